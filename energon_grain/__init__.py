@@ -1,0 +1,1 @@
+"""Exact, elastic and fast data loading for Energon WebDatasets."""

@@ -1,0 +1,1 @@
+"""The energon-grain command."""

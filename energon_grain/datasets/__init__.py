@@ -1,0 +1,1 @@
+"""Dataset nodes: small immutable descriptions of what is read and done."""

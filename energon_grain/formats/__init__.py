@@ -1,0 +1,1 @@
+"""What lies on disk: tar, .tar.idx, .nv-meta, the columnar index."""

@@ -1,0 +1,1 @@
+"""The Grain exposure: data sources, datasets, checkpointable iterators, device placement."""

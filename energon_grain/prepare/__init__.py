@@ -1,0 +1,1 @@
+"""Building indices and splits for a folder of tars."""

@@ -1,0 +1,1 @@
+"""The order of samples as arithmetic: index maps from positions to draws."""

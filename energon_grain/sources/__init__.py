@@ -1,0 +1,1 @@
+"""Random-access collections of raw samples, built on formats."""

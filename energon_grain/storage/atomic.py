@@ -1,0 +1,56 @@
+"""Files that appear whole or not at all: write under a temporary name, flush to disk, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes the place of `path` only when the block ends without an error.
+
+    The temporary file lies in the folder of `path` (a rename is atomic only inside one file system) and is removed on
+    any error. The new file keeps the mode of the one that it replaces.
+
+    Raises:
+        OSError: The folder is missing or not writable.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, path.stat().st_mode & 0o7777)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Put `data` at `path`, whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(data)
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Put `text`, encoded as UTF-8, at `path`, whole or not at all."""
+    atomic_write_bytes(path, text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

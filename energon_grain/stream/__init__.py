@@ -1,0 +1,1 @@
+"""Running a dataset: compile, plan, read, encode, lanes, prefetch, cursor, errors and statistics."""

@@ -1,0 +1,1 @@
+"""Small datasets of every kind, for tests and first steps."""
