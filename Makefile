@@ -1,0 +1,89 @@
+# `make demo` shows the library at work; `make test` proves it. CONTRIBUTING.md explains the rest.
+#
+# Every target makes the virtual environment that it needs: .venv for development, .venv-demo for the demo,
+# .venv-peers for the real Megatron-Energon and the other loaders that we measure against.
+#   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
+#   make check VENV=/path/to/venv            use another development environment
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_VENV ?= .venv-demo
+PEERS_VENV ?= .venv-peers
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+
+# Tests and benchmarks that need Megatron-Energon ask this variable for an interpreter that has it.
+ifneq ($(wildcard $(PEERS_VENV)/.ready),)
+export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
+endif
+
+.PHONY: help demo setup test check format docs bench peers clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    real digits from tars to a trained and resumed classifier, in its own environment"
+	@echo "make test    the tests, with every warning an error"
+	@echo "make check   ruff, pyright, import-linter"
+	@echo "make format  let ruff format and fix what it can"
+	@echo "make docs    build the documentation into site/, with every warning an error"
+	@echo "make bench   the benchmarks, against the peers that 'make peers' installs"
+	@echo "make setup   only the development environment ($(VENV))"
+	@echo "make peers   only the peers' environment ($(PEERS_VENV))"
+	@echo "make clean   remove what the targets above have made"
+
+demo: $(DEMO_VENV)/.ready
+	$(DEMO_VENV)/bin/python examples/digits/demo.py
+
+setup: $(VENV)/.ready
+
+test: $(VENV)/.ready
+	$(VENV)/bin/python -m pytest -W error $(PYTEST_ARGS)
+
+check: $(VENV)/.ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.ready
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+
+bench: $(VENV)/.ready $(PEERS_VENV)/.ready
+	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+peers: $(PEERS_VENV)/.ready
+
+clean:
+	rm -rf .venv .venv-demo .venv-peers .demo .bench site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# pip learnt to install dependency groups in version 25.1.
+define new_venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) is $(PYTHON). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
+endef
+
+$(VENV)/.ready: pyproject.toml
+	$(call new_venv,$(VENV))
+	$(VENV)/bin/python $(PIP_INSTALL) -e '.[jax,codecs]' --group dev --group docs
+	@touch $@
+
+$(DEMO_VENV)/.ready: pyproject.toml
+	$(call new_venv,$(DEMO_VENV))
+	$(DEMO_VENV)/bin/python $(PIP_INSTALL) -e '.[jax]' --group demo
+	@touch $@
+
+# Megatron-Energon asks for torchvision and more through its dependencies; it runs without them.
+# On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves two gigabytes.
+$(PEERS_VENV)/.ready: pyproject.toml
+	$(call new_venv,$(PEERS_VENV))
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --no-deps 'megatron-energon==7.4.1' 'litdata==0.2.76'
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) -e .
+	@touch $@
