@@ -1,0 +1,97 @@
+"""One-dimensional `.npy` files that are appended to while they are written and memory-mapped when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import IndexFileError
+
+_HEADER_BYTES = 128
+_BUFFER_BYTES = 1 << 20
+READ_INSTEAD_OF_MAP_BYTES = 64 << 10
+"""Files up to this size are read: a memory map costs a file descriptor (before Python 3.13) and whole pages."""
+
+
+class ColumnWriter:
+    """Writes a one-dimensional `.npy` file of which the length is known only at the end.
+
+    `append` adds rows, `close` fills in the header and flushes to disk. Memory does not grow with the file.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._file: BinaryIO = open(path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by `close`)
+        self._file.write(bytes(_HEADER_BYTES))
+        self.rows = 0
+
+    @property
+    def checksum(self) -> str:
+        """BLAKE2b-128, in hex, of all rows so far."""
+        return self._digest.hexdigest()
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add `rows`, an array of one dimension."""
+        if not len(rows):
+            return
+        data = np.ascontiguousarray(rows, dtype=self._dtype).data.cast("B")
+        self._digest.update(data)
+        self._file.write(data)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header and flush the file to disk. Closing again does nothing."""
+        if self._file.closed:
+            return
+        self._file.seek(0)
+        self._file.write(_npy_header(self._dtype, self.rows))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def read_column(path: Path, dtype: npt.DTypeLike, rows: int) -> npt.NDArray[Any]:
+    """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
+
+    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead.
+
+    Args:
+        path: A file that `ColumnWriter` wrote.
+        dtype: The type that it must have.
+        rows: The number of rows that it must have.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        IndexFileError: The file is damaged or not of this type and length.
+    """
+    dtype = np.dtype(dtype).newbyteorder("<")
+    size_bytes = _HEADER_BYTES + rows * dtype.itemsize
+    with open(path, "rb") as file:
+        found_bytes = os.fstat(file.fileno()).st_size
+        if found_bytes != size_bytes:
+            raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} take {size_bytes}")
+        buffer: bytes | mmap.mmap
+        if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
+            buffer = file.read()
+        elif sys.version_info >= (3, 13):
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+        else:
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if buffer[:_HEADER_BYTES] != _npy_header(dtype, rows):
+        raise IndexFileError(f"{path}: the header is not that of a .npy file with {rows} rows of {dtype}")
+    return np.ndarray((rows,), dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
+
+
+def _npy_header(dtype: np.dtype[Any], rows: int) -> bytes:
+    """Return the header of NPY format 1.0 (numpy.lib.format) at a fixed size, so that it can be filled in last."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({rows},), }}"
+    room = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.encode().ljust(room - 1) + b"\n"

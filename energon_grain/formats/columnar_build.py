@@ -1,0 +1,283 @@
+"""Writing the columnar index: from scans of shards (`prepare`), or from the tars themselves on first use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import DuplicateKeyError, StaleIndexError
+from energon_grain.formats.column_file import ColumnWriter, read_column
+from energon_grain.formats.columnar_header import (
+    COLUMN_TYPES,
+    HEADER_NAME,
+    Column,
+    ColumnarHeader,
+    columnar_folder,
+    content_id,
+    encode_header,
+    mending,
+    read_header,
+)
+from energon_grain.formats.key_order import duplicate_keys, key_order
+from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
+from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
+
+if TYPE_CHECKING:
+    from energon_grain.formats.shard_scan import ShardScan
+
+_LISTED_DUPLICATES = 5
+_ABANDONED_AFTER_S = 24 * 3600
+_SCANNING_THREADS = 8
+
+
+def write_columnar(
+    target: Path, shards: Sequence[str], scans: Iterable[ShardScan], *, unique_keys: bool = False
+) -> ColumnarHeader:
+    """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new.
+
+    Memory is bounded by one scan plus about 40 bytes a sample for sorting the keys.
+
+    Args:
+        target: The index folder, `.nv-meta/columnar` of a dataset.
+        shards: Names of the shards, in the order of `.info.json`.
+        scans: The scan of each, in the same order; consumed one by one.
+        unique_keys: Refuse two samples with the same key. Energon has demanded it since 7.3.
+
+    Raises:
+        DuplicateKeyError: Two samples have the same key.
+        ValueError: There are not as many scans as shards.
+    """
+    header = write_generation(target, shards, scans, unique_keys=unique_keys)
+    commit_generation(target, header)
+    return header
+
+
+def write_generation(
+    target: Path, shards: Sequence[str], scans: Iterable[ShardScan], *, unique_keys: bool = False
+) -> ColumnarHeader:
+    """Write the columns into a new folder inside `target`, which stays unused until its header is put in place.
+
+    `write_columnar` says what the arguments are. On any error nothing is left behind.
+    """
+    generation = f"g{secrets.token_hex(8)}"
+    folder = target / generation
+    folder.mkdir(parents=True)
+    try:
+        header = _write_columns(folder, shards, scans, unique_keys)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return header
+
+
+def commit_generation(target: Path, header: ColumnarHeader) -> None:
+    """Make the generation of `header` the current one of the index folder `target`, and remove the one before it."""
+    atomic_write_bytes(target / HEADER_NAME, encode_header(header))
+    remove_old_generations(target, header.generation)
+
+
+def remove_old_generations(target: Path, current: str) -> None:
+    """Remove the generations beside `current`, sparing those that another process may be writing right now.
+
+    A generation is taken for being written while it has no `complete` mark and is younger than a day.
+    """
+    for folder in target.glob("g*"):
+        with contextlib.suppress(OSError):
+            abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
+            if folder.name != current and (abandoned or (folder / _COMPLETE).exists()):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
+    """Build the columnar index of a prepared dataset from its tars, checked against `info` and the `.tar.idx` files.
+
+    Written into the dataset, or below `cache_dir` where the dataset is read-only. Of two processes that build at once
+    the second waits and then finds the index there.
+
+    Raises:
+        StaleIndexError: A tar does not have the samples that `.info.json` and its `.tar.idx` say.
+        TarError: A tar is damaged.
+    """
+    target, stamp = columnar_folder(root), None
+    if not _is_writable(target):
+        target, stamp = cached_columnar_folder(root, cache_dir), info_stamp(root)
+        target.mkdir(parents=True, exist_ok=True)
+    with _lock(target):
+        header = read_header(target, root)
+        if header is not None and header.fits(info) and header.info_stamp == stamp:
+            return
+        header = write_generation(target, list(info.shard_counts), _scan_all(root, info))
+        commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
+
+
+def cached_columnar_folder(root: Path, cache_dir: Path | None = None) -> Path:
+    """Return where the index of the dataset at `root` lies if `root` is read-only."""
+    if cache_dir is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        cache_dir = Path(base) / "energon-grain"
+    name = hashlib.blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
+    return cache_dir / name
+
+
+def info_stamp(root: Path) -> tuple[int, int]:
+    """Return size and modification time (ns) of the info file: what ties an index in a cache folder to its dataset."""
+    for name in (INFO_JSON, INFO_YAML):
+        with contextlib.suppress(FileNotFoundError):
+            status = (root / META_FOLDER / name).stat()
+            return status.st_size, status.st_mtime_ns
+    return 0, 0
+
+
+_COMPLETE = "complete"
+
+
+def _write_columns(
+    folder: Path, shards: Sequence[str], scans: Iterable[ShardScan], unique_keys: bool
+) -> ColumnarHeader:
+    described: list[tuple[str, int, int]] = []
+    part_names: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        writers: dict[str, ColumnWriter] = {}
+        for name, dtype in COLUMN_TYPES.items():
+            writers[name] = ColumnWriter(folder / f"{name}.npy", dtype)
+            stack.callback(writers[name].close)
+        parts = key_bytes = 0
+        for shard, scan in zip(shards, scans, strict=True):
+            described.append((shard, scan.size_bytes, len(scan.sample_start) - 1))
+            number = [part_names.setdefault(name, len(part_names)) for name in scan.part_names]
+            writers["sample_start"].append(scan.sample_start)
+            writers["part_start"].append(scan.part_start[:-1] + parts)
+            writers["part_name"].append(np.array(number, dtype=np.int32)[scan.part_name])
+            writers["part_offset"].append(scan.part_offset)
+            writers["part_size"].append(scan.part_size)
+            writers["key_start"].append(scan.key_start[:-1] + key_bytes)
+            writers["key_bytes"].append(scan.key_bytes)
+            parts += len(scan.part_offset)
+            key_bytes += len(scan.key_bytes)
+        writers["part_start"].append(np.array([parts]))
+        writers["key_start"].append(np.array([key_bytes]))
+        for name, writer in writers.items():
+            if name != "key_order":
+                writer.close()
+        start, text = _read_keys(folder, writers)
+        order = key_order(start, text)
+        writers["key_order"].append(order)
+        if unique_keys:
+            _refuse_duplicates(start, text, order, described)
+    columns = {name: Column(writer.rows, writer.checksum) for name, writer in writers.items()}
+    (folder / _COMPLETE).touch()
+    return ColumnarHeader(
+        generation=folder.name,
+        shards=described,
+        part_names=list(part_names),
+        columns=columns,
+        content_id=content_id(described, list(part_names), columns),
+    )
+
+
+def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    start, text = (
+        read_column(folder / f"{name}.npy", COLUMN_TYPES[name], writers[name].rows)
+        for name in ("key_start", "key_bytes")
+    )
+    return start, text
+
+
+def _refuse_duplicates(
+    start: npt.NDArray[np.int64],
+    text: npt.NDArray[np.uint8],
+    order: npt.NDArray[np.int64],
+    shards: list[tuple[str, int, int]],
+) -> None:
+    places = duplicate_keys(start, text, order)
+    if not len(places):
+        return
+    first = np.cumsum([0] + [samples for _, _, samples in shards])
+    listed: list[str] = []
+    for place in places[:_LISTED_DUPLICATES]:
+        pair = order[place : place + 2]
+        key = text[start[pair[0]] : start[pair[0] + 1]].tobytes().decode("utf-8", "backslashreplace")
+        one, other = (shards[int(shard)][0] for shard in np.searchsorted(first, pair, side="right") - 1)
+        listed.append(f"{key!r} in {one}" + (" twice" if one == other else f" and in {other}"))
+    more = f" and {len(places) - len(listed)} more" if len(places) > len(listed) else ""
+    raise DuplicateKeyError(
+        f"{len(places)} samples have the key of another one: {'; '.join(listed)}{more}. A key (the name of a tar "
+        "member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
+        "rename them"
+    )
+
+
+def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
+    """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
+    threads = min(_SCANNING_THREADS, len(os.sched_getaffinity(0)), max(1, len(info.shard_counts)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
+        pending: deque[Future[ShardScan]] = deque()
+        try:
+            for shard, count in info.shard_counts.items():
+                pending.append(pool.submit(_scan_checked, root, shard, count))
+                if len(pending) > threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _scan_checked(root: Path, shard: str, count: int) -> ShardScan:
+    from energon_grain.formats.shard_scan import scan_tar
+    from energon_grain.formats.tar_index import read_tar_index, tar_index_path
+
+    path = root / shard
+    try:
+        scan = scan_tar(path, hidden="skip")
+        expected = read_tar_index(tar_index_path(path)) if tar_index_path(path).exists() else None
+        if not _agrees(scan, count, expected):
+            # Energon makes samples of dot files inside folders; its index says whether it did.
+            scan = scan_tar(path, hidden="keep")
+    except FileNotFoundError:
+        raise StaleIndexError(f"{path}: `.info.json` names this shard, but it is gone; {mending(root)}") from None
+    if len(scan) != count:
+        raise StaleIndexError(f"{path}: has {len(scan)} samples, but `.info.json` says {count}; {mending(root)}")
+    if not _agrees(scan, count, expected):
+        raise StaleIndexError(f"{path}: its samples do not lie where {tar_index_path(path).name} says; {mending(root)}")
+    return scan
+
+
+def _agrees(scan: ShardScan, count: int, expected: npt.NDArray[np.int64] | None) -> bool:
+    return len(scan) == count and (expected is None or np.array_equal(scan.sample_start, expected))
+
+
+def _is_writable(target: Path) -> bool:
+    try:
+        target.mkdir(exist_ok=True)
+        probe = target / f".probe-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _lock(target: Path) -> Generator[None]:
+    """Hold the lock of an index folder, where the file system has locks."""
+    with open(target / ".lock", "wb") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

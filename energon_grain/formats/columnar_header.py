@@ -1,0 +1,119 @@
+"""`header.json`, the small file that makes one generation of the columnar index the current one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from energon_grain.errors import IndexFileError
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+
+COLUMNAR_FOLDER = "columnar"
+HEADER_NAME = "header.json"
+HEADER_VERSION = 1
+
+COLUMN_TYPES = {
+    "sample_start": "int64",
+    "part_start": "int64",
+    "part_name": "int32",
+    "part_offset": "int64",
+    "part_size": "int64",
+    "key_start": "int64",
+    "key_bytes": "uint8",
+    "key_order": "int64",
+}
+"""The columns in the order in which they are written, and the type of each."""
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Length and BLAKE2b-128 checksum (hex, of the rows without the `.npy` header) of one column."""
+
+    rows: int
+    checksum: str
+
+
+class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What `header.json` holds.
+
+    Attributes:
+        version: Version of this layout.
+        generation: The folder beside the header that holds the columns.
+        shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
+        part_names: Distinct part names; `part_name.npy` holds places in this list.
+        columns: Length and checksum of each column.
+        content_id: `content_id` of the rest: which samples these are, and where they lie.
+        info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
+    """
+
+    version: int = HEADER_VERSION
+    generation: str
+    shards: list[tuple[str, int, int]]
+    part_names: list[str]
+    columns: dict[str, Column]
+    content_id: str
+    info_stamp: tuple[int, int] | None = None
+
+    def fits(self, info: DatasetInfo) -> bool:
+        """Say whether this describes the shards of `info`, in that order and with as many samples each."""
+        counts = info.shard_counts
+        return len(counts) == len(self.shards) and all(
+            name == shard and samples == count
+            for (name, _, samples), (shard, count) in zip(self.shards, counts.items(), strict=True)
+        )
+
+
+def content_id(shards: list[tuple[str, int, int]], part_names: list[str], columns: dict[str, Column]) -> str:
+    """Return 16 bytes, in hex, that change whenever a key, part, place or size anywhere in the dataset does.
+
+    `key_order` follows from the keys and has no part in it, nor has the folder of the dataset.
+    """
+    described = {name: columns[name] for name in COLUMN_TYPES if name != "key_order"}
+    return hashlib.blake2b(msgspec.json.encode([shards, part_names, described]), digest_size=16).hexdigest()
+
+
+def columnar_folder(root: Path) -> Path:
+    """Return the folder of the columnar index inside the dataset at `root`."""
+    return root / META_FOLDER / COLUMNAR_FOLDER
+
+
+def encode_header(header: ColumnarHeader) -> bytes:
+    """Return the bytes of `header.json`."""
+    return msgspec.json.encode(header) + b"\n"
+
+
+def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
+    """Read the header of the columnar index in `folder`, for the dataset at `root`; None where there is none.
+
+    Raises:
+        IndexFileError: The header is damaged, or newer than this release can read.
+    """
+    path = folder / HEADER_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version > HEADER_VERSION:
+            raise IndexFileError(
+                f"{path}: has version {version}, this release of energon-grain reads up to {HEADER_VERSION}; "
+                f"install a newer one or {mending(root)}"
+            )
+        header = msgspec.json.decode(data, type=ColumnarHeader)
+    except msgspec.MsgspecError as error:
+        raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
+    missing = COLUMN_TYPES.keys() - header.columns.keys()
+    if missing or "/" in header.generation or header.generation.startswith("."):
+        raise IndexFileError(f"{path}: names no usable columns (missing: {sorted(missing)}); {mending(root)}")
+    return header
+
+
+def mending(root: Path) -> str:
+    """Return the advice that ends every error about an index."""
+    return f"`energon-grain prepare {root} --force-overwrite` writes the index anew"
+
+
+class _Version(msgspec.Struct):
+    version: int

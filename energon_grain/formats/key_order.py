@@ -1,0 +1,152 @@
+"""Sorting the keys of a whole dataset as bytes, in numpy.
+
+Keys are variable-length byte strings in CSR form: key i is `key_bytes[key_start[i]:key_start[i + 1]]`. They are sorted
+by their first eight bytes read as one big-endian integer; only those that tie are looked at again, eight bytes further:
+
+    keys      b"cat/10"   b"cat/9"   b"a_very_long_1"   b"a_very_long_0"
+    word 0      cat/10      cat/9       a_very_l           a_very_l        the last two tie
+    word 1                              ong_1              ong_0
+    order     [3, 2, 0, 1]
+
+Usual names (zero-padded numbers) are in order already, which one pass finds out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_WORD_BYTES = 8
+
+
+def key_order(key_start: npt.NDArray[np.int64], key_bytes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the argsort of keys as bytes; equal keys stay in ascending order of their numbers.
+
+    Takes about 0.02 µs a key when the keys are sorted already and 0.3 µs when they are in random order, and memory of
+    about 40 bytes a key beside `key_bytes`.
+
+    Args:
+        key_start: (n + 1,) where each key starts.
+        key_bytes: All keys, one after the other.
+
+    Returns:
+        (n,) numbers of the keys in ascending order.
+    """
+    words = _Words(key_start, key_bytes)
+    order = np.arange(len(words), dtype=np.int64)
+    if len(words) < 2 or _is_ascending(words):
+        return order
+    tied = np.arange(len(words), dtype=np.int64)  # places in `order` whose keys are equal so far to a neighbour's
+    group = np.zeros(len(words), dtype=np.int64)  # which run of equal ones each of them belongs to
+    longest = int(words.length.max())
+    for depth in range(0, longest, _WORD_BYTES):
+        rows = order[tied]
+        word = words.at(rows, depth)
+        if depth == 0:
+            by_word = np.argsort(word)
+        elif len(tied) and group[0] == group[-1]:
+            by_word = np.arange(len(tied)) if word.min() == word.max() else np.argsort(word)
+        else:
+            by_word = np.lexsort((word, group))
+        order[tied] = rows[by_word]
+        tied, group = _ties(tied, group, word[by_word])
+        if not len(tied):
+            return order
+    # What is left differs at most in trailing NUL bytes, that is in length.
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((rows, words.length[rows], group))]
+    return order
+
+
+def duplicate_keys(
+    key_start: npt.NDArray[np.int64],
+    key_bytes: npt.NDArray[np.uint8],
+    order: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Return the places p of `order` where key `order[p]` equals key `order[p + 1]`.
+
+    Args:
+        key_start: (n + 1,) where each key starts.
+        key_bytes: All keys, one after the other.
+        order: (n,) from `key_order`.
+    """
+    words = _Words(key_start, key_bytes)
+    length = words.length[order]
+    places = np.flatnonzero(length[1:] == length[:-1])
+    if len(places):  # neighbours in the order share their beginnings; most differ in their last bytes
+        tail = np.maximum(length[places] - _WORD_BYTES, 0)
+        places = places[words.at(order[places], tail) == words.at(order[places + 1], tail)]
+    depth = 0
+    while len(places):
+        equal = words.at(order[places], depth) == words.at(order[places + 1], depth)
+        places = places[equal]
+        depth += _WORD_BYTES
+        if not len(places) or depth >= int(length[places].max()):
+            break
+    return places
+
+
+def _is_ascending(words: _Words) -> bool:
+    pairs = np.arange(len(words) - 1, dtype=np.int64)
+    longest = int(words.length.max())
+    for depth in range(0, longest, _WORD_BYTES):
+        first, second = words.at(pairs, depth), words.at(pairs + 1, depth)
+        if (first > second).any():
+            return False
+        pairs = pairs[first == second]
+        if not len(pairs):
+            return True
+    return bool((words.length[pairs] <= words.length[pairs + 1]).all())
+
+
+def _ties(
+    places: npt.NDArray[np.int64], group: npt.NDArray[np.int64], word: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keep the places whose group and word equal a neighbour's, with new group numbers."""
+    same = np.zeros(len(places) + 1, dtype=np.bool_)  # same[i]: place i - 1 and place i tie
+    same[1:-1] = (word[1:] == word[:-1]) & (group[1:] == group[:-1])
+    kept = same[1:] | same[:-1]
+    numbered: npt.NDArray[np.int64] = np.cumsum(~same[:-1], dtype=np.int64)
+    return places[kept], numbered[kept]
+
+
+class _Words:
+    """Keys as big-endian words of eight bytes, padded with zeros."""
+
+    def __init__(self, key_start: npt.NDArray[np.int64], key_bytes: npt.NDArray[np.uint8]) -> None:
+        self.start = np.asarray(key_start[:-1])
+        self.length = np.diff(key_start)
+        if len(key_bytes) < _WORD_BYTES:
+            key_bytes = np.concatenate([key_bytes, np.zeros(_WORD_BYTES, np.uint8)])
+        self._last = len(key_bytes) - _WORD_BYTES
+        # Every byte offset is the start of one (unaligned) word: no padded copy of the keys is made.
+        self._words = np.ndarray((self._last + 1,), dtype=">u8", buffer=key_bytes, strides=(1,))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def at(self, rows: npt.NDArray[np.int64], depth: int | npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """Bytes [depth, depth + 8) of the keys of `rows`; zeros where a key ends before."""
+        begin = self.start[rows] + depth
+        beyond = begin - self._last  # by how much the last words of the array would reach past its end
+        if near_end := bool(beyond.max() > 0):
+            beyond = np.maximum(beyond, 0)
+            begin -= beyond
+        word = self._words[begin].astype(np.uint64)
+        if near_end:
+            word = _shift_left(word, beyond)
+        missing = _WORD_BYTES + depth - self.length[rows]  # bytes of the word that belong to the next key
+        if missing.max() <= 0:
+            return word
+        missing = np.clip(missing, 0, _WORD_BYTES)
+        return _shift_left(_shift_right(word, missing), missing)
+
+
+def _shift_left(word: npt.NDArray[np.uint64], byte_count: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    shifted = word << (np.minimum(byte_count, 7) * 8).astype(np.uint64)
+    return np.where(byte_count >= _WORD_BYTES, np.uint64(0), shifted)
+
+
+def _shift_right(word: npt.NDArray[np.uint64], byte_count: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    shifted = word >> (np.minimum(byte_count, 7) * 8).astype(np.uint64)
+    return np.where(byte_count >= _WORD_BYTES, np.uint64(0), shifted)

@@ -1,0 +1,167 @@
+"""The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and which kind of dataset a path holds."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from energon_grain.errors import DatasetNotFoundError, IndexFileError
+from energon_grain.storage.atomic import atomic_write_text
+
+META_FOLDER = ".nv-meta"
+INFO_JSON = ".info.json"
+INFO_YAML = ".info.yaml"
+INDEX_SQLITE = "index.sqlite"
+INDEX_UUID = "index.uuid"
+COMPATIBLE_ENERGON_VERSION = "7.4.0"
+"""What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
+
+
+class DatasetKind(enum.Enum):
+    """What lies at a path, decided in Energon's order."""
+
+    JSONL = "jsonl"
+    METADATASET = "metadataset"
+    WEBDATASET = "webdataset"
+    FILESYSTEM = "filesystem"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetInfo:
+    """The content of `.info.json`.
+
+    Attributes:
+        shard_counts: Samples of each shard by its path relative to the dataset. The order matters: the place of a
+            shard in it is its `tar_file_id` in `index.sqlite`.
+        energon_version: The release that prepared the dataset; None before 7.1.
+    """
+
+    shard_counts: dict[str, int]
+    energon_version: str | None = None
+
+    def __post_init__(self) -> None:
+        for shard, count in self.shard_counts.items():
+            if count < 0:
+                raise ValueError(f"Shard {shard!r} has {count} samples")
+
+
+def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
+    """Say what lies at `path`. Never raises: what is not there is INVALID.
+
+    A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
+    when it has an info file in `.nv-meta`, and a plain folder of files when it has only `index.sqlite` there.
+    """
+    path = Path(path)
+    if path.is_file():
+        if path.name.endswith(".jsonl"):
+            return DatasetKind.JSONL
+        return DatasetKind.METADATASET if path.name.endswith(".yaml") else DatasetKind.INVALID
+    meta = path / META_FOLDER
+    if (meta / INFO_JSON).is_file() or (meta / INFO_YAML).is_file():
+        return DatasetKind.WEBDATASET
+    return DatasetKind.FILESYSTEM if (meta / INDEX_SQLITE).is_file() else DatasetKind.INVALID
+
+
+def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
+    """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
+
+    Raises:
+        DatasetNotFoundError: `root` is no prepared dataset.
+        IndexFileError: The file is damaged or has keys that its format does not know.
+    """
+    meta = Path(root) / META_FOLDER
+    try:
+        data = (meta / INFO_JSON).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return _read_info_yaml(Path(root))
+    try:
+        content = msgspec.json.decode(data, type=_Info)
+    except msgspec.MsgspecError as error:
+        raise _damaged(meta / INFO_JSON, error) from error
+    return _info(meta / INFO_JSON, content)
+
+
+def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
+    """Write `.info.json` atomically, and `.info.yaml` too where it exists already, so that the two never disagree."""
+    meta = Path(root) / META_FOLDER
+    atomic_write_text(meta / INFO_JSON, encode_info(info))
+    if (meta / INFO_YAML).exists():
+        atomic_write_text(meta / INFO_YAML, yaml.safe_dump(_plain(info), sort_keys=False))
+
+
+def encode_info(info: DatasetInfo) -> str:
+    """Return the text of `.info.json` as Energon writes it: two spaces of indentation, no trailing newline."""
+    return json.dumps(_plain(info), indent=2)
+
+
+def read_uuid(root: str | os.PathLike[str]) -> str | None:
+    """Return the id that the last `prepare` gave to the dataset, or None where there is none."""
+    try:
+        return (Path(root) / META_FOLDER / INDEX_UUID).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+
+
+def write_uuid(root: str | os.PathLike[str], value: str | None = None) -> str:
+    """Write `index.uuid` (a new random uuid4 if `value` is None) and return it."""
+    value = value or str(uuid.uuid4())
+    atomic_write_text(Path(root) / META_FOLDER / INDEX_UUID, value)
+    return value
+
+
+class _Info(msgspec.Struct, forbid_unknown_fields=True):
+    shard_counts: dict[str, int]
+    energon_version: str | None = None
+
+
+def _read_info_yaml(root: Path) -> DatasetInfo:
+    path = root / META_FOLDER / INFO_YAML
+    try:
+        data: Any = yaml.load(path.read_bytes(), Loader=_yaml_loader())
+        content = msgspec.convert(data, type=_Info)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetNotFoundError(_not_found_message(root)) from None
+    except (yaml.YAMLError, msgspec.MsgspecError) as error:
+        raise _damaged(path, error) from error
+    return _info(path, content)
+
+
+def _yaml_loader() -> Any:
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _info(path: Path, content: _Info) -> DatasetInfo:
+    try:
+        return DatasetInfo(shard_counts=content.shard_counts, energon_version=content.energon_version)
+    except ValueError as error:
+        raise _damaged(path, error) from error
+
+
+def _plain(info: DatasetInfo) -> dict[str, Any]:
+    version = {} if info.energon_version is None else {"energon_version": info.energon_version}
+    return {**version, "shard_counts": info.shard_counts}
+
+
+def _damaged(path: Path, error: Exception) -> IndexFileError:
+    root = path.parent.parent
+    return IndexFileError(
+        f"{path}: {error}. It must hold `shard_counts` (samples by shard) and may hold `energon_version`, "
+        f"nothing else; `energon-grain prepare {root} --force-overwrite` writes it anew"
+    )
+
+
+def _not_found_message(root: Path) -> str:
+    if not root.exists():
+        return f"{root}: no such file or folder"
+    if root.is_file():
+        return f"{root}: is a file; a WebDataset is a folder with tar files that was prepared"
+    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `energon-grain prepare {root}`"

@@ -1,0 +1,220 @@
+"""Split files (`split.yaml`): which shards make `train`, `val` …, in which order, and what is left out of them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import braceexpand
+import msgspec
+import yaml
+
+from energon_grain.errors import EmptyDatasetError, SplitError
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.storage.atomic import atomic_write_text
+
+DEFAULT_SPLIT_CONFIG = "split.yaml"
+_FALLBACK_SPLIT_CONFIG = "split.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitConfig:
+    """A split file with every brace expanded.
+
+    Attributes:
+        split_parts: Shards of each part, in the order that defines the order of its samples. A shard may be in
+            several parts or in none.
+        exclude: Whole shards (`parts/a.tar`) and samples (`parts/a.tar/<key>`) that no part has.
+    """
+
+    split_parts: dict[str, tuple[str, ...]]
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectedShards:
+    """What one split part holds.
+
+    Attributes:
+        shards: Its shards in order, without those excluded as a whole.
+        excluded_samples: (shard, key) of samples of these shards that are left out.
+        unmatched_excludes: Excludes that name no shard of the dataset; harmless, but often a typing error.
+    """
+
+    shards: tuple[str, ...]
+    excluded_samples: tuple[tuple[str, str], ...] = ()
+    unmatched_excludes: tuple[str, ...] = ()
+
+
+def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> SplitConfig:
+    """Read the split file `name` of the dataset at `root`.
+
+    JSON or YAML by its ending. `split.yaml`, the default, falls back to `split.json`. Braces expand as in bash
+    (`shard_{000..007}.tar`), by the package `braceexpand`.
+
+    Raises:
+        SplitError: The file is missing, is not valid, or has keys other than `split_parts` and `exclude`.
+    """
+    meta = Path(root) / META_FOLDER
+    path = meta / (name or DEFAULT_SPLIT_CONFIG)
+    if not path.exists() and path.name == DEFAULT_SPLIT_CONFIG:
+        path = meta / _FALLBACK_SPLIT_CONFIG
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        existing = sorted(file.name for file in meta.glob("split*"))
+        found = f"; there is {', '.join(existing)}" if existing else ""
+        raise SplitError(
+            f"{meta / (name or DEFAULT_SPLIT_CONFIG)}: no such split file{found}. "
+            f"`energon-grain prepare {root}` writes one"
+        ) from None
+    try:
+        content = msgspec.convert(_parse(path, data), type=_Split)
+        return SplitConfig(
+            split_parts={part: _expand(shards or ()) for part, shards in content.split_parts.items()},
+            exclude=_expand(content.exclude or ()),
+        )
+    except (ValueError, msgspec.MsgspecError, yaml.YAMLError) as error:
+        raise SplitError(
+            f"{path}: {error}. It must hold `split_parts` (lists of shards by part) and may hold `exclude`"
+        ) from error
+
+
+def write_split_config(path: str | os.PathLike[str], config: SplitConfig) -> None:
+    """Write `config` atomically, consecutive shard numbers collapsed into `{a..b}`. JSON or YAML by the ending."""
+    atomic_write_text(path, encode_split_config(config, json_format=os.fspath(path).endswith(".json")))
+
+
+def encode_split_config(config: SplitConfig, *, json_format: bool = False) -> str:
+    """Return the text that `write_split_config` writes."""
+    content = {
+        "split_parts": {part: collapse(shards) for part, shards in config.split_parts.items()},
+        "exclude": list(config.exclude),
+    }
+    return json.dumps(content, indent=2) if json_format else yaml.safe_dump(content, sort_keys=False, width=120)
+
+
+def collapse(names: Iterable[str]) -> list[str]:
+    """Return patterns that expand to `names` in the same order, runs of consecutive numbers written `{a..b}`.
+
+    >>> collapse(["s-08.tar", "s-09.tar", "s-10.tar", "x.tar"])
+    ['s-{08..10}.tar', 'x.tar']
+
+    The last number in a name that makes a run is used. Numbers padded with zeros keep their number of digits, as braces
+    pad both ends alike. Names that hold braces or backslashes are escaped and never form a run.
+    """
+    names = list(names)
+    patterns: list[str] = []
+    start = 0
+    while start < len(names):
+        pattern, stop = _longest_run(names, start)
+        patterns.append(pattern)
+        start = stop
+    return patterns
+
+
+def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> SelectedShards:
+    """Say which shards and samples the part `split_part` of a dataset has.
+
+    Raises:
+        SplitError: There is no such part, or it lists a shard that the dataset does not have.
+        EmptyDatasetError: Nothing is left of the part.
+    """
+    if split_part not in config.split_parts:
+        raise SplitError(
+            f"There is no split part {split_part!r}; the split file has {', '.join(map(repr, config.split_parts))}"
+            f"{_did_you_mean(split_part, config.split_parts)}"
+        )
+    excluded = set(config.exclude)
+    shards = tuple(shard for shard in config.split_parts[split_part] if shard not in excluded)
+    unknown = [shard for shard in shards if shard not in info.shard_counts]
+    if unknown:
+        raise SplitError(
+            f"Split part {split_part!r} lists {len(unknown)} shards that were not prepared, such as {unknown[0]!r}"
+            f"{_did_you_mean(unknown[0], info.shard_counts)}; correct the split file or prepare the dataset again"
+        )
+    if not shards:
+        raise EmptyDatasetError(
+            f"Split part {split_part!r} has no shards"
+            + (" left after the excludes" if config.split_parts[split_part] else "; add some to the split file")
+        )
+    selected = set(shards)
+    samples: list[tuple[str, str]] = []
+    unmatched: list[str] = []
+    for exclude in config.exclude:
+        if exclude in info.shard_counts:
+            continue
+        shard = _shard_of(exclude, info)
+        if shard is None:
+            unmatched.append(exclude)
+        elif shard in selected:
+            samples.append((shard, exclude[len(shard) + 1 :]))
+    return SelectedShards(
+        shards=shards, excluded_samples=tuple(dict.fromkeys(samples)), unmatched_excludes=tuple(unmatched)
+    )
+
+
+class _Split(msgspec.Struct, forbid_unknown_fields=True):
+    split_parts: dict[str, list[str] | None]
+    exclude: list[str] | None = None
+
+
+def _parse(path: Path, data: bytes) -> Any:
+    if path.suffix == ".json":
+        return msgspec.json.decode(data)
+    return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _expand(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for pattern in patterns for name in braceexpand.braceexpand(pattern))
+
+
+def _shard_of(exclude: str, info: DatasetInfo) -> str | None:
+    """Return the shard that a sample exclude `<shard>/<key>` names."""
+    place = exclude.find("/")
+    while place >= 0:
+        if exclude[:place] in info.shard_counts:
+            return exclude[:place]
+        place = exclude.find("/", place + 1)
+    return None
+
+
+def _longest_run(names: Sequence[str], start: int) -> tuple[str, int]:
+    """Return the pattern of the longest run that begins at `names[start]`, and where the run ends."""
+    first = names[start]
+    best = (_escape(first), start + 1)
+    if any(character in first for character in "{}\\"):
+        return best
+    for number in reversed(list(re.finditer(r"[0-9]+", first))):
+        head, digits, tail = first[: number.start()], number[0], first[number.end() :]
+        stop = start + 1
+        while stop < len(names):
+            following = _advance(digits, stop - start)
+            if following is None or names[stop] != f"{head}{following}{tail}":
+                break
+            stop += 1
+        if stop > best[1]:
+            best = (f"{head}{{{digits}..{_advance(digits, stop - start - 1)}}}{tail}", stop)
+    return best
+
+
+def _advance(digits: str, step: int) -> str | None:
+    """Add `step` to a number in text; None where that takes a digit more than its zero padding allows."""
+    padded = len(digits) > 1 and digits.startswith("0")
+    number = str(int(digits) + step).zfill(len(digits))
+    return None if padded and len(number) > len(digits) else number
+
+
+def _escape(name: str) -> str:
+    return re.sub(r"([{}\\])", r"\\\1", name)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
