@@ -1,0 +1,51 @@
+"""What has to hold of the demo's runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Notes:
+    """What one run of train.py wrote down."""
+
+    batches: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Step to the keys of its batch and a hash of its arrays."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """Accuracy and a hash of the parameters; empty if the run did not come to its end."""
+
+    @classmethod
+    def read(cls, path: Path) -> Notes:
+        """Read a run's notes; a killed run has a part of them."""
+        notes = cls()
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if "step" in entry:
+                notes.batches[entry.pop("step")] = entry
+            else:
+                notes.result = entry
+        return notes
+
+
+class Checks:
+    """Collects (what holds, whether it does)."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, bool]] = []
+
+    def expect(self, what: str, holds: bool) -> None:
+        """Note a check."""
+        self.results.append((what, bool(holds)))
+
+    @property
+    def passed(self) -> bool:
+        """Whether all hold, and there are any."""
+        return bool(self.results) and all(holds for _, holds in self.results)
+
+    def same_batches(self, what: str, left: Notes, right: Notes, steps: range) -> None:
+        """Both runs had, at each of `steps`, batches with equal keys and equal arrays."""
+        same = all(step in left.batches and left.batches[step] == right.batches.get(step) for step in steps)
+        self.expect(f"{what}: {len(steps)} batches, equal keys and equal arrays", same and len(steps) > 0)
