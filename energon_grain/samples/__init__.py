@@ -1,1 +1,1 @@
-"""Sample types."""
+"""Sample types, batches and their form as JAX pytrees."""

@@ -1,0 +1,101 @@
+"""The base of typed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from energon_grain.samples.pytree import register_if_jax
+from energon_grain.samples.sample import BASE_FIELDS, extend
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.transforms.batching import batch_pad_stack
+
+B = TypeVar("B", bound="Batch")
+
+
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
+class Batch:
+    """Samples put together. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
+
+    With JAX imported, every subclass is a pytree: its leaves are the arrays in its fields, all else is static
+    (`energon_grain.samples.pytree`).
+    """
+
+    __key__: list[str]
+    """Keys of the samples, in order."""
+    __restore_key__: tuple[Any, ...]
+    """Restore keys of the samples, in order."""
+    __subflavors__: list[dict[str, Any] | None] | None = None
+    """Tags of each sample, in order; None where no sample has any."""
+    __sources__: tuple[SourceInfo, ...] | None = None
+    """Files that the samples were made from, one sample after the other."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super(Batch, cls).__init_subclass__(**kwargs)
+        register_if_jax(cls)
+
+    @classmethod
+    def derive_from(cls: type[B], base_batch: Any, **fields_of_new: Any) -> B:
+        """Make a batch of this type with the four base fields of `base_batch` and the given other fields.
+
+        Base fields may be overridden by keyword.
+        """
+        for name in BASE_FIELDS:
+            if name not in fields_of_new:
+                fields_of_new[name] = getattr(base_batch, name)
+        return cls(**fields_of_new)
+
+    @classmethod
+    def extend(cls: type[B], src: Any, **fields_of_new: Any) -> B:
+        """Make a batch of this type from all fields of `src`, an instance of a parent type, and the given ones.
+
+        Raises:
+            TypeError: `src` is not an instance of a parent type of this one.
+        """
+        return extend(cls, src, fields_of_new)
+
+    @classmethod
+    def from_samples(cls: type[B], samples: Sequence[Any], **fields_of_new: Any) -> B:
+        """Make a batch from samples that have this type's fields: arrays are padded and stacked, all else is listed.
+
+        The base fields keep one entry a sample (`__subflavors__` too), except `__sources__`, which is flattened.
+        Fields with a default that the samples lack keep the default.
+
+        Args:
+            samples: Samples of one type, at least one.
+            **fields_of_new: Fields of the batch that are not to be made from the samples.
+
+        Raises:
+            TypeError: The samples lack a field that has no default.
+            ValueError: There are no samples, or arrays of one field do not stack.
+        """
+        if not samples:
+            raise ValueError(f"{cls.__name__}.from_samples: there are no samples")
+        made = dict(fields_of_new)
+        for field in fields(cls):
+            name = field.name
+            if name in made or not field.init:
+                continue
+            if not hasattr(samples[0], name):
+                if field.default is MISSING and field.default_factory is MISSING:
+                    raise TypeError(
+                        f"{cls.__name__}.from_samples: {type(samples[0]).__name__} has no field {name!r}; "
+                        f"pass {name}=… or give it a default"
+                    )
+                continue
+            column = [getattr(sample, name) for sample in samples]
+            if name not in BASE_FIELDS:
+                made[name] = batch_pad_stack(column, where=name) if isinstance(column[0], np.ndarray) else column
+            elif name == "__key__":
+                made[name] = column
+            elif name == "__restore_key__":
+                made[name] = tuple(column)
+            elif any(entry is not None for entry in column):
+                made[name] = column if name == "__subflavors__" else tuple(s for entry in column for s in entry or ())
+        return cls(**made)
+
+
+register_if_jax(Batch)

@@ -1,0 +1,87 @@
+"""Making many samples of one type at once.
+
+A dataclass constructor costs about as much as reading the sample. Where the type is a plain dataclass with slots, its
+objects are made empty and each slot is filled for all samples in one pass through C (`map` over the slot's setter), at
+about 50 ns a field. Types with `__post_init__`, a constructor of their own or without slots are called as usual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from typing import Any
+
+Columns = Mapping[str, Iterable[Any]]
+Constructor = Callable[[int, Columns], list[Any]]
+
+
+def column_constructor(sample_type: type[Any]) -> Constructor:
+    """A function `(count, columns) -> samples` that makes `count` samples of a dataclass.
+
+    `columns` gives one iterable of `count` values a field; other fields get their defaults.
+    """
+    setters = _slot_setters(sample_type)
+    if setters is None:
+        return lambda count, columns: _call(sample_type, count, columns)
+    defaults = {
+        field.name: field for field in dataclasses.fields(sample_type) if field.default is not dataclasses.MISSING
+    }
+    factories = {
+        field.name: field.default_factory
+        for field in dataclasses.fields(sample_type)
+        if field.default_factory is not dataclasses.MISSING
+    }
+    new = sample_type.__new__
+
+    def construct(count: int, columns: Columns) -> list[Any]:
+        samples = list(map(new, repeat(sample_type, count)))
+        for name, setter in setters.items():
+            values = columns.get(name)
+            if values is None:
+                if name in factories:
+                    values = [factories[name]() for _ in range(count)]
+                elif name in defaults:
+                    values = repeat(defaults[name].default)
+                else:
+                    raise TypeError(f"{sample_type.__name__} needs a value for {name!r}")
+            deque(map(setter, samples, values), maxlen=0)
+        return samples
+
+    return construct
+
+
+def _call(sample_type: type[Any], count: int, columns: Columns) -> list[Any]:
+    names = tuple(columns)
+    if not names:
+        return [sample_type() for _ in range(count)]
+    rows = zip(*columns.values(), strict=False)
+    return [sample_type(**dict(zip(names, row, strict=True))) for row, _ in zip(rows, range(count), strict=False)]
+
+
+def _slot_setters(sample_type: type[Any]) -> dict[str, Callable[[Any, Any], None]] | None:
+    """Setter of every field, if filling slots is all that the constructor would do."""
+    if not dataclasses.is_dataclass(sample_type) or hasattr(sample_type, "__post_init__"):
+        return None
+    if sample_type.__new__ is not object.__new__ or sample_type.__setattr__ is not object.__setattr__:
+        return None
+    generated = sample_type.__init__
+    if getattr(getattr(generated, "__code__", None), "co_filename", "") != "<string>":
+        return None
+    setters: dict[str, Callable[[Any, Any], None]] = {}
+    for field in dataclasses.fields(sample_type):
+        slot = getattr(sample_type, field.name, None)
+        if type(slot).__name__ != "member_descriptor" or not field.init:
+            return None
+        setters[field.name] = slot.__set__  # type: ignore[union-attr]
+    if len([name for name in _slots(sample_type) if name != "__weakref__"]) != len(setters):
+        return None
+    return setters
+
+
+def _slots(sample_type: type[Any]) -> list[str]:
+    if any("__dict__" in vars(base) for base in sample_type.__mro__[:-1]):
+        # Instances have a dict beside the slots; a subclass without slots keeps its own fields there.
+        return []
+    return [name for base in sample_type.__mro__ for name in vars(base).get("__slots__", ())]

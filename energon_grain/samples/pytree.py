@@ -1,0 +1,254 @@
+"""Samples and batches as JAX pytrees.
+
+The leaves of a dataclass are the arrays in its fields, at any depth of lists, tuples, dictionaries and dataclasses.
+Strings, numbers, keys and everything else ride along in one static `Metadata` object. Any two of these compare equal,
+so batches with other texts reuse the compiled function, and `jax.tree.map` takes two batches. *Where* the arrays are is
+part of the structure: a batch with a mask in place of its image is traced anew.
+
+A compiled function would see the static values of the first batch for ever. Inside a trace they are therefore replaced
+by `Untraced`, whose use raises an error that says what to do; None stays None.
+
+JAX is never imported here: classes register when it is there already.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from energon_grain.samples.untraced import Untraced
+
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
+_METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
+_LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
+_registered: set[type] = set()
+_layouts: dict[int, tuple[Any, ...]] = {}  # by id: static content of objects whose leaves are not arrays
+
+
+class Metadata:
+    """Everything in an object but its arrays. Equal to every other, so that it never causes a new trace."""
+
+    __slots__ = ("content", "kind", "names")
+
+    def __init__(self, kind: type, names: tuple[str, ...], content: tuple[Any, ...]) -> None:
+        self.kind = kind
+        self.names = names
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metadata)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"Metadata({', '.join(n for n, c in zip(self.names, self.content, strict=True) if c is not _LEAF)})"
+
+
+class _Mixed:
+    """A container that holds arrays: its original, and the static content of each entry."""
+
+    __slots__ = ("entries", "original")
+
+    def __init__(self, original: Any, entries: tuple[Any, ...]) -> None:
+        self.original = original
+        self.entries = entries
+
+
+def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
+    """Split a dataclass (or `CrudeSample`) into one subtree of arrays a field, and its metadata.
+
+    A field without arrays has the subtree None; one that is an array is its own subtree.
+    """
+    names, values = _fields(obj)
+    layout = _layouts.get(id(obj)) if _layouts else None
+    if layout is not None and len(layout) == len(values):
+        pairs = [_split_like(value, content) for value, content in zip(values, layout, strict=True)]
+    else:
+        pairs = [
+            (None, value) if name in _METADATA_FIELDS else _split(value)
+            for name, value in zip(names, values, strict=True)
+        ]
+    return tuple(tree for tree, _ in pairs), Metadata(type(obj), names, tuple(content for _, content in pairs))
+
+
+def unflatten(metadata: Metadata, children: tuple[Any, ...] | list[Any]) -> Any:
+    """Put an object together again without calling its `__init__`; the leaves may be anything."""
+    traced = _is_traced(children)
+    odd: list[Any] = []
+    values = [
+        _merge(tree, content, odd, f"{metadata.kind.__name__}.{name}" if traced else "")
+        for name, tree, content in zip(metadata.names, children, metadata.content, strict=True)
+    ]
+    if issubclass(metadata.kind, dict):
+        obj: Any = metadata.kind(zip(metadata.names, values, strict=True))
+    else:
+        obj = object.__new__(metadata.kind)
+        for name, value in zip(metadata.names, values, strict=True):
+            object.__setattr__(obj, name, value)
+    if odd:
+        _remember(obj, metadata.content)
+    return obj
+
+
+def register_type(cls: type) -> None:
+    """Make a dataclass (or `CrudeSample`) known to JAX as a pytree. Does nothing for other types, or a second time.
+
+    Call it only with JAX imported. A class that its author registered with JAX stays as it is.
+    """
+    if cls in _registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
+        return
+    tree_util = sys.modules["jax"].tree_util
+    key = tree_util.DictKey if issubclass(cls, dict) else tree_util.GetAttrKey
+
+    def flatten_with_keys(obj: Any) -> tuple[tuple[tuple[Any, Any], ...], Metadata]:
+        children, metadata = flatten(obj)
+        return tuple((key(name), child) for name, child in zip(metadata.names, children, strict=True)), metadata
+
+    try:
+        tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    except ValueError:  # registered by its author
+        if not _is_registered(cls):
+            raise
+    _registered.add(cls)
+
+
+def register_if_jax(cls: type) -> None:
+    """`register_type`, if JAX is imported already; else nothing (`register_value` will do it)."""
+    if hasattr(sys.modules.get("jax"), "tree_util"):
+        # At class creation, before the decorator has run, a subclass of a dataclass counts as one.
+        register_type(cls)
+
+
+def register_value(value: Any) -> None:
+    """Register the types of a batch, or of the batches in a list, tuple or dictionary, if JAX is imported."""
+    if type(value) in _registered or not hasattr(sys.modules.get("jax"), "tree_util"):
+        return
+    if is_dataclass(value) and not isinstance(value, type):
+        register_type(type(value))
+    elif isinstance(value, dict):
+        register_type(type(value))
+        for entry in value.values():
+            register_value(entry)
+    elif isinstance(value, (list, tuple)):
+        entries: list[Any] | tuple[Any, ...] = value
+        for entry in entries:
+            register_value(entry)
+
+
+def _fields(obj: Any) -> tuple[tuple[str, ...], list[Any]]:
+    if isinstance(obj, dict):
+        mapping: dict[str, Any] = obj
+        return tuple(mapping), list(mapping.values())
+    names = _field_names(type(obj))
+    extra = getattr(obj, "__dict__", None)
+    if extra:
+        names = (*names, *(name for name in extra if name not in names))
+    present = tuple(name for name in names if hasattr(obj, name))
+    return present, [getattr(obj, name) for name in present]
+
+
+@lru_cache(maxsize=1024)
+def _field_names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
+
+
+@lru_cache(maxsize=1024)
+def _is_leaf_type(cls: type) -> bool:
+    """Arrays, numpy scalars, and what JAX puts in their places: tracers, shapes, shardings, bare objects."""
+    return (
+        issubclass(cls, (np.ndarray, np.generic)) or cls is object or cls.__module__.split(".")[0] in ("jax", "jaxlib")
+    )
+
+
+def _split(value: Any) -> tuple[Any, Any]:
+    """The tree of arrays in `value`, None where there is none, and its static content."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return None, value
+    if _is_leaf_type(kind):
+        return value, _LEAF
+    if isinstance(value, dict):
+        mapping: dict[Any, Any] = value
+        pairs = [_split(entry) for entry in mapping.values()]
+        return _mixed(mapping, pairs, dict(zip(mapping, (tree for tree, _ in pairs), strict=True)))
+    if isinstance(value, (list, tuple)):
+        entries: list[Any] | tuple[Any, ...] = value
+        if _PLAIN.issuperset(map(type, entries)):
+            return None, value
+        pairs = [_split(entry) for entry in entries]
+        return _mixed(entries, pairs, [tree for tree, _ in pairs])
+    if is_dataclass(value) and (id(value) in _layouts or any(c is not None for c in flatten(value)[0])):
+        register_type(kind)
+        return value, _LEAF
+    return None, value
+
+
+def _mixed(original: Any, pairs: list[tuple[Any, Any]], tree: Any) -> tuple[Any, Any]:
+    if any(content is _LEAF or type(content) is _Mixed for _, content in pairs):
+        return tree, _Mixed(original, tuple(content for _, content in pairs))
+    return None, original
+
+
+def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
+    """Split `value` with its leaves where `content` has them."""
+    if content is _LEAF:
+        return value, _LEAF
+    if type(content) is not _Mixed or len(value) != len(content.entries):
+        return None, value
+    entries = value.values() if isinstance(value, dict) else value
+    pairs = [_split_like(entry, inner) for entry, inner in zip(entries, content.entries, strict=True)]
+    trees = [tree for tree, _ in pairs]
+    return _mixed(value, pairs, dict(zip(value, trees, strict=True)) if isinstance(value, dict) else trees)
+
+
+def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
+    """Undo `_split`. Collects leaves that are no arrays in `odd`; with `where`, static values become `Untraced`."""
+    if content is _LEAF:
+        if not _is_leaf_type(type(tree)) and not is_dataclass(tree):
+            odd.append(tree)
+        return tree
+    if type(content) is not _Mixed:
+        return Untraced(where) if where and content is not None else content
+    original = content.original
+    if isinstance(original, dict):
+        merged = copy.copy(original)
+        for (key, subtree), inner in zip(((key, tree[key]) for key in original), content.entries, strict=True):
+            merged[key] = _merge(subtree, inner, odd, f"{where}[{key!r}]" if where else "")
+        return merged
+    values = [
+        _merge(subtree, inner, odd, f"{where}[{index}]" if where else "")
+        for index, (subtree, inner) in enumerate(zip(tree, content.entries, strict=True))
+    ]
+    return original._make(values) if hasattr(original, "_make") else type(original)(values)
+
+
+def _is_traced(children: Any) -> bool:
+    """Whether a leaf is a tracer of a function under compilation (`vmap` and `grad` alone keep static values)."""
+    if isinstance(children, (list, tuple)):
+        entries: list[Any] | tuple[Any, ...] = children
+        return any(_is_traced(entry) for entry in entries)
+    if isinstance(children, dict):
+        mapping: dict[Any, Any] = children
+        return any(_is_traced(entry) for entry in mapping.values())
+    return type(children).__name__ == "DynamicJaxprTracer"
+
+
+def _remember(obj: Any, content: tuple[Any, ...]) -> None:
+    """Keep the layout of an object whose leaves do not show what they are (None, integers, …) while it lives."""
+    try:
+        weakref.finalize(obj, _layouts.pop, id(obj), None).atexit = False
+    except TypeError:  # a class with slots and without `weakref_slot=True`
+        return
+    _layouts[id(obj)] = content
+
+
+def _is_registered(cls: type) -> bool:
+    tree_util = sys.modules["jax"].tree_util
+    return not tree_util.all_leaves([cls.__new__(cls)])

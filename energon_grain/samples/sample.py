@@ -1,0 +1,91 @@
+"""The base of every sample type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+from energon_grain.samples.pytree import register_if_jax
+from energon_grain.samples.source_info import SourceInfo
+
+S = TypeVar("S", bound="Sample")
+
+
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
+class Sample:
+    """One training example. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
+
+    Fields are keyword-only, instances are mutable. With JAX imported, every subclass is a pytree: its leaves are the
+    arrays in its fields, all else is static (`energon_grain.samples.pytree`).
+    """
+
+    __key__: str
+    """Identifies the sample within its dataset."""
+    __restore_key__: tuple[Any, ...]
+    """Says which draw made the sample; a nested tuple of strings and integers."""
+    __subflavors__: dict[str, Any] | None = None
+    """Tags of the dataset that the sample came from."""
+    __sources__: tuple[SourceInfo, ...] | None = None
+    """Files that the sample was made from."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # No zero-argument super(): `slots=True` makes the class anew, and the cell would hold the old one.
+        super(Sample, cls).__init_subclass__(**kwargs)
+        register_if_jax(cls)
+
+    @classmethod
+    def derive_from(cls: type[S], base_sample: Sample, **fields_of_new: Any) -> S:
+        """Make a sample of this type with the four base fields of `base_sample` and the given other fields.
+
+        Base fields may be overridden by keyword.
+        """
+        for name in BASE_FIELDS:
+            if name not in fields_of_new:
+                fields_of_new[name] = getattr(base_sample, name)
+        return cls(**fields_of_new)
+
+    @classmethod
+    def extend(cls: type[S], src: Any, **fields_of_new: Any) -> S:
+        """Make a sample of this type from all fields of `src`, an instance of a parent type, and the given ones.
+
+        Raises:
+            TypeError: `src` is not an instance of a parent type of this one.
+        """
+        return extend(cls, src, fields_of_new)
+
+    @classmethod
+    def from_joined(cls: type[S], *samples: Sample | None) -> S:
+        """Merge the samples of a join into one of this type; the default joiner.
+
+        The base fields are those of the first (the primary), except `__sources__`, which lists those of all in order.
+        Of other fields with equal names the last sample that has it wins. None stands for a sample that is missing.
+
+        Raises:
+            TypeError: The primary sample is missing, or the merged fields do not fit this type.
+        """
+        if not samples or samples[0] is None:
+            raise TypeError("from_joined: the primary sample (the first argument) must not be missing")
+        merged = {name: getattr(samples[0], name) for name in BASE_FIELDS}
+        present = [sample for sample in samples if sample is not None]
+        for sample in present:
+            merged.update({f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in BASE_FIELDS})
+        merged["__sources__"] = tuple(source for sample in present for source in sample.__sources__ or ())
+        return cls(**merged)
+
+
+BASE_FIELDS = tuple(field.name for field in fields(Sample))
+"""Names of the metadata fields that every sample and every batch has."""
+
+T = TypeVar("T")
+
+
+def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:
+    """Make a `cls` from all fields of `src`, an instance of a parent type, updated by `fields_of_new`."""
+    if not is_dataclass(src) or isinstance(src, type) or not issubclass(cls, type(src)):
+        kind = src.__name__ if isinstance(src, type) else type(src).__name__
+        raise TypeError(f"{cls.__name__}.extend: takes an instance of a parent type of {cls.__name__}, not a {kind}")
+    values = {field.name: getattr(src, field.name) for field in fields(src) if field.init}
+    return cls(**{**values, **fields_of_new})
+
+
+register_if_jax(Sample)
