@@ -1,0 +1,1 @@
+"""Benchmarks of energon-grain beside its peers: `python -m benchmarks.run` (see README.md)."""

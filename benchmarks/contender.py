@@ -1,0 +1,75 @@
+"""One program in a row of the table, and how one measurement of it is taken: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import ANSWER_PREFIX
+from benchmarks.peer_python import peer_python
+
+REPO = Path(__file__).resolve().parent.parent
+_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """A call of a module in one of the two interpreters.
+
+    `name` is unique in its row; names of one family share the text before the first colon ("grain: 2 processes").
+    """
+
+    name: str
+    module: str
+    call: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    in_peer_python: bool = False
+
+    @property
+    def family(self) -> str:
+        """Whose program this is."""
+        return self.name.partition(":")[0]
+
+    def available(self) -> bool:
+        """Whether this can be measured here at all."""
+        return not self.in_peer_python or peer_python() is not None
+
+
+class MeasurementFailedError(RuntimeError):
+    """A contender's process failed; the message holds the end of what it printed."""
+
+
+def measure(contender: Contender) -> dict[str, Any]:
+    """Run a contender once. Adds `other_cores`: how many cores the rest of the machine used meanwhile."""
+    interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
+    command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
+    request = json.dumps({"call": contender.call, **contender.arguments})
+    busy, own, started = _busy_seconds(), _child_seconds(), time.perf_counter()
+    done = subprocess.run([*command, request], capture_output=True, text=True, cwd=REPO, timeout=_TIMEOUT_S)
+    elapsed = time.perf_counter() - started
+    other = (_busy_seconds() - busy) - (_child_seconds() - own)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER_PREFIX)]
+    if done.returncode or not lines:
+        raise MeasurementFailedError(f"{contender.name} ended with {done.returncode}:\n{done.stderr[-1500:]}")
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER_PREFIX))
+    return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
+
+
+def _busy_seconds() -> float:
+    """Processor seconds that all processes of the machine used since it started."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    user, nice, system, _, _, irq, softirq, steal = fields[:8]
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _child_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,78 @@
+"""What the samples of the four data sets hold; the same bytes for the same seed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+Sample = tuple[str, Mapping[str, bytes]]
+
+
+@cache
+def _prose(length_bytes: int) -> bytes:
+    """Made-up words with a natural spread of frequencies, so that compressors find text-like redundancy."""
+    rng = np.random.default_rng(1)
+    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgk", np.uint8)
+    words = [bytes(rng.choice(letters, size)) for size in rng.integers(2, 10, 5000)]
+    ranks = np.minimum(rng.zipf(1.3, length_bytes // 3), len(words)) - 1
+    return b" ".join(words[rank] for rank in ranks)[:length_bytes]
+
+
+def text(start: int, stop: int) -> Iterator[Sample]:
+    """900 to 1,100 bytes of `txt` and 65 bytes of `json`."""
+    prose = _prose(1 << 22)
+    rng = np.random.default_rng((2, start))
+    offsets = rng.integers(0, len(prose) - 1100, stop - start)
+    sizes = rng.integers(900, 1101, stop - start)
+    for index, offset, size in zip(range(start, stop), offsets.tolist(), sizes.tolist(), strict=True):
+        yield f"{index:09d}", {"txt": prose[offset : offset + size], "json": _metadata(index)}
+
+
+def _metadata(index: int) -> bytes:
+    record = {"id": index, "source": "synthetic", "license": "none"}
+    return json.dumps(record).encode().ljust(65)
+
+
+def blob(start: int, stop: int) -> Iterator[Sample]:
+    """80 to 120 KB of incompressible `bin` and 65 bytes of `json`."""
+    rng = np.random.default_rng((3, start))
+    sizes = rng.integers(80_000, 120_001, stop - start)
+    for index, size in zip(range(start, stop), sizes.tolist(), strict=True):
+        yield f"{index:09d}", {"bin": rng.bytes(size), "json": _metadata(index)}
+
+
+def jpeg(start: int, stop: int) -> Iterator[Sample]:
+    """A 256 x 256 `jpg` of about 33 KB (quality 90, 4:2:0, soft shapes under sensor-like noise) and a `txt` caption."""
+    from PIL import Image
+
+    rng = np.random.default_rng((4, start))
+    prose = _prose(1 << 22)
+    for index in range(start, stop):
+        encoded = io.BytesIO()
+        Image.fromarray(_picture(rng)).save(encoded, "JPEG", quality=90)
+        offset = int(rng.integers(0, len(prose) - 80))
+        yield f"{index:09d}", {"jpg": encoded.getvalue(), "txt": prose[offset : offset + 80]}
+
+
+def _picture(rng: np.random.Generator) -> npt.NDArray[np.uint8]:  # (256, 256, 3)
+    coarse = rng.integers(0, 256, (9, 9, 3)).astype(np.float32)
+    places = np.linspace(0, 8, 256, endpoint=False)
+    low = places.astype(np.int64)
+    share = (places - low).astype(np.float32)
+    rows = coarse[low] * (1 - share)[:, None, None] + coarse[low + 1] * share[:, None, None]
+    smooth = rows[:, low] * (1 - share)[:, None] + rows[:, low + 1] * share[:, None]
+    noise = rng.normal(0, 14, (256, 256, 1)).astype(np.float32)
+    return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+
+
+def tiny(start: int, stop: int) -> Iterator[Sample]:
+    """84 bytes of `txt`, nothing else."""
+    prose = _prose(1 << 22)
+    offsets = np.random.default_rng((5, start)).integers(0, len(prose) - 84, stop - start)
+    for index, offset in zip(range(start, stop), offsets.tolist(), strict=True):
+        yield f"{index:09d}", {"txt": prose[offset : offset + 84]}

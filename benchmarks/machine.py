@@ -1,0 +1,55 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.peer_python import peer_python
+
+_OURS = ("numpy", "grain", "simplejpeg", "pillow", "jax", "orbax-checkpoint")
+_PEERS = ("megatron-energon", "torch", "grain", "array_record", "webdataset", "litdata", "numpy", "pillow")
+_LIST = "import sys; from importlib import metadata as m\nfor n in sys.argv[1:]: print(n, m.version(n))"
+
+
+def describe(cache: Path) -> list[str]:
+    """Lines of prose: processor, memory, kernel, file system, interpreters and versions."""
+    lines = [
+        f"{os.cpu_count()} x {_processor()}, {_memory_gib():.0f} GiB, {platform.system()} {platform.release()}, "
+        f"data on {_file_system(cache)}, page cache warm",
+        f"ours: Python {platform.python_version()}, {', '.join(_versions(_OURS))}",
+    ]
+    interpreter = peer_python()
+    if interpreter is None:
+        return [*lines, "peers: not installed (`make peers`), so only ours and the floor were measured"]
+    listed = subprocess.run([interpreter, "-c", _LIST, *_PEERS], capture_output=True, text=True, check=True)
+    return [*lines, f"peers: {', '.join(listed.stdout.splitlines())}"]
+
+
+def _versions(names: Iterable[str]) -> list[str]:
+    installed = {str(found.name).lower().replace("_", "-"): found.version for found in metadata.distributions()}
+    return [f"{name} {installed[name]}" for name in names if name in installed]
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _file_system(folder: Path) -> str:
+    if sys.platform != "linux":
+        return "an unknown file system"
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    inside = [(point, kind) for _, point, kind, *_ in mounts if folder.resolve().is_relative_to(point)]
+    return max(inside, key=lambda mount: len(mount[0]))[1]

@@ -1,0 +1,95 @@
+"""Grain over ArrayRecord files: at its defaults, and in the variants that bench well on few cores."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import serve
+from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.steady import steady
+
+_WRITER_OPTIONS = {"default": "", "uncompressed": "group_size:1,uncompressed"}
+
+
+def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
+    """One ArrayRecord file a shard; a record is its parts, each with a 4-byte length."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    Path(target).mkdir(parents=True)
+    for tar in tars:
+        writer = ArrayRecordWriter(str(Path(target) / f"{Path(tar).stem}.arrayrecord"), _WRITER_OPTIONS[option])
+        for sample in tar_samples(tar):
+            first, second = sample.values()
+            writer.write(struct.pack("<I", len(first)) + first + second)
+        writer.close()
+    return {}
+
+
+class _Unpack:
+    """Record -> sample of two fields, decoding the first as an image where asked."""
+
+    def __init__(self, image: bool) -> None:
+        self.image = image
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        end = 4 + int.from_bytes(record[:4], "little")
+        first: Any = record[4:end]
+        if self.image:
+            import io
+
+            import numpy as np
+            from PIL import Image
+
+            first = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"))
+        return {"first": first, "second": record[end:]}
+
+
+def _weigh(batch: list[dict[str, Any]]) -> tuple[int, int]:
+    return len(batch), sum(len(sample["first"]) + len(sample["second"]) for sample in batch)
+
+
+def _weigh_images(batch: list[dict[str, Any]]) -> tuple[int, int]:
+    return len(batch), sum(sample["first"].nbytes + len(sample["second"]) for sample in batch)
+
+
+def throughput(
+    folder: str,
+    warmup_s: float,
+    seconds: float,
+    threads: int | None = None,
+    workers: int = 0,
+    batch_first: bool = False,
+    image: bool = False,
+) -> dict[str, Any]:
+    """Steady rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset."""
+    import grain.python as pygrain
+    import numpy  # noqa: F401
+    import PIL.Image  # noqa: F401
+    from grain import experimental  # noqa: F401
+
+    paths = sorted(str(path) for path in Path(folder).glob("*.arrayrecord"))
+    options = (
+        pygrain.ReadOptions()
+        if threads is None
+        else pygrain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(1, 64 * threads))
+    )
+
+    def make() -> Iterator[list[dict[str, Any]]]:
+        source = pygrain.ArrayRecordDataSource(paths)
+        samples = pygrain.MapDataset.source(source).seed(42).shuffle().repeat().map(_Unpack(image))
+        if batch_first:
+            loader = samples.batch(32, batch_fn=list).to_iter_dataset(options)
+        else:
+            loader = samples.to_iter_dataset(options).batch(32, batch_fn=list)
+        if workers:
+            loader = loader.mp_prefetch(pygrain.MultiprocessingOptions(num_workers=workers))
+        return iter(loader)
+
+    return steady(make, _weigh_images if image else _weigh, warmup_s=warmup_s, seconds=seconds)
+
+
+if __name__ == "__main__":
+    serve(build=build, throughput=throughput)

@@ -1,0 +1,48 @@
+"""LitData's StreamingDataset over its own chunks (64 MB, shuffled), read in the main process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import serve
+from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.steady import steady
+
+
+def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
+    """Chunks of 64 MB with {part: bytes} samples."""
+    from litdata.streaming.writer import BinaryWriter
+
+    Path(target).mkdir(parents=True)
+    writer = BinaryWriter(target, chunk_bytes="64MB")
+    index = 0
+    for tar in tars:
+        for sample in tar_samples(tar):
+            writer[index] = sample
+            index += 1
+    writer.done()
+    writer.merge()
+    return {}
+
+
+def _weigh(batch: list[dict[str, bytes]]) -> tuple[int, int]:
+    return len(batch), sum(sum(map(len, sample.values())) for sample in batch)
+
+
+def throughput(folder: str, warmup_s: float, seconds: float, workers: int = 0) -> dict[str, Any]:
+    """Steady rate over endless epochs."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    def make() -> Iterator[list[dict[str, bytes]]]:
+        dataset = StreamingDataset(folder, shuffle=True, drop_last=False)
+        loader = StreamingDataLoader(dataset, batch_size=32, num_workers=workers, collate_fn=list)
+        while True:
+            yield from loader
+
+    return steady(make, _weigh, warmup_s=warmup_s, seconds=seconds)
+
+
+if __name__ == "__main__":
+    serve(build=build, throughput=throughput)

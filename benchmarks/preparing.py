@@ -1,0 +1,37 @@
+"""Time `prepare` as a user runs it: the whole process, over hard links to the shards, without an old index."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import serve
+from benchmarks.datasets import link
+
+
+def prepare(folder: str, samples: int, program: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
+    """Run `program prepare OPTIONS` and say how many samples a second it indexed, start-up included."""
+    target = Path(tempfile.mkdtemp(prefix="prepare-", dir=Path(folder).parent))
+    try:
+        link(Path(folder), target)
+        started = time.perf_counter()
+        done = subprocess.run([*program, "prepare", *options, str(target)], capture_output=True, text=True)
+        elapsed = time.perf_counter() - started
+        if done.returncode:
+            raise RuntimeError(f"{program[0]} prepare ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        for name in (".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml", "shard_000000.tar.idx"):
+            if not (target / name).exists():
+                raise RuntimeError(f"{program[0]} prepare wrote no {name}")
+        index_mb = sum(path.stat().st_size for path in target.rglob("*") if path.suffix != ".tar") / 1e6
+    finally:
+        shutil.rmtree(target)
+    return {"samples_per_s": samples / elapsed, "seconds": elapsed, "index_mb": index_mb}
+
+
+if __name__ == "__main__":
+    serve(prepare=prepare)

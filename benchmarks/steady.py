@@ -1,0 +1,61 @@
+"""How throughput is measured, the same for every contender. Standard library only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+Batch = TypeVar("Batch")
+
+
+def steady(
+    make: Callable[[], Iterator[Batch]],
+    weigh: Callable[[Batch], tuple[int, int]],
+    *,
+    warmup_s: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """Build the loader, let it warm up, then count what it delivers.
+
+    `make` is called after all imports. `weigh` returns (samples, payload bytes) of a batch and so looks at every
+    value once. Returned: `first_batch_s` from `make` to the first batch, and rates over at least `seconds` that
+    begin `warmup_s` after the first batch.
+    """
+    started = time.perf_counter()
+    batches = make()
+    weigh(next(batches))
+    first_batch_s = time.perf_counter() - started
+
+    now = time.perf_counter()
+    end = now + warmup_s
+    while now < end:
+        weigh(next(batches))
+        now = time.perf_counter()
+
+    samples = payload = 0
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    end = begin + seconds
+    now = begin
+    while now < end:
+        batch_samples, batch_payload = weigh(next(batches))
+        samples += batch_samples
+        payload += batch_payload
+        now = time.perf_counter()
+    elapsed, cpu = now - begin, time.process_time() - cpu_begin
+    return {
+        "samples_per_s": samples / elapsed,
+        "payload_mb_per_s": payload / elapsed / 1e6,
+        "main_process_cores": cpu / elapsed,
+        "first_batch_s": first_batch_s,
+        "samples": samples,
+    }
+
+
+def weigh_column(values: Any) -> tuple[int, int]:
+    """Samples and payload of one field of a batch: a list of bytes, str or arrays, or one stacked array."""
+    if hasattr(values, "nbytes"):
+        return len(values), int(values.nbytes)
+    if len(values) and hasattr(values[0], "nbytes"):
+        return len(values), sum(int(value.nbytes) for value in values)
+    return len(values), sum(map(len, values))
