@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DuplicateKeyError, StaleIndexError
+from energon_grain.errors import StaleIndexError
 from energon_grain.formats.column_file import ColumnWriter, read_column
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -32,16 +32,17 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_header,
 )
-from energon_grain.formats.key_order import duplicate_keys, key_order
+from energon_grain.formats.duplicate_keys import refuse_duplicate_keys
+from energon_grain.formats.key_order import key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
 if TYPE_CHECKING:
     from energon_grain.formats.shard_scan import ShardScan
 
-_LISTED_DUPLICATES = 5
 _ABANDONED_AFTER_S = 24 * 3600
 _SCANNING_THREADS = 8
+_COMPLETE = "complete"
 
 
 def write_columnar(
@@ -143,9 +144,6 @@ def info_stamp(root: Path) -> tuple[int, int]:
     return 0, 0
 
 
-_COMPLETE = "complete"
-
-
 def _write_columns(
     folder: Path, shards: Sequence[str], scans: Iterable[ShardScan], unique_keys: bool
 ) -> ColumnarHeader:
@@ -178,7 +176,8 @@ def _write_columns(
         order = key_order(start, text)
         writers["key_order"].append(order)
         if unique_keys:
-            _refuse_duplicates(start, text, order, described)
+            first = np.cumsum([0] + [samples for _, _, samples in described])
+            refuse_duplicate_keys(start, text, first, lambda shard: described[shard][0], order=order)
     columns = {name: Column(writer.rows, writer.checksum) for name, writer in writers.items()}
     (folder / _COMPLETE).touch()
     return ColumnarHeader(
@@ -196,30 +195,6 @@ def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDAr
         for name in ("key_start", "key_bytes")
     )
     return start, text
-
-
-def _refuse_duplicates(
-    start: npt.NDArray[np.int64],
-    text: npt.NDArray[np.uint8],
-    order: npt.NDArray[np.int64],
-    shards: list[tuple[str, int, int]],
-) -> None:
-    places = duplicate_keys(start, text, order)
-    if not len(places):
-        return
-    first = np.cumsum([0] + [samples for _, _, samples in shards])
-    listed: list[str] = []
-    for place in places[:_LISTED_DUPLICATES]:
-        pair = order[place : place + 2]
-        key = text[start[pair[0]] : start[pair[0] + 1]].tobytes().decode("utf-8", "backslashreplace")
-        one, other = (shards[int(shard)][0] for shard in np.searchsorted(first, pair, side="right") - 1)
-        listed.append(f"{key!r} in {one}" + (" twice" if one == other else f" and in {other}"))
-    more = f" and {len(places) - len(listed)} more" if len(places) > len(listed) else ""
-    raise DuplicateKeyError(
-        f"{len(places)} samples have the key of another one: {'; '.join(listed)}{more}. A key (the name of a tar "
-        "member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
-        "rename them"
-    )
 
 
 def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:

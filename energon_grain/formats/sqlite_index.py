@@ -1,0 +1,159 @@
+"""Writing `index.sqlite`: every sample and part of a dataset, for Energon's joins, side stores and mounts.
+
+The schema is that of Energon 7.3 and later. Iterating over a dataset does not need this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Generator, Iterable
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.formats.duplicate_keys import refuse_duplicate_keys
+from energon_grain.storage.atomic import sync_folder
+
+if TYPE_CHECKING:
+    from energon_grain.formats.shard_scan import ShardScan
+
+_TABLES = (
+    "CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "
+    "sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER)",
+    "CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
+    "content_byte_offset INTEGER, content_byte_size INTEGER)",
+)
+_INDICES = (
+    "CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index)",
+    "CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset)",
+    "CREATE INDEX idx_sample_parts_full ON "
+    "sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
+)
+# The file is new and nobody else's until it is renamed: no journal, no waiting for the disk, no locks.
+_FAST = (
+    "PRAGMA journal_mode = OFF",
+    "PRAGMA synchronous = OFF",
+    "PRAGMA locking_mode = EXCLUSIVE",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -262144",
+)
+_ROWS_A_STATEMENT = 16  # half the time of one row a statement; more bring nothing
+_Row = tuple[Any, ...]
+
+
+def write_sqlite_index(
+    path: str | os.PathLike[str],
+    scans: Iterable[tuple[int, ShardScan]],
+    *,
+    shard_name: Callable[[int], str] = "tar file {}".format,
+) -> None:
+    """Write `index.sqlite` at `path`, whole or not at all; rows are in the order of `scans`.
+
+    Takes about 1.2 s for 200,000 samples with two parts each, and memory for the keys and a cache of 256 MiB.
+
+    Args:
+        path: The file. One that exists is replaced.
+        scans: `tar_file_id` (the place of the shard in `.info.json`) and scan of each shard; consumed one by one.
+        shard_name: Name of a shard by its `tar_file_id`, for the error about duplicate keys.
+
+    Raises:
+        DuplicateKeyError: Two samples have the same key.
+        OSError: The folder is missing or not writable.
+    """
+    with _new_database(Path(path)) as database:
+        for statement in (*_FAST, "BEGIN", *_TABLES):
+            database.execute(statement)
+        keys = _Keys()
+        remaining = iter(scans)
+        try:
+            for tar_file_id, scan in remaining:
+                keys.add(tar_file_id, scan)
+                _insert_shard(database, tar_file_id, scan)
+        except sqlite3.IntegrityError:
+            for tar_file_id, scan in remaining:
+                keys.add(tar_file_id, scan)
+            keys.refuse_duplicates(shard_name)
+            raise
+        for statement in (*_INDICES, "COMMIT"):
+            database.execute(statement)
+
+
+def _insert_shard(database: sqlite3.Connection, tar_file_id: int, scan: ShardScan) -> None:
+    samples = len(scan.sample_start) - 1
+    start, size = scan.sample_start[:-1].tolist(), np.diff(scan.sample_start).tolist()
+    index = np.repeat(np.arange(samples), np.diff(scan.part_start)).tolist()
+    part_offset, part_size = scan.part_offset.tolist(), scan.part_size.tolist()
+    keys, key = _texts(scan.keys())
+    names, name = _texts(list(scan.part_names))
+    parts = [names[number] for number in scan.part_name.tolist()]
+    # Zip stops at the shortest: `repeat` has no end.
+    samples_rows = list(zip(repeat(tar_file_id), keys, range(samples), start, size, strict=False))
+    parts_rows = list(zip(repeat(tar_file_id), index, parts, part_offset, part_size, strict=False))
+    _insert(database, "samples", f"?,{key},?,?,?", samples_rows)
+    _insert(database, "sample_parts", f"?,?,{name},?,?", parts_rows)
+
+
+def _insert(database: sqlite3.Connection, table: str, values: str, rows: list[_Row]) -> None:
+    one = f"({values})"
+    many = ",".join([one] * _ROWS_A_STATEMENT)
+    whole = len(rows) - len(rows) % _ROWS_A_STATEMENT
+    flat = chain.from_iterable(rows[:whole])
+    database.executemany(f"INSERT INTO {table} VALUES {many}", zip(*[flat] * (5 * _ROWS_A_STATEMENT), strict=True))
+    database.executemany(f"INSERT INTO {table} VALUES {one}", rows[whole:])
+
+
+def _texts(texts: list[str]) -> tuple[list[Any], str]:
+    """Return texts as SQLite takes them, with the placeholder for them: names that are not UTF-8 go in as bytes."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return [text.encode("utf-8", "surrogateescape") for text in texts], "CAST(? AS TEXT)"
+    return texts, "?"
+
+
+@contextlib.contextmanager
+def _new_database(path: Path) -> Generator[sqlite3.Connection]:
+    """Give a connection to a new database that takes the place of `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        database = sqlite3.connect(temporary, isolation_level=None)
+        try:
+            yield database
+        finally:
+            database.close()
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Keys:
+    """The keys seen so far, to say which of them are duplicates."""
+
+    def __init__(self) -> None:
+        self._tar_file_ids: list[int] = []
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self._bytes: list[npt.NDArray[np.uint8]] = []
+
+    def add(self, tar_file_id: int, scan: ShardScan) -> None:
+        self._tar_file_ids.append(tar_file_id)
+        self._lengths.append(np.diff(scan.key_start))
+        self._bytes.append(scan.key_bytes)
+
+    def refuse_duplicates(self, shard_name: Callable[[int], str]) -> None:
+        key_start = np.concatenate([[0], np.cumsum(np.concatenate(self._lengths))])
+        shard_first = np.cumsum([0] + [len(lengths) for lengths in self._lengths])
+        refuse_duplicate_keys(
+            key_start,
+            np.concatenate(self._bytes),
+            shard_first,
+            lambda shard: shard_name(self._tar_file_ids[shard]),
+        )
