@@ -1,0 +1,143 @@
+"""Every code block in README and docs runs, page by page, in an empty folder.
+
+What a block is, by its language:
+
+* `python` and `bash` run, in the order of the page; the python blocks of a page share one namespace.
+* A block with `title="some/file.py"` is a file: it is written before the blocks after it run.
+* `json`, `yaml` and `toml` must parse.
+* `console` and `text` show what a terminal shows; they are the only blocks that nothing checks.
+
+Another language, or none, fails: a typing error must not switch a check off. A comment `<!-- before: … -->` holds python
+that runs unseen, for pages whose reader has a dataset already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+SHOWN_ONLY = {"console", "text"}
+PAGE_TIMEOUT_S = 120
+
+BLOCK = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$"
+    r"|^<!-- before:(?P<before>.*?)-->",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """One fenced block of a page."""
+
+    language: str
+    title: str | None
+    code: str
+    line: int  # of the first line of code
+
+
+def code_blocks(text: str) -> Iterator[CodeBlock]:
+    """The blocks of a page, in order."""
+    for match in BLOCK.finditer(text):
+        if match["before"] is not None:
+            yield CodeBlock("python", None, match["before"], text.count("\n", 0, match.start("before")) + 1)
+            continue
+        language, _, attributes = match["info"].strip().partition(" ")
+        title = re.search(r'title="([^"]+)"', attributes)
+        line = text.count("\n", 0, match.start("code")) + 1
+        yield CodeBlock(language, title[1] if title else None, textwrap.dedent(match["code"]), line)
+
+
+def run_page(page: Path) -> None:
+    """Run a page's blocks in the current folder. In a process of its own, so that it starts like a reader's."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in code_blocks(page.read_text()):
+        if block.title is not None:
+            target = Path(block.title)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.code)
+        elif block.language == "python":
+            shifted = "\n" * (block.line - 1) + block.code  # so that a traceback names the line of the page
+            exec(compile(shifted, page, "exec"), namespace)
+        elif block.language == "bash":
+            print(f"{page}:{block.line}: bash", flush=True)
+            subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], check=True)
+
+
+def page_name(page: Path) -> str:
+    """The page as the tests' ids name it."""
+    return str(page.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_blocks_have_a_known_language_and_data_parses(page: Path) -> None:
+    parsers = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
+    for block in code_blocks(page.read_text()):
+        place = f"{page_name(page)}:{block.line}"
+        assert block.language in {"python", "bash", *parsers, *SHOWN_ONLY}, f"{place}: language {block.language!r}"
+        if block.language in parsers:
+            parsers[block.language](block.code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    if not any(block.language in {"python", "bash"} for block in code_blocks(page.read_text())):
+        return
+    environment = dict(os.environ)
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment["JAX_PLATFORMS"] = "cpu"
+    outcome = subprocess.run(
+        [sys.executable, __file__, page],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PAGE_TIMEOUT_S,
+        check=False,
+    )
+    assert outcome.returncode == 0, f"{page_name(page)} does not run:\n{outcome.stdout[-6000:]}"
+
+
+def test_blocks_are_found_and_told_apart() -> None:
+    page = textwrap.dedent(
+        """\
+        <!-- before: x = 1 -->
+        ```python
+        y = 2
+        ```
+
+        * a list
+            ```yaml title="a/b.yaml"
+            key: value
+            ```
+        ````text
+        ```python
+        ````
+        """
+    )
+    assert list(code_blocks(page)) == [
+        CodeBlock("python", None, " x = 1 ", 1),
+        CodeBlock("python", None, "y = 2\n", 3),
+        CodeBlock("yaml", "a/b.yaml", "key: value\n", 8),
+        CodeBlock("text", None, "```python\n", 11),
+    ]
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]))
