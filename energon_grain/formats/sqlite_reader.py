@@ -128,7 +128,7 @@ class SqliteIndex:
         return next((row for row in reversed(self.parts(key)) if row.part_name == part), None)
 
     def _find_generation(self) -> int:
-        tables = {name: sql for name, sql in self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'")}
+        tables = {row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "samples" not in tables:
             raise IndexFileError(f"{self.path}: has no table of samples; {mending(self.path.parent.parent)}")
         if "sample_parts" not in tables:

@@ -1,0 +1,71 @@
+"""Classes that a data file names: resolved against our own and what the program declared, never just imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import energon_grain
+from energon_grain.errors import ConfigError, UntrustedCodeError
+
+_OUR_MODULES = ("megatron.energon", "energon_grain")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassRef:
+    """A class by module and name, as `__module__` and `__class__` in a YAML file. Reading one imports nothing."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it names something of Energon, or of energon-grain, which has the same names."""
+        return is_inside(self.module, _OUR_MODULES)
+
+
+def is_inside(module: str, packages: Collection[str]) -> bool:
+    """Say whether `module` is one of `packages` or lies in one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def resolve_class(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> type[Any]:
+    """Return the class that `ref` names.
+
+    Names anywhere below `megatron.energon` are looked up among the public names of energon_grain, by class name alone.
+    Modules in `trusted_modules`, and those inside them, are imported.
+
+    Raises:
+        ConfigError: There is no such class.
+        UntrustedCodeError: The module is neither Energon's nor trusted.
+    """
+    if is_inside(ref.module, trusted_modules):
+        return _import_class(ref)
+    if not ref.is_ours:
+        raise UntrustedCodeError(
+            f"The configuration names the class `{ref}`. Code that a data file names is not imported unless the "
+            f"program says so: pass trusted_modules=[{ref.module!r}]"
+        )
+    public: list[str] = list(getattr(energon_grain, "__all__", ()))
+    found: Any = getattr(energon_grain, ref.name, None) if ref.name in public else None
+    if not isinstance(found, type):
+        close = difflib.get_close_matches(ref.name, public, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"There is no class `{ref.name}` in energon_grain, which stands for `{ref.module}`.{hint}")
+    return found
+
+
+def _import_class(ref: ClassRef) -> type[Any]:
+    try:
+        found: Any = getattr(importlib.import_module(ref.module), ref.name, None)
+    except ImportError as error:
+        raise ConfigError(f"The trusted module of `{ref}` cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"The trusted module {ref.module!r} has no class {ref.name!r}")
+    return found
