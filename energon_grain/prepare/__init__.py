@@ -1,1 +1,21 @@
-"""Building indices and splits for a folder of tars."""
+"""Building what a folder of tars needs to be a dataset: indices, splits, sample types."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.report import PrepareProgress, PrepareReport
+
+__all__ = ["PrepareProgress", "PrepareReport", "prepare_dataset"]
+
+_HOMES = {"PrepareProgress": "report", "PrepareReport": "report", "prepare_dataset": "preparation"}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: a scanning process imports this package for one small module.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

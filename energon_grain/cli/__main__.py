@@ -1,0 +1,7 @@
+"""`python -m energon_grain.cli`, where no console script is installed."""
+
+from __future__ import annotations
+
+from energon_grain.cli import main
+
+main()

@@ -1,0 +1,82 @@
+"""`energon-grain info`: what a dataset holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from energon_grain.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from energon_grain.prepare.dataset_summary import DatasetSummary
+
+_BAR_WIDTH = 40
+
+
+def info(
+    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset.")],
+    split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
+    dataset_config: Annotated[str, typer.Option(help="Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show shards, samples, parts, splits, sample type and sizes of a dataset, without reading its tars."""
+    from energon_grain.prepare.dataset_summary import summarize_dataset
+
+    summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config)
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
+    else:
+        for line in _lines(summary):
+            typer.echo(line)
+
+
+def _lines(summary: DatasetSummary) -> list[str]:
+    tags = ", ".join(f"{name}={value}" for name, value in summary.subflavors.items())
+    lines = [
+        f"{summary.path}",
+        f"  {summary.samples:,} samples in {summary.shards:,} shards, {format_bytes(summary.tar_bytes)} of tar files "
+        f"({format_bytes(summary.payload_bytes)} of payload)",
+        f"  format: energon {summary.energon_version or 'unknown'}, uuid {summary.uuid or 'none'}, "
+        f"{'with' if summary.has_sqlite else 'no'} index.sqlite",
+        f"  samples are {_sample_type(summary)}" + (f", tagged {tags}" if tags else ""),
+        *(f"    {field}: {expression}" for field, expression in summary.field_map.items()),
+        "",
+        "Splits" if summary.splits else "No splits.",
+    ]
+    for name, split in summary.splits.items():
+        share = split.samples / summary.samples if summary.samples else 0.0
+        excluded = f", {split.excluded_samples:,} of them excluded" if split.excluded_samples else ""
+        lines.append(f"  {name:16} {split.samples:>14,} samples {share:7.1%}  in {split.shards:,} shards{excluded}")
+    lines += ["", "Parts"]
+    for name, part in summary.parts.items():
+        mean = format_bytes(part.total_bytes / part.count)
+        extent = f"{format_bytes(part.smallest_bytes)} to {format_bytes(part.largest_bytes)}"
+        lines.append(f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})")
+    lines += ["", "Sample sizes"]
+    most = max((size.samples for size in summary.sizes), default=0)
+    for size in summary.sizes:
+        extent = f"{_power(size.from_bytes)} to {_power(size.below_bytes)}"
+        bar = "█" * max(round(size.samples / most * _BAR_WIDTH), int(size.samples > 0))
+        lines.append(f"  {extent:20} {size.samples:>10,}  {bar}".rstrip())
+    return lines
+
+
+def _sample_type(summary: DatasetSummary) -> str:
+    if summary.kind == "none":
+        return "of no type yet (no dataset.yaml)"
+    if summary.kind == "crude":
+        return "plain dicts, to be cooked by the program (crude)"
+    return f"{summary.sample_type}" + (" (custom class)" if summary.kind == "custom" else "")
+
+
+def _power(size_bytes: int) -> str:
+    """Write a power of two in binary units: 1024 is `1 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024 or unit == "TiB":
+            return f"{size_bytes} {unit}"
+        size_bytes //= 1024
+    raise AssertionError

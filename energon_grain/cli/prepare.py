@@ -1,0 +1,165 @@
+"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError
+
+if TYPE_CHECKING:
+    from energon_grain.prepare.dataset_definition import DatasetDefinition
+    from energon_grain.prepare.dataset_scan import ScannedDataset
+    from energon_grain.prepare.report import PrepareReport
+
+
+def prepare(
+    path: Annotated[Path, typer.Argument(help="Folder with the tar files.")],
+    split_ratio: Annotated[
+        str | None,
+        typer.Option(help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1."),
+    ] = None,
+    split_parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
+            "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable."
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Leave out tar files in whose relative path this regular expression is found.")
+    ] = None,
+    shuffle_tars: Annotated[bool, typer.Option("--shuffle-tars", help="Shuffle the shards before splitting.")] = False,
+    sample_type: Annotated[
+        str | None, typer.Option(help="Sample type, such as CaptioningSample, or package.module:Class.")
+    ] = None,
+    field_map: Annotated[
+        str | None, typer.Option(help='Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.')
+    ] = None,
+    crude: Annotated[bool, typer.Option("--crude", help="Samples are plain dicts, cooked by the program.")] = False,
+    skip_dataset_yaml: Annotated[
+        bool, typer.Option("--skip-dataset-yaml", help="Do not write (or ask about) dataset.yaml.")
+    ] = False,
+    dataset_yaml_name: Annotated[str, typer.Option(help="Name of that file in .nv-meta.")] = "dataset.yaml",
+    force_overwrite: Annotated[
+        bool, typer.Option("--force-overwrite", help="Prepare again without asking what is prepared already.")
+    ] = False,
+    tar_index_only: Annotated[
+        bool, typer.Option("--tar-index-only", help="Only write the indices of a prepared dataset anew.")
+    ] = False,
+    sqlite: Annotated[
+        bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
+    ] = True,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
+    ] = None,
+    non_interactive: Annotated[bool, typer.Option("--non-interactive", help="Never ask.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
+) -> None:
+    """Index and split the tar files below PATH, so that they are a dataset.
+
+    Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
+    written; after a kill, the same command goes on where it was.
+    """
+    _check_kind(path)
+    if skip_dataset_yaml and (sample_type or field_map or crude):
+        raise ConfigError("--skip-dataset-yaml contradicts --sample-type, --field-map and --crude.")
+    if tar_index_only and (sample_type or field_map or crude or split_ratio or split_parts or shuffle_tars or exclude):
+        raise ConfigError("--tar-index-only keeps shards, splits and sample types: give no option that would change them.")
+
+    from energon_grain.cli.prepare_wizard import ask_definition, ask_overwrite, ask_split_ratio
+    from energon_grain.cli.progress_bar import progress_bar
+    from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.shard_listing import find_shards
+    from energon_grain.prepare.split_patterns import parse_split_parts
+    from energon_grain.prepare.split_ratio import parse_ratio
+
+    if split_ratio and split_parts:
+        raise ConfigError("give --split-ratio or --split-parts, not both.")
+    patterns = parse_split_parts(split_parts) if split_parts else None
+    ratio = parse_ratio(split_ratio) if split_ratio else None
+    fields = _parse_field_map(field_map) if field_map else None
+    shards = None
+    if not tar_index_only:
+        shards = find_shards(path, exclude=exclude)
+        typer.echo(f"Found {len(shards):,} tar files, {_first_and_last(shards)}.")
+        if not force_overwrite and not non_interactive:
+            force_overwrite = ask_overwrite(path)
+        if ratio is None and patterns is None:
+            if non_interactive:
+                raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
+            ratio = ask_split_ratio(len(shards))
+    asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
+    asks = asks and sample_type != "CrudeWebdataset"
+    with progress_bar("Scanning", shown=progress) as bar:
+
+        def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
+            bar.stop()
+            return ask_definition(scanned, sample_type)
+
+        report = prepare_dataset(
+            path,
+            shards=shards,
+            split_ratio=ratio,
+            split_patterns=patterns,
+            shuffle_tars=shuffle_tars,
+            sample_type=None if asks else sample_type,
+            field_map=fields,
+            crude=crude,
+            choose_definition=choose if asks else None,
+            dataset_yaml_name=dataset_yaml_name,
+            force_overwrite=force_overwrite,
+            tar_index_only=tar_index_only,
+            num_workers=num_workers,
+            sqlite=sqlite,
+            progress=bar.show_prepare,
+        )
+    _print_report(report, wants_yaml=not (tar_index_only or skip_dataset_yaml), yaml_name=dataset_yaml_name)
+
+
+def _check_kind(path: Path) -> None:
+    if path.is_file():
+        raise ConfigError(f"{path}: a file. prepare takes the folder that holds the tar files.")
+    if not path.is_dir():
+        raise DatasetNotFoundError(f"{path}: no such folder.")
+
+
+def _parse_field_map(text: str) -> dict[str, str]:
+    import json
+
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--field-map {text!r} is not JSON ({error}): write '{{\"image\": \"jpg\"}}'.") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"--field-map {text!r} is no mapping: write '{{\"image\": \"jpg\"}}'.")
+    return fields
+
+
+def _first_and_last(shards: tuple[str, ...]) -> str:
+    return shards[0] if len(shards) == 1 else f"{shards[0]} … {shards[-1]}"
+
+
+def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) -> None:
+    from energon_grain.cli.sizes import format_bytes
+
+    typer.echo(
+        f"Prepared {report.root}: {report.samples:,} samples in {len(report.shard_counts):,} shards, "
+        f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+    )
+    if report.shards_reused:
+        typer.echo(f"  {report.shards_reused} shards had been scanned by an earlier run that was interrupted.")
+    for name, shards in report.split_parts.items():
+        typer.echo(f"  {name}: {report.samples_of(name):,} samples in {len(shards):,} shards")
+    typer.echo(f"  parts: {', '.join(report.part_names[:10])}{', …' if len(report.part_names) > 10 else ''}")
+    for note in report.notes:
+        typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
+    if wants_yaml and not any(path.endswith(f"/{yaml_name}") for path in report.written):
+        existing = (report.root / ".nv-meta" / yaml_name).exists()
+        typer.echo(
+            f"  {yaml_name}: the existing one was kept."
+            if existing
+            else f"  {yaml_name}: none was written. Prepare again with --sample-type and --field-map, or with --crude."
+        )

@@ -1,0 +1,3 @@
+"""stub."""
+def which(path: str) -> None:
+    """Stub."""

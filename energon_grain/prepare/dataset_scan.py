@@ -1,0 +1,130 @@
+"""The scans of all shards of a dataset, and whether they still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from energon_grain.errors import StaleIndexError
+from energon_grain.formats.nv_meta import DatasetInfo
+from energon_grain.prepare.report import PrepareProgress
+from energon_grain.prepare.scan_task import ScanOutcome, ScanTask
+from energon_grain.prepare.scanning import scan_shards
+from energon_grain.prepare.stored_scan import ShardIdentity
+
+_LISTED_FAILURES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScannedDataset:
+    """Where the scans of all shards lie, in the order of the shards."""
+
+    root: Path
+    tasks: tuple[ScanTask, ...]
+    outcomes: tuple[ScanOutcome, ...]
+
+    @property
+    def identities(self) -> dict[ScanTask, ShardIdentity]:
+        """What each task found the shard to be."""
+        return {task: outcome.shard for task, outcome in zip(self.tasks, self.outcomes, strict=True)}
+
+    @property
+    def shard_counts(self) -> dict[str, int]:
+        """Samples of each shard."""
+        return {outcome.shard.name: outcome.samples for outcome in self.outcomes}
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all tar files."""
+        return sum(outcome.shard.size_bytes for outcome in self.outcomes)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Distinct part names."""
+        return tuple(dict.fromkeys(part for outcome in self.outcomes for part in outcome.part_names))
+
+    @property
+    def shards_reused(self) -> int:
+        """Shards that an interrupted run had scanned already."""
+        return sum(outcome.reused for outcome in self.outcomes)
+
+    def progress(self, stage: Literal["index", "commit"]) -> PrepareProgress:
+        """Describe a later stage."""
+        return PrepareProgress(
+            stage=stage,
+            shards_done=len(self.tasks),
+            shards_total=len(self.tasks),
+            samples=sum(outcome.samples for outcome in self.outcomes),
+            bytes_done=self.size_bytes,
+            bytes_total=self.size_bytes,
+        )
+
+    def check_unchanged(self) -> None:
+        """Raise StaleIndexError if a shard is not the file any more that was scanned."""
+        for outcome in self.outcomes:
+            path = self.root / outcome.shard.name
+            if not path.exists() or ShardIdentity.of(self.root, outcome.shard.name) != outcome.shard:
+                raise StaleIndexError(f"{path}: changed since it was scanned. Prepare again when nothing writes to it.")
+
+    def check_counts(self, info: DatasetInfo) -> None:
+        """Raise StaleIndexError if the shards do not have as many samples as `.info.json` says."""
+        for name, samples in self.shard_counts.items():
+            if samples != info.shard_counts[name]:
+                raise StaleIndexError(
+                    f"{self.root / name}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
+                    f"indices alone cannot mend that: run `energon-grain prepare {self.root} --force-overwrite`."
+                )
+
+
+def scan_dataset(
+    root: Path,
+    shards: Sequence[str],
+    folder: Path,
+    *,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[PrepareProgress], None] | None = None,
+) -> ScannedDataset:
+    """Scan every shard of `shards` and leave the scans in `folder`; those that lie there already are not made again.
+
+    Raises:
+        TarError: Shards are damaged; the message lists up to five. The scans of the others are kept.
+        StaleIndexError: A shard changed while it was read.
+    """
+    tasks = tuple(ScanTask(root=str(root), name=name, folder=str(folder)) for name in shards)
+    sizes = [(root / name).stat().st_size for name in shards]
+    outcomes: dict[str, ScanOutcome] = {}
+    failures: list[Exception] = []
+    samples = bytes_done = 0
+    for task, outcome in scan_shards(tasks, num_workers=num_workers, executor=executor):
+        if isinstance(outcome, Exception):
+            failures.append(outcome)
+            continue
+        outcomes[task.name] = outcome
+        samples += outcome.samples
+        bytes_done += outcome.shard.size_bytes
+        if progress is not None:
+            progress(
+                PrepareProgress(
+                    stage="scan",
+                    shards_done=len(outcomes),
+                    shards_total=len(tasks),
+                    samples=samples,
+                    bytes_done=bytes_done,
+                    bytes_total=sum(sizes),
+                )
+            )
+    if failures:
+        raise _merge(failures, len(tasks))
+    return ScannedDataset(root=root, tasks=tasks, outcomes=tuple(outcomes[task.name] for task in tasks))
+
+
+def _merge(failures: Sequence[Exception], shard_count: int) -> Exception:
+    if len(failures) == 1:
+        return failures[0]
+    listed = "".join(f"\n  {failure}" for failure in failures[:_LISTED_FAILURES])
+    more = f"\n  … and {len(failures) - _LISTED_FAILURES} more" if len(failures) > _LISTED_FAILURES else ""
+    return type(failures[0])(f"{len(failures)} of {shard_count} shards cannot be indexed:{listed}{more}")

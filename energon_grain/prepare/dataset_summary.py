@@ -1,0 +1,204 @@
+"""What a prepared dataset holds, from its index: no tar is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
+from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
+from energon_grain.formats.splits import read_split_config, select_shards
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartSummary:
+    """One part name: how many there are in the dataset, and their sizes in bytes."""
+
+    count: int
+    total_bytes: int
+    smallest_bytes: int
+    largest_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSummary:
+    """One split part, whole shards that are excluded not counted; excluded samples are."""
+
+    shards: int
+    samples: int
+    excluded_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeBin:
+    """Samples whose parts have at least `from_bytes` and less than `below_bytes` together."""
+
+    from_bytes: int
+    below_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSummary:
+    """What a dataset holds.
+
+    Attributes:
+        path: Its folder.
+        shards: Number of shards.
+        samples: Number of samples.
+        tar_bytes: Size of all tar files, when they were indexed.
+        payload_bytes: Bytes of all parts.
+        energon_version: The release whose format the dataset follows, as `.info.json` has it.
+        uuid: Identity that the last `prepare` gave it.
+        content_id: Digest over all keys, parts, places and sizes.
+        has_sqlite: Whether `index.sqlite` is there.
+        parts: By part name.
+        splits: By split part; empty without a split file.
+        kind: Of `dataset.yaml`: samples of a type, crude ones, a custom class, or none.
+        sample_type: Class of the samples as the file names it, or why it cannot be told.
+        field_map: Expression by field; empty where there is none.
+        subflavors: Tags of every sample.
+        sizes: Histogram of sample sizes, in powers of two, without empty bins at either end.
+    """
+
+    path: str
+    shards: int
+    samples: int
+    tar_bytes: int
+    payload_bytes: int
+    energon_version: str | None
+    uuid: str | None
+    content_id: str
+    has_sqlite: bool
+    parts: dict[str, PartSummary]
+    splits: dict[str, SplitSummary]
+    kind: Literal["standard", "crude", "custom", "none"]
+    sample_type: str | None
+    field_map: dict[str, str]
+    subflavors: dict[str, object]
+    sizes: tuple[SizeBin, ...]
+
+
+def summarize_dataset(
+    root: str | Path, *, split_config: str | None = None, dataset_config: str = "dataset.yaml"
+) -> DatasetSummary:
+    """Describe the dataset at `root`. Builds its columnar index if it has none.
+
+    Raises:
+        DatasetNotFoundError: There is no prepared dataset.
+        IndexFileError: An index is damaged.
+        SplitError: The split file that was asked for is damaged.
+    """
+    root = Path(root)
+    finish_interrupted_prepare(root)
+    info = read_info(root)
+    index = open_columnar(root)
+    kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
+    payload = _sample_bytes(index)
+    return DatasetSummary(
+        path=str(root),
+        shards=len(index.shards),
+        samples=len(index),
+        tar_bytes=int(index.shard_bytes.sum()),
+        payload_bytes=int(payload.sum()),
+        energon_version=info.energon_version,
+        uuid=read_uuid(root),
+        content_id=index.content_id,
+        has_sqlite=(root / META_FOLDER / INDEX_SQLITE).exists(),
+        parts=_parts(index),
+        splits=_splits(root, split_config or own_split_config, info, required=split_config is not None),
+        kind=kind,
+        sample_type=sample_type,
+        field_map=field_map,
+        subflavors=subflavors,
+        sizes=size_bins(payload),
+    )
+
+
+def size_bins(sizes: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
+    """Count sizes between powers of two: [0, 1), [1, 2), [2, 4), …
+
+    Args:
+        sizes: (n,) bytes.
+    """
+    if not len(sizes):
+        return ()
+    exponent = np.frexp(sizes.astype(np.float64))[1]  # 0 -> 0, 1 -> 1, 2..3 -> 2, 4..7 -> 3
+    first, last = int(exponent.min()), int(exponent.max())
+    counts = np.bincount(exponent - first, minlength=last - first + 1)
+    return tuple(
+        SizeBin(from_bytes=(1 << power) >> 1, below_bytes=1 << power, samples=int(counts[power - first]))
+        for power in range(first, last + 1)
+    )
+
+
+def _sample_bytes(index: ColumnarIndex) -> npt.NDArray[np.int64]:
+    """(N,) payload bytes of each sample; differences of a running sum, since a sample may have no part at all."""
+    running = np.concatenate([[0], np.cumsum(index.part_size, dtype=np.int64)])
+    return np.diff(running[index.part_start])
+
+
+def _parts(index: ColumnarIndex) -> dict[str, PartSummary]:
+    count = len(index.part_names)
+    name, size = np.asarray(index.part_name), np.asarray(index.part_size)
+    counts = np.bincount(name, minlength=count)
+    smallest, largest = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
+    np.minimum.at(smallest, name, size)
+    np.maximum.at(largest, name, size)
+    totals = np.zeros(count, np.int64)
+    np.add.at(totals, name, size)
+    return {
+        part: PartSummary(
+            count=int(counts[place]),
+            total_bytes=int(totals[place]),
+            smallest_bytes=int(smallest[place]),
+            largest_bytes=int(largest[place]),
+        )
+        for place, part in enumerate(index.part_names)
+    }
+
+
+def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) -> dict[str, SplitSummary]:
+    try:
+        config = read_split_config(root, name)
+    except SplitError:
+        if required:
+            raise
+        return {}
+    splits: dict[str, SplitSummary] = {}
+    for part in config.split_parts:
+        try:
+            chosen = select_shards(config, part, info)
+        except EmptyDatasetError:
+            splits[part] = SplitSummary(shards=0, samples=0, excluded_samples=0)
+            continue
+        splits[part] = SplitSummary(
+            shards=len(chosen.shards),
+            samples=sum(info.shard_counts[shard] for shard in chosen.shards),
+            excluded_samples=len(chosen.excluded_samples),
+        )
+    return splits
+
+
+def _describe_config(
+    root: Path, name: str
+) -> tuple[
+    Literal["standard", "crude", "custom", "none"], str | None, dict[str, str], dict[str, object], str | None
+]:
+    from energon_grain.formats.dataset_config import read_dataset_config
+
+    if not (root / META_FOLDER / name).exists():
+        return "none", None, {}, {}, None
+    try:
+        config = read_dataset_config(root, name)
+    except ConfigError as error:
+        return "custom", f"unknown: {error}", {}, {}, None
+    named = config.sample_type or (config.class_ref if config.kind == "custom" else None)
+    sample_type = None if named is None else f"{named.module}.{named.name}"
+    return config.kind, sample_type, dict(config.field_map or {}), dict(config.subflavors), config.split_config

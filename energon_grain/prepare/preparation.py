@@ -1,0 +1,224 @@
+"""Preparing a dataset: scan all shards, split them, and put every index in place in one step."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.formats.columnar_build import remove_old_generations
+from energon_grain.formats.columnar_header import columnar_folder
+from energon_grain.formats.commit_journal import (
+    PREPARE_FOLDER,
+    commit_staged,
+    finish_interrupted_prepare,
+    new_staging_folder,
+)
+from energon_grain.formats.nv_meta import (
+    COMPATIBLE_ENERGON_VERSION,
+    INDEX_SQLITE,
+    INDEX_UUID,
+    INFO_JSON,
+    META_FOLDER,
+    DatasetInfo,
+    DatasetKind,
+    dataset_kind,
+    read_info,
+)
+from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
+from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
+from energon_grain.prepare.preparation_lock import preparation_lock
+from energon_grain.prepare.report import PrepareProgress, PrepareReport
+from energon_grain.prepare.shard_listing import exclude_shards, find_shards, refuse_compressed
+from energon_grain.prepare.split_patterns import split_by_patterns
+from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
+from energon_grain.prepare.staging import finish_staging, stage_definition, stage_indices, stage_info, stage_splits
+
+DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
+_SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
+ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
+"""Called after the scan: where an interactive caller asks its user what the samples are."""
+
+
+def prepare_dataset(
+    root: str | Path,
+    *,
+    shards: Sequence[str] | None = None,
+    split_ratio: Mapping[str, float] | Sequence[float] | None = None,
+    split_patterns: Mapping[str, str | Sequence[str]] | None = None,
+    exclude: str | None = None,
+    shuffle_tars: bool = False,
+    shuffle_seed: int = 42,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    crude: bool = False,
+    choose_definition: ChooseDefinition | None = None,
+    dataset_yaml_name: str = "dataset.yaml",
+    force_overwrite: bool = False,
+    tar_index_only: bool = False,
+    num_workers: int | None = None,
+    sqlite: bool = True,
+    progress: Callable[[PrepareProgress], None] | None = None,
+    executor: Executor | None = None,
+) -> PrepareReport:
+    """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
+
+    The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
+    process. A run that was killed keeps the scans of finished shards; the next one starts with them.
+
+    Args:
+        root: The dataset folder.
+        shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
+            below `root`, sorted.
+        split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are dealt in
+            order by largest remainder, so none is lost, and each part of more than 0 gets at least one. The default,
+            where no patterns are given either, is (0.8, 0.1, 0.1).
+        split_patterns: Patterns for each part, instead of a ratio: `glob:shards/{000..007}.tar`, `re:val_.*` (found
+            anywhere), or without a prefix Energon's mixture (braces, then regular expressions from the beginning).
+        exclude: A regular expression; shards in whose path it is found are left out.
+        shuffle_tars: Shuffle the shards before they are split, as Energon does.
+        shuffle_seed: Seed of that shuffle.
+        sample_type: Name of a sample type such as `CaptioningSample`; writes the dataset's YAML file. None, without
+            `crude`, leaves that file alone.
+        field_map: Where each field of the sample type comes from: `{"image": "jpg,png", "caption": "json[text]"}`.
+        crude: Write a dataset of plain dicts, to be cooked by the program.
+        choose_definition: Decides after the scan, instead of the three before.
+        dataset_yaml_name: Name of that YAML file inside `.nv-meta`.
+        force_overwrite: Prepare a dataset again that is prepared already.
+        tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
+        num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
+            in this process in any case, because that is quicker.
+        sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
+            old ones, which would not fit any more.
+        progress: Called after every shard and at each stage.
+        executor: Runs the scans instead of processes of our own.
+
+    Raises:
+        DatasetNotFoundError: There are no tar files.
+        ConfigError: An argument does not fit; nothing was written.
+        TarError: A tar is compressed, damaged or empty.
+        DuplicateKeyError: Two samples have the same key.
+    """
+    start = time.perf_counter()
+    root = Path(root)
+    if split_ratio is not None and split_patterns is not None:
+        raise ConfigError("give a split ratio or split patterns, not both.")
+    if (root / META_FOLDER).is_dir():
+        finish_interrupted_prepare(root)
+    prepared = dataset_kind(root) is DatasetKind.WEBDATASET
+    if prepared and not (force_overwrite or tar_index_only):
+        raise ConfigError(
+            f"{root}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces its splits; "
+            f"tar_index_only (--tar-index-only) writes only the indices anew."
+        )
+    old_info = read_info(root) if tar_index_only else None
+    names = _list_shards(root, shards, exclude, old_info)
+    split_parts: dict[str, tuple[str, ...]] = {}
+    if old_info is None:
+        split_parts = _split(names, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
+    definition = None
+    if old_info is None and choose_definition is None:
+        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
+
+    scans_folder = root / PREPARE_FOLDER / "scans"
+    scans_folder.mkdir(parents=True, exist_ok=True)
+    with preparation_lock(root / META_FOLDER):
+        _remove_leftovers(root)
+        scanned = scan_dataset(root, names, scans_folder, num_workers=num_workers, executor=executor, progress=progress)
+        if old_info is not None:
+            scanned.check_counts(old_info)
+        elif choose_definition is not None:
+            definition = choose_definition(scanned)
+        if definition is not None:
+            definition.check_parts(scanned.part_names)
+        if progress is not None:
+            progress(scanned.progress("index"))
+        staging = new_staging_folder(root)
+        put, generation = stage_indices(staging, scanned.identities, sqlite=sqlite)
+        if definition is not None:
+            put += stage_definition(staging, dataset_yaml_name, definition)
+        if old_info is None:
+            put += stage_splits(staging, split_parts)
+        if old_info is None or not (root / META_FOLDER / INFO_JSON).exists():
+            put += stage_info(root, staging, old_info or _new_info(scanned))
+        scanned.check_unchanged()
+        if progress is not None:
+            progress(scanned.progress("commit"))
+        finish_staging(root, staging, names[0])
+        commit_staged(root, staging, put=put, remove=() if sqlite else _SQLITE_FILES)
+        remove_old_generations(columnar_folder(root), generation)
+        shutil.rmtree(root / PREPARE_FOLDER, ignore_errors=True)
+    return PrepareReport(
+        root=root,
+        shard_counts=scanned.shard_counts,
+        size_bytes=scanned.size_bytes,
+        part_names=scanned.part_names,
+        split_parts=split_parts,
+        written=tuple(path for path in put if "/columnar/" not in path),
+        shards_reused=scanned.shards_reused,
+        notes=tuple(_notes(names, split_parts)),
+        elapsed_s=time.perf_counter() - start,
+    )
+
+
+def _list_shards(
+    root: Path, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None
+) -> tuple[str, ...]:
+    if old_info is not None:
+        if shards is not None or exclude is not None:
+            raise ConfigError(
+                "the shards of a prepared dataset are known: tar_index_only takes no shards and no exclude."
+            )
+        return tuple(old_info.shard_counts)
+    if shards is None:
+        return find_shards(root, exclude=exclude)
+    if not shards:
+        raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
+    for name in shards:
+        if not (root / name).is_file():
+            raise DatasetNotFoundError(f"{root / name}: listed as a shard, but there is no such file.")
+    if len(set(shards)) < len(shards):
+        raise ConfigError(f"{root}: the list of shards names one twice.")
+    kept = exclude_shards(shards, exclude)
+    refuse_compressed(kept)
+    return tuple(kept)
+
+
+def _split(
+    shards: Sequence[str],
+    ratio: Mapping[str, float] | Sequence[float] | None,
+    patterns: Mapping[str, str | Sequence[str]] | None,
+    shuffle_seed: int | None,
+) -> dict[str, tuple[str, ...]]:
+    dealt = list(shards)
+    if shuffle_seed is not None:
+        random.Random(shuffle_seed).shuffle(dealt)
+    if patterns is not None:
+        return split_by_patterns(dealt, patterns)
+    return split_by_ratio(dealt, name_ratio(DEFAULT_SPLIT_RATIO if ratio is None else ratio))
+
+
+def _new_info(scanned: ScannedDataset) -> DatasetInfo:
+    return DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what a run left that was killed before its commit; its scans stay."""
+    for staging in (root / PREPARE_FOLDER).glob("staged-*"):
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if not split_parts:
+        return
+    listed = [shard for part in split_parts.values() for shard in part]
+    several = len(listed) - len(set(listed))
+    if several:
+        yield f"{several} shard{'s' * (several > 1)} are in more than one split part."
+    unused = [shard for shard in shards if shard not in set(listed)]
+    if unused:
+        yield f"{len(unused)} of {len(shards)} shards are in no split part, such as {unused[0]}."

@@ -1,0 +1,64 @@
+"""A glance at the first samples of a shard: their parts, and their JSON cut to a readable length."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_grain.formats.shard_scan import ShardScan
+
+_LIST_ITEMS = 3
+_TEXT_LENGTH = 40
+_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePreview:
+    """What one sample consists of.
+
+    Attributes:
+        key: Its key.
+        parts: Its parts and their sizes in bytes, in the order of the tar.
+        json_text: Its `json` part, shortened and indented; None without one that can be read.
+    """
+
+    key: str
+    parts: dict[str, int]
+    json_text: str | None
+
+
+def preview_samples(tar: Path, scan: ShardScan, count: int = 2) -> list[SamplePreview]:
+    """Look at the first `count` samples of a shard."""
+    previews: list[SamplePreview] = []
+    with open(tar, "rb") as file:
+        for sample in range(min(count, len(scan))):
+            rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
+            parts = {scan.part_names[int(scan.part_name[row])]: int(scan.part_size[row]) for row in rows}
+            json_text = None
+            for row in rows:
+                size = int(scan.part_size[row])
+                if scan.part_names[int(scan.part_name[row])] == "json" and size <= _JSON_BYTES:
+                    file.seek(int(scan.part_offset[row]))
+                    json_text = _pretty(file.read(size))
+            previews.append(SamplePreview(key=scan.key(sample), parts=parts, json_text=json_text))
+    return previews
+
+
+def shorten(value: Any) -> Any:
+    """Cut lists to three items and strings to forty characters, everywhere in a JSON value."""
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shorten(item) for item in value[:_LIST_ITEMS]] + ["…"] * (len(value) > _LIST_ITEMS)
+    if isinstance(value, str) and len(value) > _TEXT_LENGTH:
+        return value[:_TEXT_LENGTH] + "…"
+    return value
+
+
+def _pretty(data: bytes) -> str | None:
+    try:
+        return json.dumps(shorten(json.loads(data)), indent=2, ensure_ascii=False)
+    except ValueError:
+        return None

@@ -1,0 +1,90 @@
+"""Which tar files make up a dataset: every `*.tar` below its folder, in an order that does not depend on the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError
+
+COMPRESSED_SUFFIXES = {
+    ".tgz": "gzip",
+    ".tar.gz": "gzip",
+    ".tbz2": "bzip2",
+    ".tar.bz2": "bzip2",
+    ".txz": "xz",
+    ".tar.xz": "xz",
+    ".tar.zst": "zstd",
+}
+"""What names of compressed tar files end with, and the tool that decompresses each."""
+_TAR_SUFFIX = ".tar"
+
+
+def find_shards(root: Path, *, exclude: str | None = None) -> tuple[str, ...]:
+    """List the tar files below `root` as paths relative to it, sorted folder by folder.
+
+    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
+
+    Args:
+        root: The dataset folder.
+        exclude: A regular expression; shards in whose relative path it is *found* are left out.
+
+    Raises:
+        DatasetNotFoundError: `root` is no folder, or holds no tar file.
+        TarError: There are compressed tars among them, which cannot be read at random offsets.
+        ConfigError: `exclude` is no regular expression, or leaves nothing.
+    """
+    if not root.is_dir():
+        raise DatasetNotFoundError(f"{root}: not a folder. Give the folder that holds the tar files.")
+    found = [name for name in _walk(root, root, frozenset()) if name.endswith((_TAR_SUFFIX, *COMPRESSED_SUFFIXES))]
+    if not found:
+        raise DatasetNotFoundError(f"{root}: no *.tar files in it or in its subfolders.")
+    kept = exclude_shards(found, exclude)
+    refuse_compressed(kept)
+    return tuple(sorted(kept, key=lambda name: name.split("/")))
+
+
+def exclude_shards(shards: Sequence[str], exclude: str | None) -> list[str]:
+    """Leave out the shards in whose name the regular expression is found; their order is kept."""
+    if exclude is None:
+        return list(shards)
+    try:
+        pattern = re.compile(exclude)
+    except re.error as error:
+        raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
+    kept = [name for name in shards if not pattern.search(name)]
+    if not kept:
+        raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
+    return kept
+
+
+def refuse_compressed(shards: Sequence[str]) -> None:
+    """Raise TarError where names say that archives are compressed."""
+    compressed = [name for name in shards if name.endswith(tuple(COMPRESSED_SUFFIXES))]
+    if not compressed:
+        return
+    example = compressed[0]
+    suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
+    others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
+    raise TarError(
+        f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
+        f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the compressed "
+        f"file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+    )
+
+
+def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Yield the files below `folder` relative to `root`; a link back to a folder above it is not entered."""
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != ".nv-meta":
+                    yield from _walk(root, Path(entry.path), above | {identity})
+            elif entry.is_file():
+                yield os.path.relpath(entry.path, root)

@@ -1,0 +1,117 @@
+r"""Pick the shards of split parts by pattern: globs, regular expressions, or the mixture that Energon uses.
+
+| written | meaning |
+|---|---|
+| `train:glob:shards/{000..007}.tar` | braces are expanded, then `*`, `?`, `[…]` (inside a folder) and `**` (across folders) match the whole path |
+| `val:re:shard_00[89]` | a regular expression, found anywhere in the path; no brace expansion, so `\d{3}` works |
+| `test:shards/00{8,9}.*` | as in Energon: braces are expanded, then each is a regular expression that matches the beginning of the path |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from braceexpand import UnbalancedBracesError, braceexpand
+
+from energon_grain.errors import ConfigError, SplitError
+
+
+def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns.
+
+    Raises:
+        ConfigError: An argument has no name or no pattern.
+    """
+    patterns: dict[str, tuple[str, ...]] = {}
+    for argument in arguments:
+        name, colon, pattern = argument.partition(":")
+        if not (colon and name and pattern) or name in ("glob", "re"):
+            raise ConfigError(
+                f"split part {argument!r}: write NAME:PATTERN, NAME:glob:PATTERN or NAME:re:REGEX, "
+                f"such as 'train:glob:shards/{{000..007}}.tar'."
+            )
+        patterns[name] = (*patterns.get(name, ()), pattern)
+    return patterns
+
+
+def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Give each part the shards that one of its patterns matches, in the order of `shards`.
+
+    A shard may be in several parts, or in none.
+
+    Raises:
+        SplitError: A pattern matches nothing: a part that is silently smaller, or empty, would not be noticed.
+        ConfigError: A pattern is malformed.
+    """
+    if not patterns:
+        raise ConfigError("split patterns: give at least one, such as {'train': 'glob:shards/*.tar'}.")
+    parts: dict[str, tuple[str, ...]] = {}
+    for name, written in patterns.items():
+        chosen: set[str] = set()
+        for pattern in (written,) if isinstance(written, str) else written:
+            matches = compile_pattern(pattern)
+            matched = [shard for shard in shards if matches(shard)]
+            if not matched:
+                raise SplitError(_nothing_matched(name, pattern, shards))
+            chosen.update(matched)
+        parts[name] = tuple(shard for shard in shards if shard in chosen)
+    return parts
+
+
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """Make the test for one pattern of the table above.
+
+    Raises:
+        ConfigError: The pattern is malformed.
+    """
+    try:
+        if pattern.startswith("re:"):
+            regex = re.compile(pattern.removeprefix("re:"))
+            return lambda shard: regex.search(shard) is not None
+        if pattern.startswith("glob:"):
+            globs = [re.compile(glob_to_regex(one)) for one in braceexpand(pattern.removeprefix("glob:"))]
+            return lambda shard: any(one.fullmatch(shard) for one in globs)
+        regexes = [re.compile(one) for one in braceexpand(pattern)]
+        return lambda shard: any(one.match(shard) for one in regexes)
+    except (re.error, UnbalancedBracesError) as error:
+        raise ConfigError(
+            f"split pattern {pattern!r} is malformed: {error}. Without a prefix, a pattern is a regular expression; "
+            f"write glob:{pattern} for a shell pattern."
+        ) from error
+
+
+def glob_to_regex(glob: str) -> str:
+    """Translate one shell pattern; `*`, `?` and `[…]` stay inside a folder, `**/` stands for any number of folders."""
+    out: list[str] = []
+    place = 0
+    while place < len(glob):
+        if glob.startswith("**/", place):
+            out.append("(?:[^/]+/)*")
+            place += 3
+        elif glob.startswith("**", place):
+            out.append(".*")
+            place += 2
+        elif glob[place] in "*?":
+            out.append("[^/]*" if glob[place] == "*" else "[^/]")
+            place += 1
+        elif glob[place] == "[" and (end := glob.find("]", place + 2)) > 0:
+            choice = glob[place + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            out.append(f"(?!/)[^{choice[1:]}]" if choice[0] in "!^" else f"[{choice}]")
+            place = end + 1
+        else:
+            out.append(re.escape(glob[place]))
+            place += 1
+    return "".join(out)
+
+
+def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:
+    hint = ""
+    if not pattern.startswith(("glob:", "re:")):
+        as_glob = compile_pattern(f"glob:{pattern}")
+        if any(as_glob(shard) for shard in shards):
+            hint = f" As a shell pattern it would match: write {name}:glob:{pattern}."
+    return (
+        f"split part {name!r}: pattern {pattern!r} matches none of the {len(shards)} shards "
+        f"({shards[0]} … {shards[-1]}).{hint} Patterns are compared with paths relative to the dataset."
+    )

@@ -1,0 +1,133 @@
+"""Write every output of a `prepare` into the staging folder, flushed to disk, ready to be moved into place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+
+from energon_grain.errors import StaleIndexError
+from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
+from energon_grain.formats.nv_meta import (
+    INDEX_SQLITE,
+    INDEX_UUID,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    DatasetInfo,
+    write_info,
+    write_uuid,
+)
+from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.tar_index import tar_index_path, write_tar_index
+from energon_grain.prepare.dataset_definition import DatasetDefinition
+from energon_grain.prepare.scan_task import ScanTask
+from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
+from energon_grain.storage.atomic import atomic_write_text, sync_folder
+
+_FLUSHING_THREADS = 8
+
+
+def stage_indices(staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, sqlite: bool) -> tuple[list[str], str]:
+    """Write `.tar.idx`, columnar index and, if wanted, `index.sqlite` and `index.uuid`.
+
+    Args:
+        staging: The folder that mirrors the dataset.
+        scans: What was scanned, in the order of `.info.json`.
+        sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
+
+    Returns:
+        The paths to move, relative to the root, and the name of the generation of the columnar index.
+
+    Raises:
+        DuplicateKeyError: Two samples of the dataset have the same key.
+    """
+    (staging / META_FOLDER).mkdir(exist_ok=True)
+    with ThreadPoolExecutor(_FLUSHING_THREADS, thread_name_prefix="prepare") as pool:
+        # Sorting out duplicates comes first: an error there should not wait for the slower sqlite.
+        columnar = columnar_folder(staging)
+        indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in scans.items()]
+        shards = [task.name for task in scans]
+        header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
+        put = [future.result() for future in indices]
+    put.append(_relative(staging, columnar / header.generation))
+    if sqlite:
+        from energon_grain.formats.sqlite_index import write_sqlite_index
+
+        write_sqlite_index(staging / META_FOLDER / INDEX_SQLITE, enumerate(_load(scans)))
+        write_uuid(staging)
+        put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
+    put.append(_relative(staging, columnar / HEADER_NAME))
+    return put, header.generation
+
+
+def stage_info(root: Path, staging: Path, info: DatasetInfo) -> list[str]:
+    """Write `.info.json`, and `.info.yaml` where the dataset has one, and return their paths."""
+    (staging / META_FOLDER).mkdir(exist_ok=True)
+    put = [f"{META_FOLDER}/{INFO_JSON}"]
+    if (root / META_FOLDER / INFO_YAML).exists():
+        (staging / META_FOLDER / INFO_YAML).touch()
+        put.append(f"{META_FOLDER}/{INFO_YAML}")
+    write_info(staging, info)
+    return put
+
+
+def stage_splits(staging: Path, split_parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Write `split.yaml` and return its path."""
+    config = SplitConfig(split_parts={name: tuple(shards) for name, shards in split_parts.items()})
+    write_split_config(staging / META_FOLDER / DEFAULT_SPLIT_CONFIG, config)
+    return [f"{META_FOLDER}/{DEFAULT_SPLIT_CONFIG}"]
+
+
+def stage_definition(staging: Path, name: str, definition: DatasetDefinition) -> list[str]:
+    """Write the dataset's YAML file and return its path."""
+    text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
+    atomic_write_text(staging / META_FOLDER / name, text)
+    return [f"{META_FOLDER}/{name}"]
+
+
+def finish_staging(root: Path, staging: Path, first_shard: str) -> None:
+    """Give the staged files the permissions of the data, and make their folder entries survive a power cut.
+
+    `.nv-meta` gets the mode of the dataset's folder and every file that of the first shard; both stay writable for
+    their owner.
+    """
+    folder_mode = root.stat().st_mode | 0o700
+    file_mode = (root / first_shard).stat().st_mode & 0o666 | 0o600
+    with contextlib.suppress(PermissionError):
+        (root / META_FOLDER).chmod(folder_mode & 0o7777)
+    for folder, _, files in os.walk(staging):
+        for file in files:
+            os.chmod(os.path.join(folder, file), file_mode)
+        if Path(folder) != staging:
+            os.chmod(folder, folder_mode & 0o777)
+        sync_folder(Path(folder))
+
+
+def _load(scans: Mapping[ScanTask, ShardIdentity]) -> Iterator[ShardScan]:
+    for task, identity in scans.items():
+        yield _load_one(task, identity)
+
+
+def _load_one(task: ScanTask, identity: ShardIdentity) -> ShardScan:
+    scan = load_scan(task.scan_path, identity)
+    if scan is None:
+        raise StaleIndexError(f"{task.scan_path}: the scan of {task.name} was changed or removed. Prepare again.")
+    return scan
+
+
+def _stage_tar_index(staging: Path, task: ScanTask, identity: ShardIdentity) -> str:
+    path = tar_index_path(staging / task.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tar_index(path, _load_one(task, identity).sample_start)
+    return _relative(staging, path)
+
+
+def _relative(staging: Path, path: Path) -> str:
+    return path.relative_to(staging).as_posix()
