@@ -122,9 +122,8 @@ class FieldMap:
         for name, options in self.fields.items():
             if not any(option.part in available or option.part in PSEUDO_PARTS for option in options):
                 wanted = " or ".join(repr(option.part) for option in options)
-                raise FieldMapError(
-                    f"{where}: {name}: no sample has a part {wanted}; {_alternatives(options[0].part, sorted(available))}"
-                )
+                others = _alternatives(options[0].part, sorted(available))
+                raise FieldMapError(f"{where}: {name}: no sample has a part {wanted}; {others}")
 
     def evaluate(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """The value of every mapped field, from decoded parts by name.
