@@ -15,9 +15,7 @@ from energon_grain.formats.column_file import READ_INSTEAD_OF_MAP_BYTES, ColumnW
 
 
 @given(pieces=st.lists(st.integers(0, 50)), dtype=st.sampled_from(["int64", "int32", "uint8"]))
-def test_round_trip_and_numpy_reads_it(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[int], dtype: str
-) -> None:
+def test_round_trip_and_numpy_reads_it(tmp_path_factory: pytest.TempPathFactory, pieces: list[int], dtype: str) -> None:
     path = tmp_path_factory.mktemp("column") / "c.npy"
     arrays = [np.arange(length).astype(dtype) for length in pieces]
     whole = np.concatenate(arrays) if arrays else np.empty(0, dtype)

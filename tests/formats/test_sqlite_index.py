@@ -1,0 +1,172 @@
+"""`index.sqlite`: what is written, and reading its three generations."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_grain.errors import DuplicateKeyError, IndexFileError
+from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.sqlite_index import write_sqlite_index
+from energon_grain.formats.sqlite_reader import PartRow, SampleRow, SqliteIndex
+
+SAMPLES = st.lists(
+    st.tuples(st.one_of(st.text(max_size=4).map(lambda text: text.encode("utf-8", "ignore")), st.binary(max_size=3))),
+    unique=True,
+    max_size=60,
+).map(lambda rows: [row[0].replace(b"\0", b"0") for row in rows])
+
+
+def scan_of(keys: list[bytes], parts: tuple[str, ...] = ("jpg", "txt")) -> ShardScan:
+    count, width = len(keys), len(parts)
+    return ShardScan(
+        size_bytes=1 << 20,
+        sample_start=np.arange(count + 1, dtype=np.int64) * 1024 * width,
+        part_start=np.arange(count + 1, dtype=np.int64) * width,
+        part_names=parts,
+        part_name=np.tile(np.arange(width, dtype=np.int32), count),
+        part_offset=np.arange(count * width, dtype=np.int64) * 1024 + 512,
+        part_size=np.arange(count * width, dtype=np.int64) % 500,
+        key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64),
+        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+    )
+
+
+@settings(max_examples=30)
+@given(keys=SAMPLES, cut=st.integers(0, 60))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, keys: list[bytes], cut: int) -> None:
+    keys = list(dict.fromkeys(keys))
+    path = tmp_path_factory.mktemp("sqlite") / "index.sqlite"
+    shards = [keys[:cut], keys[cut:]]
+    write_sqlite_index(path, ((5 + number, scan_of(shard)) for number, shard in enumerate(shards)))
+    with SqliteIndex(path) as index:
+        assert index.generation == 3
+        assert len(index) == len(keys)
+        for number, shard in enumerate(shards):
+            for i, key in enumerate(shard):
+                text = key.decode("utf-8", "surrogateescape")
+                row = SampleRow(tar_file_id=5 + number, sample_index=i, byte_offset=i * 2048, byte_size=2048)
+                assert index.find(text) == row
+                jpg, txt = index.parts(text)
+                assert (jpg.part_name, txt.part_name) == ("jpg", "txt")
+                assert txt == PartRow(
+                    tar_file_id=5 + number,
+                    part_name="txt",
+                    byte_offset=i * 2048 + 1536,
+                    byte_size=(2 * i + 1) % 500,
+                )
+                assert index.find_part(text, "txt") == txt
+                assert index.find_part(text, "png") is None
+        assert index.find("no such key") is None
+        assert index.parts("no such key") == []
+
+
+def test_schema_and_row_order(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    write_sqlite_index(path, [(1, scan_of([b"b", b"a"])), (0, scan_of([b"c"]))])
+    database = sqlite3.connect(path)
+    try:
+        assert [row[0] for row in database.execute("SELECT sample_key FROM samples ORDER BY rowid")] == ["b", "a", "c"]
+        columns = [row[1:4] for row in database.execute("PRAGMA table_info(samples)")]
+        assert columns == [
+            ("tar_file_id", "INTEGER", 1),
+            ("sample_key", "TEXT", 1),
+            ("sample_index", "INTEGER", 1),
+            ("byte_offset", "INTEGER", 0),
+            ("byte_size", "INTEGER", 0),
+        ]
+        indices = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert indices == {
+            "sqlite_autoindex_samples_1",
+            "idx_samples_by_tar_and_idx",
+            "idx_sample_parts_seq",
+            "idx_sample_parts_full",
+        }
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert database.execute("PRAGMA user_version").fetchone() == (0,)
+    finally:
+        database.close()
+
+
+def test_written_bytes_do_not_depend_on_the_run(tmp_path: Path) -> None:
+    scans = [(number, scan_of([b"%d-%d" % (number, i) for i in range(100)])) for number in range(3)]
+    for name in ("a", "b"):
+        write_sqlite_index(tmp_path / name, scans)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_duplicates_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    write_sqlite_index(path, [(0, scan_of([b"a"]))])
+    before = path.read_bytes()
+    shards = ["s0.tar", "s1.tar", "s2.tar"]
+    scans = [(0, scan_of([b"a", b"b"])), (1, scan_of([b"c", b"a"])), (2, scan_of([b"b"]))]
+    with pytest.raises(DuplicateKeyError) as caught:
+        write_sqlite_index(path, scans, shard_name=shards.__getitem__)
+    assert "'a' in s0.tar and in s1.tar; 'b' in s0.tar and in s2.tar" in str(caught.value)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite"]
+
+
+def test_a_repeated_part_counts_last(tmp_path: Path) -> None:
+    scan = scan_of([b"a"], ("x", "y"))
+    scan.part_name[1] = 0
+    write_sqlite_index(tmp_path / "i", [(0, scan)])
+    with SqliteIndex(tmp_path / "i") as index:
+        assert [part.part_name for part in index.parts("a")] == ["x", "x"]
+        found = index.find_part("a", "x")
+        assert found is not None
+        assert found.byte_offset == 1536
+
+
+def old_database(path: Path, *, parts: bool) -> None:
+    database = sqlite3.connect(path)
+    database.execute(
+        "CREATE TABLE samples (id INTEGER PRIMARY KEY AUTOINCREMENT, tar_file_id INTEGER, sample_key TEXT, "
+        "sample_index INTEGER, byte_offset INTEGER, byte_size INTEGER)"
+    )
+    database.execute("CREATE INDEX idx_samples_sample_key ON samples(sample_key)")
+    rows = [(1, "k", 4, 2048, 1024), (0, "k", 9, 512, 1024), (0, "l", 0, 0, 512)]
+    database.executemany("INSERT INTO samples VALUES (NULL,?,?,?,?,?)", rows)
+    if parts:
+        database.execute(
+            "CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
+            "content_byte_offset INTEGER, content_byte_size INTEGER)"
+        )
+        database.execute("INSERT INTO sample_parts VALUES (0, 9, 'jpg', 1024, 7)")
+    database.commit()
+    database.close()
+
+
+def test_first_generation(tmp_path: Path) -> None:
+    old_database(tmp_path / "i", parts=False)
+    with SqliteIndex(tmp_path / "i") as index:
+        assert index.generation == 1
+        assert index.find("k") == SampleRow(tar_file_id=0, sample_index=9, byte_offset=512, byte_size=1024)
+        with pytest.raises(IndexFileError, match="before Energon 7"):
+            index.parts("k")
+
+
+def test_second_generation(tmp_path: Path) -> None:
+    old_database(tmp_path / "i", parts=True)
+    with SqliteIndex(tmp_path / "i") as index:
+        assert index.generation == 2
+        assert index.find_part("k", "jpg") == PartRow(tar_file_id=0, part_name="jpg", byte_offset=1024, byte_size=7)
+        assert index.parts("l") == []
+
+
+def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such index"):
+        SqliteIndex(tmp_path / "missing")
+    (tmp_path / "text").write_text("hello, this is no database at all")
+    with pytest.raises(IndexFileError, match="not a database"):
+        SqliteIndex(tmp_path / "text")
+    sqlite3.connect(tmp_path / "empty").close()
+    (tmp_path / "empty").touch()
+    with pytest.raises(IndexFileError, match="no table of samples"):
+        SqliteIndex(tmp_path / "empty")
