@@ -1,1 +1,195 @@
-"""Exact, elastic and fast data loading for Energon WebDatasets."""
+"""Exact, elastic and fast data loading for Energon WebDatasets, for JAX through Grain and for PyTorch.
+
+Everything below is imported when it is first used: `import energon_grain` by itself costs next to nothing, and neither
+Grain nor JAX is loaded before a loader is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from energon_grain._version import __version__
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.cooker import Cooker, basic_sample_keys, cooker
+    from energon_grain.datasets.dataset import SavableDataset
+    from energon_grain.datasets.draw_context import Draw, current_draw
+    from energon_grain.datasets.error_handlers import log_exception, reraise_exception
+    from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+    from energon_grain.datasets.stateless import stateless
+    from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
+    from energon_grain.datasets.worker_config import WorkerConfig
+    from energon_grain.errors import (
+        ConfigError,
+        DatasetNotFoundError,
+        DecodingError,
+        DuplicateKeyError,
+        EmptyDatasetError,
+        EnergonGrainError,
+        FatalSampleError,
+        FieldMapError,
+        FingerprintError,
+        FormatError,
+        HostsError,
+        IndexFileError,
+        ReadError,
+        SkipSample,
+        SplitError,
+        StaleIndexError,
+        StateError,
+        TarError,
+        UntrustedCodeError,
+        WorkerError,
+    )
+    from energon_grain.loader.get_loader import get_loader, get_savable_loader
+    from energon_grain.samples.batch import Batch
+    from energon_grain.samples.crude import CrudeSample
+    from energon_grain.samples.edataclass import edataclass
+    from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
+    from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
+    from energon_grain.samples.ocr import OCRSample, VQAOCRSample
+    from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQASample
+    from energon_grain.samples.sample import Sample
+    from energon_grain.samples.source_info import SourceInfo
+    from energon_grain.samples.text import TextSample
+    from energon_grain.sources.raw import RawBatch, RawSample
+    from energon_grain.sources.source import SampleLocation, Source
+    from energon_grain.sources.webdataset import WebDatasetSource
+    from energon_grain.stream.cursor import merge_cursors
+    from energon_grain.stream.run import Stream
+    from energon_grain.stream.which import SampleRecord
+    from energon_grain.transforms.batching import (
+        batch_list,
+        batch_pad_stack,
+        batch_stack,
+        concat_pad,
+        generic_batch,
+        generic_concat,
+        homogeneous_concat_mix,
+    )
+    from energon_grain.transforms.decode import SampleDecoder
+
+__all__ = [
+    "Batch",
+    "CaptioningSample",
+    "ConfigError",
+    "Cooker",
+    "CrudeSample",
+    "DatasetNotFoundError",
+    "DecodingError",
+    "DefaultTaskEncoder",
+    "Draw",
+    "DuplicateKeyError",
+    "EmptyDatasetError",
+    "EnergonGrainError",
+    "FatalSampleError",
+    "FieldMapError",
+    "FingerprintError",
+    "FormatError",
+    "HostsError",
+    "ImageClassificationSample",
+    "ImageSample",
+    "IndexFileError",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "RawBatch",
+    "RawSample",
+    "ReadError",
+    "Sample",
+    "SampleDecoder",
+    "SampleLocation",
+    "SampleRecord",
+    "SavableDataset",
+    "SimilarityInterleavedSample",
+    "SkipSample",
+    "Source",
+    "SourceInfo",
+    "SplitError",
+    "StaleIndexError",
+    "StateError",
+    "Stream",
+    "TarError",
+    "TaskEncoder",
+    "TextSample",
+    "UntrustedCodeError",
+    "VQAOCRSample",
+    "VQASample",
+    "VidQASample",
+    "WebDatasetSource",
+    "WorkerConfig",
+    "WorkerError",
+    "__version__",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "concat_pad",
+    "cooker",
+    "current_draw",
+    "edataclass",
+    "generic_batch",
+    "generic_concat",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "homogeneous_concat_mix",
+    "log_exception",
+    "merge_cursors",
+    "reraise_exception",
+    "stateless",
+]
+
+_MODULES = {
+    "datasets.cooker": ("Cooker", "basic_sample_keys", "cooker"),
+    "datasets.dataset": ("SavableDataset",),
+    "datasets.draw_context": ("Draw", "current_draw"),
+    "datasets.error_handlers": ("log_exception", "reraise_exception"),
+    "datasets.get_datasets": ("get_train_dataset", "get_val_dataset"),
+    "datasets.stateless": ("stateless",),
+    "datasets.task_encoder": ("DefaultTaskEncoder", "TaskEncoder"),
+    "datasets.worker_config": ("WorkerConfig",),
+    "loader.get_loader": ("get_loader", "get_savable_loader"),
+    "samples.batch": ("Batch",),
+    "samples.crude": ("CrudeSample",),
+    "samples.edataclass": ("edataclass",),
+    "samples.image": ("CaptioningSample", "ImageClassificationSample", "ImageSample"),
+    "samples.interleaved": ("InterleavedSample", "SimilarityInterleavedSample"),
+    "samples.ocr": ("OCRSample", "VQAOCRSample"),
+    "samples.question": ("MultiChoiceVQASample", "VQASample", "VidQASample"),
+    "samples.sample": ("Sample",),
+    "samples.source_info": ("SourceInfo",),
+    "samples.text": ("TextSample",),
+    "sources.raw": ("RawBatch", "RawSample"),
+    "sources.source": ("SampleLocation", "Source"),
+    "sources.webdataset": ("WebDatasetSource",),
+    "stream.cursor": ("merge_cursors",),
+    "stream.run": ("Stream",),
+    "stream.which": ("SampleRecord",),
+    "transforms.batching": (
+        "batch_list",
+        "batch_pad_stack",
+        "batch_stack",
+        "concat_pad",
+        "generic_batch",
+        "generic_concat",
+        "homogeneous_concat_mix",
+    ),
+    "transforms.decode": ("SampleDecoder",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOMES.get(name) or ("errors" if name in __all__ else None)
+    if module is None:
+        raise AttributeError(f"module 'energon_grain' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"energon_grain.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,169 @@
+"""A prepared dataset as it stands in a configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.subset_range import SubsetRange
+from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.errors import ConfigError
+from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, resolve_class
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.sources.webdataset import PartFilter, WebDatasetSource
+from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.transforms.field_map import FieldMap
+
+DEFAULT_PARALLEL_SHARD_ITERS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafDataset(SavableDataset):
+    """One split part of a prepared dataset, with how it is ordered.
+
+    Attributes:
+        path: The dataset's folder.
+        split_part: Name of the split part, as in the split configuration.
+        training: Whether samples are shuffled; otherwise they come in the order of the shards.
+        max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
+            every sample is placed by itself (full shuffle).
+        shuffle_buffer_size: At least how many samples mix, where blocks are read; None or less than a block: a block
+            in each lane.
+        parallel_shard_iters: Blocks that mix in each lane, where batches are formed inside a lane.
+        shuffle_over_epochs_multiplier: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
+        written: The path as the configuration writes it (the folder's name, for a dataset given by itself).
+        name: The leaf's identity in random keys; default: `written`, the split part, the subset and the occurrence
+            number among equals. So a moved folder keeps its order.
+        task_encoder: Its decoder and cookers make samples of the parts.
+        trusted_modules: Modules that the dataset's own configuration may name.
+    """
+
+    path: str
+    split_part: str
+    split_config: str | None = None
+    dataset_config: str = "dataset.yaml"
+    subset: SubsetRange | None = None
+    subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    training: bool = True
+    max_samples_per_sequence: int | None = None
+    shuffle_buffer_size: int | None = None
+    parallel_shard_iters: int | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    written: str | None = None
+    name: str | None = None
+    task_encoder: TaskEncoder
+    part_filter: Callable[[str], bool] | Collection[str] | None = None
+    sample_type: type[Any] | None = None
+    trusted_modules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        multiplier = self.shuffle_over_epochs_multiplier
+        if multiplier is not None and multiplier != -1 and multiplier < 1:
+            raise ConfigError(
+                f"shuffle_over_epochs_multiplier={multiplier}: 1 or more, -1 (with replacement) or None (keep order)"
+            )
+        if self.max_samples_per_sequence is not None and self.max_samples_per_sequence < 1:
+            raise ConfigError(f"max_samples_per_sequence={self.max_samples_per_sequence}: 1 or more, or None")
+        if self.shuffle_buffer_size is not None and self.shuffle_buffer_size < 0:
+            raise ConfigError(f"shuffle_buffer_size={self.shuffle_buffer_size}: 0 or more, or None")
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
+        if self.name is not None:
+            return ("name", self.name)
+        subset = "" if self.subset is None else str(self.subset)
+        written = Path(self.path).name if self.written is None else self.written
+        return ("path", written, self.split_part, subset)
+
+    def resolve(self) -> ResolvedLeaf:
+        """Read the dataset's configuration and open its index.
+
+        Raises:
+            DatasetNotFoundError: `path` is not prepared.
+            SplitError: There is no such split part.
+            FieldMapError: The field map does not fit the sample type.
+            ConfigError: The configuration is wrong in another way.
+            EmptyDatasetError: No sample is left.
+        """
+        root = Path(self.path)
+        info = read_info(root)
+        config = read_dataset_config(root, self.dataset_config)
+        splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
+        selected = select_shards(splits, self.split_part, info)
+        total = sum(info.shard_counts[shard] for shard in selected.shards)
+        start, stop = (0, total) if self.subset is None else self.subset.resolve(total)
+        sample_type, field_map = self._sample_type(config, root)
+        parts: PartFilter = self.part_filter
+        if field_map is not None:
+            parts = frozenset(field_map.parts)
+        elif parts is None and config.part_filter is not None:
+            parts = _declared_parts(config.part_filter, root)
+        decoder = self.task_encoder.decoder if config.decoder is None else SampleDecoder(**config.decoder)
+        source = WebDatasetSource(
+            root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
+        )
+        return ResolvedLeaf(
+            source=source,
+            sample_type=sample_type,
+            field_map=field_map,
+            decoder=decoder,
+            subflavors={**config.subflavors, **self.subflavors} or None,
+        )
+
+    def _sample_type(self, config: DatasetConfig, root: Path) -> tuple[type[Any] | None, FieldMap | None]:
+        """The type of the samples and how their fields are found; (None, None) for a crude dataset."""
+        if config.kind == "crude":
+            return None, None
+        if config.kind != "standard" or config.sample_type is None:
+            raise ConfigError(
+                f"{root}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` with "
+                f"a `field_map`, or make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder"
+            )
+        if config.field_map is None:
+            raise ConfigError(
+                f"{root}: `sample_loader` runs code that lies beside the data, which is not supported; use a "
+                f"`field_map`, or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+            )
+        sample_type = resolve_class(config.sample_type, trusted_modules=self.trusted_modules)
+        if self.sample_type is not None and not issubclass(sample_type, self.sample_type):
+            raise ConfigError(
+                f"{root}: holds {sample_type.__name__}, but sample_type={self.sample_type.__name__} was asked for"
+            )
+        return sample_type, FieldMap.parse(config.field_map, sample_type)
+
+
+def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
+    if isinstance(declared, str):
+        raise ConfigError(
+            f"{root}: `part_filter: {declared}` names code beside the data, which is not run; list the part names instead"
+        )
+    return frozenset(str(name) for name in declared)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedLeaf:
+    """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
+
+    Attributes:
+        sample_type: None for a crude dataset.
+        field_map: Where the fields of `sample_type` are found; None for a crude dataset.
+        decoder: None leaves parts as bytes.
+        subflavors: Tags of every sample; None when there are none.
+    """
+
+    source: WebDatasetSource
+    sample_type: type[Any] | None
+    field_map: FieldMap | None
+    decoder: SampleDecoder | None
+    subflavors: Mapping[str, Any] | None
+
+    @property
+    def path(self) -> str:
+        """The dataset's folder, for provenance."""
+        return os.fspath(self.source.path)

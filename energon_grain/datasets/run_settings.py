@@ -1,0 +1,28 @@
+"""The outermost node: what makes a description one particular run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings(SavableDataset):
+    """Seed and lanes of a run.
+
+    Attributes:
+        seed: Of every random choice below.
+        lanes: L; None: 48, or lcm(48, hosts).
+        same_pass: Every pass is the first one again (validation).
+    """
+
+    dataset: SavableDataset
+    seed: int = 0
+    lanes: int | None = None
+    same_pass: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lanes is not None and self.lanes < 1:
+            raise ConfigError(f"lanes={self.lanes}: a positive number is meant")

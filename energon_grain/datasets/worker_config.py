@@ -1,0 +1,81 @@
+"""Who reads: this host among all hosts, and with how many workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from energon_grain.datasets.error_handlers import log_exception, reraise_exception
+from energon_grain.errors import ConfigError
+
+ErrorHandler = Callable[..., None]
+
+
+@dataclass(kw_only=False)
+class WorkerConfig:
+    """One data-parallel reader and its workers.
+
+    The order of samples depends on none of these fields: `rank` and `world_size` choose a share of each global batch,
+    `num_workers` and `worker_type` change the speed alone. Processes with equal `rank` and `world_size` (tensor-parallel
+    replicas) get equal data. Two configurations are equal when rank, world_size and num_workers are.
+
+    Attributes:
+        rank: This host, in [0, world_size).
+        world_size: Number of data-parallel hosts.
+        num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens inside
+            `next`. No more than there are cores are started.
+        data_parallel_group: Handle of a framework's process group; kept, never used by the core.
+        seed_offset: Mixed into the seed of every random choice.
+        worker_debug_path: Unused; accepted so that configurations of the original load.
+        worker_log_level: Unused; accepted likewise.
+        global_error_handler: Called as `handler(error, sample, sources)` for each sample that fails to decode or whose
+            hook raises. It may raise to end the iteration; otherwise the sample is dropped and counted.
+        restore_error_handler: The same while a sample is rebuilt from its restore key.
+        worker_type: "thread" (default), or "process": the pure stage runs in worker processes.
+        prefetch_bytes: Bound on the memory of samples that were read ahead and not yet delivered.
+    """
+
+    rank: int
+    world_size: int
+    num_workers: int = 0
+    data_parallel_group: Any = field(default=None, compare=False, repr=False)
+    seed_offset: int = field(default=0, compare=False)
+    worker_debug_path: str | None = field(default=None, compare=False, repr=False)
+    worker_log_level: int = field(default=0, compare=False, repr=False)
+    global_error_handler: ErrorHandler = field(default=log_exception, compare=False, repr=False)
+    restore_error_handler: ErrorHandler = field(default=reraise_exception, compare=False, repr=False)
+    worker_type: Literal["thread", "process"] = field(default="thread", compare=False)
+    prefetch_bytes: int = field(default=512 << 20, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"
+            )
+        if self.num_workers < 0:
+            raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): 0 or more is meant")
+        if self.worker_type not in ("thread", "process"):
+            raise ConfigError(f"WorkerConfig(worker_type={self.worker_type!r}): 'thread' or 'process' is meant")
+        if self.prefetch_bytes < 1:
+            raise ConfigError(f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): a positive number of bytes is meant")
+
+    @classmethod
+    def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> WorkerConfig:
+        """The configuration of this process: rank and world from `jax.distributed` when the program initialised it.
+
+        Without it (or without jax) there is one host.
+        """
+        rank, world_size = _jax_process()
+        return cls(
+            rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group
+        )
+
+
+def _jax_process() -> tuple[int, int]:
+    """(process index, process count) of an initialised `jax.distributed`, else (0, 1). Never imports or starts jax."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return 0, 1
+    return int(jax.process_index()), int(jax.process_count())

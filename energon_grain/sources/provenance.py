@@ -1,0 +1,61 @@
+"""Where a sample came from, told only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.source import Source
+
+
+class LazySources(Sequence[SourceInfo]):
+    """The `__sources__` of one sample: behaves as a tuple of one `SourceInfo`, looked up in the index on first use.
+
+    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it.
+    """
+
+    __slots__ = ("index", "source")
+
+    def __init__(self, source: Source, index: int) -> None:
+        self.source = source
+        self.index = index
+
+    def resolve(self) -> tuple[SourceInfo, ...]:
+        """The plain tuple."""
+        place = self.source.locate(self.index)
+        names = tuple(f"{place.key}.{part}" for part in place.parts)
+        return (
+            SourceInfo(dataset_path=self.source.path, index=self.index, shard_name=place.shard, file_names=names),
+        )
+
+    def __len__(self) -> int:
+        return 1
+
+    @overload
+    def __getitem__(self, place: int) -> SourceInfo: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
+    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
+        return self.resolve()[place]
+
+    def __iter__(self) -> Iterator[SourceInfo]:
+        return iter(self.resolve())
+
+    def __add__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
+        return (*other, *self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, LazySources)) and self.resolve() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.resolve())
+
+    def __repr__(self) -> str:
+        return repr(self.resolve())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self.resolve(),)

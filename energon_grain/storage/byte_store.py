@@ -1,0 +1,56 @@
+"""The seam between formats and where bytes live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class ByteStore(Protocol):
+    """Reads byte ranges of named objects.
+
+    Everything above asks for many ranges at once, already sorted and coalesced by `storage.spans`, so that a store
+    can overlap its requests. Implementations are thread-safe and picklable; a copy in another process opens its own
+    handles.
+    """
+
+    @property
+    def merge_gap_bytes(self) -> int:
+        """Ranges at most this far apart are cheaper to read together than apart."""
+        ...
+
+    @property
+    def solo_bytes(self) -> int:
+        """Ranges of at least this size are read by themselves, so that no byte of theirs is copied twice."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Size of an object in bytes.
+
+        Raises:
+            ReadError: The object does not exist or cannot be reached.
+        """
+        ...
+
+    def read_spans(
+        self, paths: Sequence[str], file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Read bytes [start[i], stop[i]) of object `paths[file[i]]` for every i, in that order.
+
+        Args:
+            paths: Names of the objects.
+            file: (n,) index into `paths`.
+            start: (n,) first byte.
+            stop: (n,) one past the last byte.
+
+        Raises:
+            ReadError: An object is missing, shorter than asked for, or unreadable after retries.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release every handle. Reading again opens them anew."""
+        ...

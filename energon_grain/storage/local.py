@@ -1,0 +1,156 @@
+"""Local files: `pread` on a bounded number of open files.
+
+Why `pread` and not `mmap`: a mapping is faster by half a microsecond a part when the cache is warm, but it holds the
+process when it is cold, counts every page it ever touched as resident, and kills the process when a file is truncated.
+Before a batch is read, the kernel is told of all its ranges (`posix_fadvise(WILLNEED)`), which on a cold cache is as
+fast as sixteen reading threads. While reads come back at the speed of memory, that advice is saved.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ReadError
+
+_COLD_SECONDS_PER_SPAN = 10e-6
+_COLD_SECONDS_PER_BYTE = 1 / 2e9
+
+
+class _OpenFile:
+    """A file descriptor that is closed when the last user lets go of it."""
+
+    __slots__ = ("descriptor", "size")
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self.size = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            raise ReadError(f"cannot open {path}: {error.strerror}") from error
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class LocalFiles:
+    """A `ByteStore` over the local file system.
+
+    Args:
+        max_open_files: Least recently used files beyond this number are closed.
+    """
+
+    merge_gap_bytes = 4096
+    solo_bytes = 16384
+
+    def __init__(self, *, max_open_files: int = 48) -> None:
+        self._max_open_files = max_open_files
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._cold = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._max_open_files,)
+
+    def _file(self, path: str) -> _OpenFile:
+        with self._lock:
+            file = self._open.get(path)
+            if file is not None:
+                self._open.move_to_end(path)
+                return file
+        file = _OpenFile(path)
+        with self._lock:
+            self._open[path] = file
+            self._open.move_to_end(path)
+            while len(self._open) > self._max_open_files:
+                self._open.popitem(last=False)
+        return file
+
+    def size(self, path: str) -> int:
+        """Size of a file in bytes. Raises ReadError when it cannot be opened."""
+        return self._file(path).size
+
+    def read_spans(
+        self, paths: Sequence[str], file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
+        files = file.tolist()
+        starts = start.tolist()
+        sizes = (stop - start).tolist()
+        if self._cold and len(files) > 1:
+            self._advise(paths, files, starts, sizes)
+        began = time.perf_counter()
+        pread = os.pread
+        spans: list[bytes] = []
+        current = -1
+        handle: _OpenFile | None = None
+        descriptor = -1
+        for number, offset, size in zip(files, starts, sizes, strict=True):
+            if number != current:
+                handle = self._file(paths[number])
+                descriptor = handle.descriptor
+                current = number
+            try:
+                data = pread(descriptor, size, offset)
+            except OSError as error:
+                raise ReadError(f"reading {paths[number]} @ {offset} ({size} bytes) failed: {error.strerror}") from error
+            if len(data) != size:
+                data = self._finish(paths[number], descriptor, data, offset, size)
+            spans.append(data)
+        # An estimate that threads may overwrite at any time: it decides about advice alone, never about data.
+        allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
+        self._cold = time.perf_counter() - began > allowed
+        return spans
+
+    def _advise(self, paths: Sequence[str], files: list[int], starts: list[int], sizes: list[int]) -> None:
+        """Tell the kernel what comes, so that a cold disk sees all requests at once.
+
+        Skipped for files beyond what may stay open: opening each twice would cost more than it brings.
+        """
+        if len(set(files)) > self._max_open_files or not hasattr(os, "posix_fadvise"):
+            return
+        current = -1
+        descriptor = -1
+        handles: list[_OpenFile] = []
+        for number, offset, size in zip(files, starts, sizes, strict=True):
+            if number != current:
+                handles.append(self._file(paths[number]))
+                descriptor = handles[-1].descriptor
+                current = number
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _finish(self, path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
+        """Go on after a short read (a signal, or more than 2 GiB at once)."""
+        pieces = [data]
+        have = len(data)
+        while have < size:
+            try:
+                piece = os.pread(descriptor, size - have, offset + have)
+            except OSError as error:
+                raise ReadError(f"reading {path} @ {offset + have} failed: {error.strerror}") from error
+            if not piece:
+                raise ReadError(
+                    f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the file "
+                    f"was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
+                )
+            pieces.append(piece)
+            have += len(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Close every file that no reader is using."""
+        with self._lock:
+            self._open.clear()
+
+
+def _restore(max_open_files: int) -> LocalFiles:
+    return LocalFiles(max_open_files=max_open_files)

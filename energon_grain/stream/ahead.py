@@ -1,0 +1,58 @@
+"""Making batches ahead of the consumer, in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.stream.production import Production, Step
+
+
+class Ahead:
+    """An iterator over the steps of a production that runs in the background.
+
+    Args:
+        production: What makes the steps; closed together with this.
+        capacity: Batches that wait for the consumer at most.
+    """
+
+    def __init__(self, production: Production, capacity: int) -> None:
+        self._production = production
+        self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
+        self._thread = threading.Thread(
+            target=_produce, args=(production, self._buffer), name="energon-grain-batches", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        entry = self._buffer.get()
+        if entry is None:
+            raise StopIteration
+        if isinstance(entry, BaseException):
+            raise entry
+        return entry
+
+    def close(self) -> None:
+        """Stop the thread and the workers, and wait for them."""
+        self._buffer.close()
+        self._production.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _produce(production: Production, buffer: BoundedBuffer[Step | BaseException | None]) -> None:
+    try:
+        for step in production:
+            buffer.put(step)
+        buffer.put(None)
+    except BufferClosed:
+        return
+    except BaseException as error:
+        try:
+            buffer.put(error)
+        except BufferClosed:
+            return

@@ -1,0 +1,123 @@
+"""The batch stage: from the samples of one host's items to what the consumer gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.datasets.draw_context import Draw, current
+from energon_grain.errors import ConfigError, FatalSampleError, SkipSample
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.dropped import raise_if_fatal
+from energon_grain.stream.seeds import seeded_globals
+from energon_grain.stream.spec import BatchSpec, HookSpec
+from energon_grain.stream.statistics import Statistics
+
+NO_BATCH = object()
+"""Stands for a batch whose hooks dropped it."""
+
+
+class BatchStage:
+    """Runs the batch hooks.
+
+    Args:
+        spec: None: samples are delivered one by one, as they are.
+        seed: Of the stream.
+        hosts: Number of hosts; with several, a batch that is dropped on one of them ends the iteration.
+        hook_lock: Held around hooks that must not overlap in time with others.
+        statistics: Counts dropped batches.
+    """
+
+    def __init__(
+        self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, statistics: Statistics
+    ) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._hosts = hosts
+        self._lock = hook_lock
+        self._statistics = statistics
+        self._hooks = () if spec is None else (spec.hook, *spec.encode)
+
+    def make(
+        self,
+        samples: list[Any],
+        restore_keys: list[tuple[Any, ...]],
+        *,
+        item: int,
+        pass_number: int,
+        valid: npt.NDArray[np.bool_] | None,
+    ) -> Any:
+        """One batch, or `NO_BATCH`.
+
+        Args:
+            samples: Of this host's items.
+            restore_keys: Of the samples.
+            item: Global number of the first one.
+            pass_number: For the draw of batch hooks.
+            valid: (batch,) which samples are real, where some are padding; None: all.
+
+        Raises:
+            FatalSampleError: A hook failed as no policy may skip, or too often in a row.
+            ConfigError: The batch has no place for the validity mask.
+        """
+        if self._spec is None:
+            return samples[0]
+        value: Any = samples
+        for hook in self._hooks:
+            try:
+                value = self._call(hook, value, item, pass_number)
+            except Exception as error:
+                self._fail(hook, error, value)
+                return NO_BATCH
+        if valid is not None:
+            value = with_validity(value, valid)
+        if getattr(value, "__restore_key__", None) is not None:
+            value.__restore_key__ = ("batch", item, *restore_keys)
+        return value
+
+    def _call(self, hook: HookSpec, value: Any, item: int, pass_number: int) -> Any:
+        draw = Draw(fold(self._seed, "batch hooks", hook.name), [item], [-1], [pass_number])
+        function: Callable[[Any], Any] = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
+        with nullcontext() if hook.concurrent else self._lock:
+            outer, current.draw = current.draw, draw
+            try:
+                return function(value)
+            finally:
+                current.draw = outer
+
+    def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
+        raise_if_fatal(error, hook.name, "a batch")
+        if self._hosts > 1:
+            raise FatalSampleError(
+                f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the others "
+                f"would go on with a batch more. Drop samples in `encode_sample` instead"
+            ) from error
+        if isinstance(error, SkipSample):
+            self._statistics.record(-1, hook.name, error)
+        else:
+            self._statistics.fail_batch(hook.name, hook.failure_tolerance, error, value)
+
+
+def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
+    """The batch with its mask: under the key `__valid__` of a dict, in the field `__valid__` of a dataclass.
+
+    Raises:
+        ConfigError: The batch is neither, or has no such field.
+    """
+    if isinstance(batch, dict):
+        batch["__valid__"] = valid
+        return batch
+    if dataclasses.is_dataclass(batch) and any(field.name == "__valid__" for field in dataclasses.fields(batch)):
+        batch.__valid__ = valid
+        return batch
+    raise ConfigError(
+        f"last_batch='pad' fills the last batch up and says in `__valid__` which rows are real, but a "
+        f"{type(batch).__name__} has no place for it: derive the batch from `Batch` or `Sample`, add a field "
+        f"`__valid__: np.ndarray | None = None`, return a dict, or use last_batch='drop'"
+    )

@@ -1,0 +1,183 @@
+"""From a graph of dataset nodes to a `StreamSpec`: leaf keys, seeds and lanes are resolved here, once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_grain.datasets.cooker import Cooker
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
+from energon_grain.datasets.nodes import BatchDataset, EpochizeDataset, LimitDataset, MapDataset, RepeatDataset
+from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
+from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
+from energon_grain.stream.spec import BatchSpec, HookSpec, LeafSpec, StreamSpec
+
+DEFAULT_LANES = 48
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a walk down the graph has met so far."""
+
+    steps: int | None = None
+    limit: int | None = None
+    batch: BatchDataset | None = None
+    batch_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
+    sample_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
+    endless: bool = False
+    leaf: LeafDataset | None = None
+
+
+def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> StreamSpec:
+    """Resolve a dataset into everything that decides what comes out of it.
+
+    Args:
+        dataset: Outermost node.
+        hosts: Number of hosts, for the default of `lanes`; default: as the dataset's `worker_config` says.
+
+    Raises:
+        ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
+        EmptyDatasetError: A leaf is empty.
+    """
+    config = dataset.worker_config
+    settings = dataset if isinstance(dataset, RunSettings) else RunSettings(worker_config=config, dataset=dataset)
+    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts or config.world_size)
+    seed = fold(settings.seed, config.seed_offset)
+    found = _walk(settings.dataset)
+    leaf_node = found.leaf
+    assert leaf_node is not None
+    leaf = _leaf(leaf_node, seed, lanes, occurrence=0)
+    return StreamSpec(
+        seed=seed,
+        lanes=lanes,
+        leaves=(leaf,),
+        length=None if found.endless else len(leaf.leaf.source),
+        sample_hooks=tuple(reversed(found.sample_hooks)),
+        batch=_batch(found),
+        steps=found.steps,
+        limit=found.limit,
+        same_pass=settings.same_pass,
+        owner=leaf_node.task_encoder,
+        table=LeafTable([leaf.order], lanes),
+    )
+
+
+def _walk(node: SavableDataset) -> _Found:
+    found = _Found()
+    while True:
+        match node:
+            case EpochizeDataset():
+                found.steps = node.length
+            case LimitDataset():
+                found.limit = node.length if found.limit is None else min(found.limit, node.length)
+            case BatchDataset():
+                found.batch = node
+                # What was met so far works on batches.
+                found.batch_hooks, found.sample_hooks = found.sample_hooks, []
+            case MapDataset():
+                found.sample_hooks.append(_hook(node.hook, node.map_fn, node.task_encoder))
+            case RepeatDataset():
+                found.endless = True
+            case LeafDataset():
+                found.leaf = node
+                return found
+            case _:
+                raise ConfigError(f"a {type(node).__name__} cannot stand here in a dataset")
+        node = node.dataset
+
+
+def _batch(found: _Found) -> BatchSpec | None:
+    if found.batch is None:
+        return None
+    node = found.batch
+    return BatchSpec(
+        size=node.batch_size,
+        hook=_hook("batch", node.batcher, node.task_encoder),
+        last=node.last_batch,
+        encode=tuple(reversed(found.batch_hooks)),
+    )
+
+
+def _hook(name: str, function: Callable[..., Any], owner: TaskEncoder | None) -> HookSpec:
+    if inspect.isgeneratorfunction(function):
+        raise ConfigError(
+            f"{getattr(function, '__qualname__', name)} is a generator; a hook must return one value for each call"
+        )
+    default = TaskEncoder.__default_failure_tolerance__ if owner is None else owner.__default_failure_tolerance__
+    restore_seeds = restores_seeds(function)
+    return HookSpec(
+        name=name,
+        function=function,
+        failure_tolerance=failure_tolerance_of(function, default),
+        restore_seeds=restore_seeds,
+        concurrent=bool(owner is not None and owner.thread_safe) and not restore_seeds,
+    )
+
+
+def _leaf(node: LeafDataset, seed: int, lanes: int, occurrence: int) -> LeafSpec:
+    resolved = node.resolve()
+    key = (*node.identity, str(occurrence))
+    cook = None if resolved.sample_type is not None else _cook(node, resolved)
+    return LeafSpec(
+        key=key,
+        leaf=resolved,
+        order=_order(node, len(resolved.source), fold(seed, "leaf", *key), lanes),
+        cook=cook,
+    )
+
+
+def _order(node: LeafDataset, samples: int, key: int, lanes: int) -> LeafOrder:
+    multiplier = node.shuffle_over_epochs_multiplier
+    if not node.training or multiplier is None:
+        return LeafOrder(n=samples, key=key, shuffle=False)
+    block = node.max_samples_per_sequence
+    window = 1
+    if block is not None:
+        window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=node.shuffle_buffer_size)
+    return LeafOrder(
+        n=samples,
+        key=key,
+        block=block,
+        window=window,
+        passes=1 if multiplier == -1 else multiplier,
+        replacement=multiplier == -1,
+    )
+
+
+def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
+    """The task encoder's first cooker that fits the leaf. Without any cooker, crude samples pass as they are."""
+    encoder = node.task_encoder
+    if not encoder.cookers:
+        return None
+    for cooker in encoder.cookers:
+        if cooker.is_match(leaf.subflavors):
+            break
+    else:
+        raise ConfigError(
+            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are for "
+            f"{[cooker.has_subflavors for cooker in encoder.cookers]}"
+        )
+    hook = _hook("cook_crude_sample", cooker.cook, encoder)
+    if type(encoder).cook_crude_sample is not TaskEncoder.cook_crude_sample:
+        hook = _hook("cook_crude_sample", _CookWith(encoder, cooker), encoder)
+    return hook
+
+
+@dataclass(frozen=True, slots=True)
+class _CookWith:
+    """A task encoder's own `cook_crude_sample`, bound to a cooker."""
+
+    encoder: TaskEncoder
+    cooker: Cooker
+
+    def __call__(self, sample: Any) -> Any:
+        return self.encoder.cook_crude_sample(sample, self.cooker, {})
+

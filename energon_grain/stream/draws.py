@@ -1,0 +1,33 @@
+"""Which sample each position stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draws:
+    """One draw a position.
+
+    Attributes:
+        leaf: (n,) number of the leaf.
+        child: (n,) position in the leaf's own stream.
+        index: (n,) sample in the leaf.
+        epoch: (n,) pass over the leaf.
+    """
+
+    leaf: npt.NDArray[np.int32]
+    child: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.leaf)
+
+    def __getitem__(self, places: slice | npt.NDArray[np.intp]) -> Draws:
+        return Draws(
+            leaf=self.leaf[places], child=self.child[places], index=self.index[places], epoch=self.epoch[places]
+        )

@@ -1,0 +1,65 @@
+"""Samples that did not make it, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.errors import FatalSampleError, SkipSample
+
+FATAL = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+)
+"""Exceptions that tell of a broken program rather than of a broken sample: they end the iteration at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dropped:
+    """Stands in a chunk where a sample was dropped.
+
+    Attributes:
+        leaf: Number of the leaf.
+        hook: What dropped it: "decode", or the name of a hook.
+        failure_tolerance: Of that hook.
+        error: What it raised; a `SkipSample` when the hook chose to drop the sample.
+        key: Key of the sample.
+        shard: Shard that it lies in.
+        sample: What the hook was given, for the error handler.
+        sources: Provenance of the sample.
+    """
+
+    leaf: int
+    hook: str
+    failure_tolerance: int
+    error: Exception
+    key: str
+    shard: str
+    sample: Any
+    sources: Any
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was dropped on purpose."""
+        return isinstance(self.error, SkipSample)
+
+
+def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
+    """End the iteration for errors that no policy may skip.
+
+    Raises:
+        FatalSampleError: `error` is one of `FATAL`.
+    """
+    if isinstance(error, FATAL):
+        raise FatalSampleError(
+            f"{hook} failed on {where} with {type(error).__name__}: {error}; such an error is a fault of the program, not "
+            f"of the sample, and is never skipped"
+        ) from error

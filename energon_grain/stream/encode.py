@@ -1,0 +1,100 @@
+"""The pure stage: from a chunk of draws to encoded samples. It may run in any thread or process."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, cast
+
+import numpy as np
+
+from energon_grain.samplers.hashing import fold
+from energon_grain.sources.source import Source
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.draws import Draws
+from energon_grain.stream.flow import Flow
+from energon_grain.stream.load import LeafLoader
+from energon_grain.stream.spec import HookSpec, StreamSpec
+
+
+class PureStage:
+    """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
+
+    Args:
+        spec: The compiled dataset.
+        hook_lock: Held while hooks run that must not overlap in time, those of the batch stage among them.
+    """
+
+    def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
+        self._spec = spec
+        self._lock = hook_lock or threading.RLock()
+        self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
+        self._leaf_keys = [fold(spec.seed, "hooks", *leaf.key) for leaf in spec.leaves]
+        tolerance = 100 if spec.owner is None else spec.owner.__default_failure_tolerance__
+        self._loaders = [
+            LeafLoader(number, leaf.leaf, key, tolerance)
+            for number, (leaf, key) in enumerate(zip(spec.leaves, self._leaf_keys, strict=True))
+        ]
+
+    def run(self, chunk: Chunk) -> Encoded:
+        """Read and encode one chunk.
+
+        Raises:
+            ReadError: Bytes could not be read.
+            FatalSampleError: A hook raised what no policy may skip.
+        """
+        draws = chunk.draws
+        if len(self._loaders) == 1:
+            flow = self._encode(0, draws)
+            outcomes, drops = flow.outcomes(), len(flow.dropped)
+        else:
+            outcomes, drops = [None] * len(draws), 0
+            for leaf in np.unique(draws.leaf).tolist():
+                places = np.flatnonzero(draws.leaf == leaf)
+                flow = self._encode(leaf, draws[places])
+                drops += len(flow.dropped)
+                for place, outcome in zip(places.tolist(), flow.outcomes(), strict=True):
+                    outcomes[place] = outcome
+        restore_keys = [("sample", leaf, child) for leaf, child in zip(draws.leaf.tolist(), draws.child.tolist(), strict=True)]
+        first = next((outcome for outcome in outcomes if outcome is not None), None)
+        held = max(chunk.size_bytes, approximate_bytes(first) * len(outcomes))
+        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
+
+    def _encode(self, leaf: int, draws: Draws) -> Flow:
+        raw = self.sources[leaf].read(draws.index)
+        flow = self._loaders[leaf].load(raw, (draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()))
+        cook = self._spec.leaves[leaf].cook
+        if cook is not None:
+            self._apply(flow, cook)
+        for hook in self._spec.sample_hooks:
+            self._apply(flow, hook)
+        return flow
+
+    def _apply(self, flow: Flow, hook: HookSpec) -> None:
+        with nullcontext() if hook.concurrent else self._lock:
+            flow.apply(hook)
+
+    def close(self) -> None:
+        """Release file handles."""
+        for source in self.sources:
+            source.close()
+
+
+def approximate_bytes(value: Any) -> int:
+    """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(approximate_bytes(entry) for entry in cast("Mapping[Any, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        entries = cast("list[Any]", value)
+        return sum(approximate_bytes(entry) for entry in entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(
+            approximate_bytes(getattr(value, field.name)) for field in dataclasses.fields(value) if field.name[:2] != "__"
+        )
+    return 0

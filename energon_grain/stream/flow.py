@@ -1,0 +1,98 @@
+"""A chunk of samples on its way through the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.datasets.draw_context import Draw, current
+from energon_grain.samplers.hashing import fold
+from energon_grain.sources.raw import RawBatch
+from energon_grain.stream.dropped import Dropped, raise_if_fatal
+from energon_grain.stream.seeds import seeded_globals
+from energon_grain.stream.spec import HookSpec
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Samples of one leaf, hook by hook.
+
+    Attributes:
+        leaf: Number of the leaf.
+        leaf_key: 64-bit key of the leaf's random numbers.
+        raw: What was read; place i of the flow is sample i of it.
+        draws: (child positions, indices, epochs) of each place.
+        values: What the samples have become so far.
+        places: Place of each value; shorter than the chunk once samples were dropped.
+        dropped: What was dropped, by place.
+    """
+
+    leaf: int
+    leaf_key: int
+    raw: RawBatch
+    draws: tuple[list[int], list[int], list[int]]
+    values: list[Any]
+    places: list[int]
+    dropped: dict[int, Dropped]
+    sources: Callable[[int], Any]
+
+    def apply(self, hook: HookSpec) -> None:
+        """Call a hook on every value; those that it fails on are dropped.
+
+        Raises:
+            FatalSampleError: The hook raised what no policy may skip.
+        """
+        draw = Draw(fold(self.leaf_key, hook.name), *self.draws)
+        function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
+        results: list[Any] = []
+        append = results.append
+        failed: set[int] = set()
+        value: Any = None
+        # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
+        pending = iter(zip(self.places, self.values, strict=True))
+        outer, current.draw = current.draw, draw
+        try:
+            while True:
+                try:
+                    for draw.place, value in pending:
+                        append(function(value))
+                    break
+                except Exception as error:
+                    self.drop(draw.place, hook.name, hook.failure_tolerance, error, value)
+                    failed.add(draw.place)
+        finally:
+            current.draw = outer
+        if failed:
+            self.places = [place for place in self.places if place not in failed]
+        self.values = results
+
+    def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
+        """Record that the sample at `place` is dropped.
+
+        Raises:
+            FatalSampleError: The error is one that no policy may skip.
+        """
+        key, shard = self.raw.keys[place], self.raw.shards[place]
+        raise_if_fatal(error, hook, f"{shard}: {key}")
+        self.dropped[place] = Dropped(
+            leaf=self.leaf,
+            hook=hook,
+            failure_tolerance=failure_tolerance,
+            error=error,
+            key=key,
+            shard=shard,
+            sample=sample,
+            sources=self.sources(place),
+        )
+
+    def outcomes(self) -> list[Any]:
+        """One entry a place: the encoded sample, or the `Dropped` in its stead."""
+        if not self.dropped:
+            return self.values
+        entries: list[Any] = [None] * len(self.raw)
+        for place, value in zip(self.places, self.values, strict=True):
+            entries[place] = value
+        for place, dropped in self.dropped.items():
+            entries[place] = dropped
+        return entries

@@ -1,0 +1,147 @@
+"""Assembly: from encoded positions to items.
+
+A lane turns its positions, in order, into items; a dropped sample makes the lane's later positions move up by one. As
+long as nothing was dropped item m is position m and this is a slice. The state is one count a lane: with d drops so far,
+the lane's item of round i is found at round i + d or behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.stream.chunk import Encoded
+from energon_grain.stream.dropped import Dropped
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Some consecutive items.
+
+    Attributes:
+        samples: Those that exist, in the order of items.
+        restore_keys: Of the draws that they were made from.
+        missing: Places among the items asked for that the pass does not have.
+    """
+
+    samples: list[Any]
+    restore_keys: list[tuple[Any, ...]]
+    missing: list[int]
+
+
+class LaneAssembly:
+    """Turns the chunks of one host into its items.
+
+    Args:
+        lanes: Number of lanes of this host.
+        drops: (lanes,) samples dropped so far in each lane.
+        chunks: Encoded chunks of consecutive local positions, beginning at `first`.
+        first: Local position of the first chunk; every lane's next position is at or behind it.
+        end: Local positions of a pass; None: endless.
+        on_drop: Called for each dropped sample, once, in the order of items.
+        on_success: Called when a sample was not dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        lanes: int,
+        drops: Int64Array,
+        chunks: Iterator[Encoded],
+        first: int,
+        end: int | None,
+        on_drop: Callable[[Dropped], None],
+        on_success: Callable[[], None],
+    ) -> None:
+        self._lanes = lanes
+        self._drops = drops
+        self._chunks = chunks
+        self._base = first
+        self._window: list[Any] = []
+        self._keys: list[tuple[Any, ...]] = []
+        self._bad: set[int] = set()
+        self._end = end
+        self._on_drop = on_drop
+        self._on_success = on_success
+
+    @property
+    def drops(self) -> Int64Array:
+        """(lanes,) samples dropped so far in each lane. A new array whenever it changes."""
+        return self._drops
+
+    def take(self, first: int, count: int) -> Taken:
+        """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
+        self._forget(first)
+        shifted = self._drops.any()
+        if shifted:
+            items = np.arange(first, first + count)
+            places = items + self._drops[items % self._lanes] * self._lanes
+            stop = int(places.max()) + 1
+        else:
+            places = range(first, first + count)
+            stop = first + count
+        if self._end is None or stop <= self._end:
+            self._fill(stop)
+            if not self._bad or self._bad.isdisjoint(places.tolist() if isinstance(places, np.ndarray) else places):
+                self._on_success()
+                base = self._base
+                if not isinstance(places, np.ndarray):
+                    low = first - base
+                    return Taken(self._window[low : low + count], self._keys[low : low + count], [])
+                offsets = (places - base).tolist()
+                return Taken([self._window[at] for at in offsets], [self._keys[at] for at in offsets], [])
+        return self._take_one_by_one(first, count)
+
+    def _take_one_by_one(self, first: int, count: int) -> Taken:
+        taken = Taken([], [], [])
+        for place in range(count):
+            at = self._find(first + place)
+            if at is None:
+                taken.missing.append(place)
+            else:
+                taken.samples.append(self._window[at])
+                taken.restore_keys.append(self._keys[at])
+        return taken
+
+    def _find(self, item: int) -> int | None:
+        """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
+        lane = item % self._lanes
+        while True:
+            position = item + int(self._drops[lane]) * self._lanes
+            if self._end is not None and position >= self._end:
+                return None
+            self._fill(position + 1)
+            outcome = self._window[position - self._base]
+            if position not in self._bad:
+                self._on_success()
+                return position - self._base
+            self._on_drop(outcome)
+            drops = self._drops.copy()
+            drops[lane] += 1
+            self._drops = drops
+
+    def _fill(self, stop: int) -> None:
+        """Make positions before `stop` available."""
+        while self._base + len(self._window) < stop:
+            chunk = next(self._chunks)
+            if chunk.drops:
+                start = self._base + len(self._window)
+                self._bad.update(start + at for at, entry in enumerate(chunk.outcomes) if type(entry) is Dropped)
+            self._window += chunk.outcomes
+            self._keys += chunk.restore_keys
+
+    def _forget(self, first: int) -> None:
+        """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
+        reach = first + int(self._drops.min()) * self._lanes
+        gone = reach - self._base
+        if gone > 1024 or gone > len(self._window) // 2:
+            del self._window[:gone], self._keys[:gone]
+            self._base = reach
+            if self._bad:
+                self._bad = {position for position in self._bad if position >= reach}

@@ -1,0 +1,162 @@
+"""From raw parts to sample objects: decode each column, then make all objects at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from energon_grain.datasets.leaf import ResolvedLeaf
+from energon_grain.errors import DecodingError
+from energon_grain.samples.columns import column_constructor
+from energon_grain.samples.crude import CrudeSample
+from energon_grain.sources.provenance import LazySources
+from energon_grain.sources.raw import RawBatch
+from energon_grain.stream.flow import Flow
+
+Decode = Callable[[Any], Any]
+
+
+class LeafLoader:
+    """Makes the samples of one leaf.
+
+    Args:
+        number: Of the leaf, for restore keys.
+        leaf: Its source and configuration.
+        leaf_key: 64-bit key of its random numbers.
+        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
+    """
+
+    def __init__(self, number: int, leaf: ResolvedLeaf, leaf_key: int, failure_tolerance: int) -> None:
+        self._number = number
+        self._leaf = leaf
+        self._leaf_key = leaf_key
+        self._failure_tolerance = failure_tolerance
+        self._decoders: dict[str, Decode | None] = {}
+        self._construct = None if leaf.sample_type is None else column_constructor(leaf.sample_type)
+
+    def load(self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]]) -> Flow:
+        """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped."""
+        flow = Flow(
+            leaf=self._number,
+            leaf_key=self._leaf_key,
+            raw=raw,
+            draws=draws,
+            values=[],
+            places=list(range(len(raw))),
+            dropped={},
+            sources=self._sources_of(raw),
+        )
+        if self._construct is None:
+            flow.values = self._crude(flow)
+        else:
+            flow.values = self._typed(flow)
+        return flow
+
+    def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:
+        return lambda place: LazySources(self._leaf.source, int(raw.indices[place]))
+
+    def _decoder(self, part: str) -> Decode | None:
+        if part not in self._decoders:
+            decoder = self._leaf.decoder
+            self._decoders[part] = None if decoder is None else decoder.decoder_for(part)
+        return self._decoders[part]
+
+    def _decoded(self, flow: Flow) -> dict[str, list[Any]]:
+        """Every column, decoded. Samples that fail are dropped from the flow; their entries are None."""
+        columns: dict[str, list[Any]] = {}
+        for part, column in flow.raw.columns.items():
+            decode = self._decoder(part)
+            if decode is None:
+                columns[part] = column
+                continue
+            try:
+                columns[part] = (
+                    [None if data is None else decode(data) for data in column]
+                    if None in column
+                    else [decode(data) for data in column]
+                )
+            except Exception:
+                columns[part] = self._decoded_one_by_one(flow, part, decode, column)
+        if flow.dropped:
+            flow.places = [place for place in flow.places if place not in flow.dropped]
+        return columns
+
+    def _decoded_one_by_one(self, flow: Flow, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
+        values: list[Any] = []
+        for place, data in enumerate(column):
+            try:
+                values.append(None if data is None else decode(data))
+            except Exception as error:
+                values.append(None)
+                if place not in flow.dropped:
+                    self._drop(flow, place, error)
+        return values
+
+    def _drop(self, flow: Flow, place: int, error: Exception) -> None:
+        sample = CrudeSample(
+            {"__key__": flow.raw.keys[place], "__shard__": flow.raw.shards[place], **flow.raw[place].parts}
+        )
+        flow.drop(place, "decode", self._failure_tolerance, error, sample)
+
+    def _metadata(self, flow: Flow) -> dict[str, Any]:
+        """The base fields, one value a sample (subflavors are shared by all)."""
+        indices = flow.raw.indices.tolist()
+        return {
+            "__key__": flow.raw.keys,
+            "__restore_key__": list(zip(repeat("sample"), repeat(self._number), flow.draws[0], strict=False)),
+            "__subflavors__": [self._leaf.subflavors] * len(indices),
+            "__sources__": list(map(partial(LazySources, self._leaf.source), indices)),
+        }
+
+    def _crude(self, flow: Flow) -> list[Any]:
+        columns = self._decoded(flow)
+        raw = flow.raw
+        fields = {**self._metadata(flow), "__shard__": raw.shards, **columns}
+        names = tuple(fields)
+        samples = [CrudeSample(zip(names, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        for part, column in raw.columns.items():
+            if None in column:
+                for sample, data in zip(samples, column, strict=True):
+                    if data is None:
+                        del sample[part]
+        return [samples[place] for place in flow.places] if flow.dropped else samples
+
+    def _typed(self, flow: Flow) -> list[Any]:
+        field_map = self._leaf.field_map
+        assert field_map is not None
+        assert self._construct is not None
+        columns = self._decoded(flow)
+        metadata = self._metadata(flow)
+        simple = field_map.simple
+        if simple is not None and not flow.dropped and all(_complete(flow.raw, part) for part in simple.values()):
+            fields = {name: columns[part] for name, part in simple.items()}
+        else:
+            fields = self._fields_one_by_one(flow, columns)
+            metadata = {name: [values[place] for place in flow.places] for name, values in metadata.items()}
+        return self._construct(len(flow.places), {**metadata, **fields})
+
+    def _fields_one_by_one(self, flow: Flow, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Evaluate the field map sample by sample: for options, indexing and missing parts."""
+        field_map = self._leaf.field_map
+        assert field_map is not None
+        rows: list[dict[str, Any]] = []
+        raw = flow.raw
+        for place in flow.places:
+            parts = {name: column[place] for name, column in columns.items() if raw.columns[name][place] is not None}
+            parts["__key__"], parts["__shard__"] = raw.keys[place], raw.shards[place]
+            try:
+                rows.append(field_map.evaluate(parts))
+            except Exception as error:
+                cause = DecodingError(f"{raw.shards[place]}: {raw.keys[place]}: {error}")
+                cause.__cause__ = error
+                self._drop(flow, place, cause)
+        flow.places = [place for place in flow.places if place not in flow.dropped]
+        return {name: [row[name] for row in rows] for name in field_map.fields}
+
+
+def _complete(raw: RawBatch, part: str) -> bool:
+    """Whether every sample has the part."""
+    column = raw.columns.get(part)
+    return column is not None and None not in column

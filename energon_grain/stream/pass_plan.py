@@ -1,0 +1,63 @@
+"""How many steps a pass has, and when it is over: arithmetic on items, the same on every host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from energon_grain.stream.spec import StreamSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassPlan:
+    """The shape of a pass.
+
+    Attributes:
+        batch_size: Items of one host's step.
+        global_batch: G, items of one step of all hosts.
+        length: Items of a pass, drops not counted; None: endless.
+        steps: Steps after which a pass ends at the latest; None: no such bound.
+        drops_last: Whether an incomplete global batch at the end is left out.
+        keeps: Whether it is delivered short (one host).
+    """
+
+    batch_size: int
+    global_batch: int
+    length: int | None
+    steps: int | None
+    drops_last: bool
+    keeps: bool
+
+    @classmethod
+    def of(cls, spec: StreamSpec, hosts: int) -> PassPlan:
+        """The plan of a compiled dataset on a number of hosts."""
+        size = 1 if spec.batch is None else spec.batch.size
+        bounds = [bound for bound in (spec.steps, spec.limit) if bound is not None]
+        return cls(
+            batch_size=size,
+            global_batch=size * hosts,
+            length=spec.length,
+            steps=min(bounds) if bounds else None,
+            drops_last=spec.batch is not None and spec.batch.last == "drop",
+            keeps=hosts == 1 and (spec.batch is None or spec.batch.last == "keep"),
+        )
+
+    def exhausted(self, item: int) -> bool:
+        """Whether a pass has no further step at `item`."""
+        if self.length is None:
+            return False
+        return item + self.global_batch > self.length if self.drops_last else item >= self.length
+
+    def over(self, pass_step: int, item: int) -> bool:
+        """Whether a pass is over after `pass_step` steps, with `item` as the next item."""
+        return (self.steps is not None and pass_step >= self.steps) or self.exhausted(item)
+
+    def remaining(self, pass_step: int, item: int) -> int | None:
+        """Steps of a pass from a place in it on, if nothing is dropped; None: endless."""
+        left: int | None = None
+        if self.length is not None:
+            items = max(0, self.length - item)
+            left = items // self.global_batch if self.drops_last else -(-items // self.global_batch)
+        if self.steps is not None:
+            rest = max(0, self.steps - pass_step)
+            left = rest if left is None else min(left, rest)
+        return left

@@ -1,0 +1,139 @@
+"""Worker processes for the pure stage.
+
+A worker is a fresh interpreter that runs `energon_grain.stream.worker_process`; it does not import the user's script
+again, so scripts need no `__main__` guard. It gets the compiled dataset once (by cloudpickle, so hooks may be defined in
+the script) and then one chunk after the other. Results come back through a memory file that both sides map: nothing is
+written to `/dev/shm`, so nothing stays behind when a process is killed.
+
+One thread of the parent waits for each worker; assembly and state stay in the parent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any, BinaryIO, cast
+
+import cloudpickle
+
+from energon_grain.errors import WorkerError
+from energon_grain.sources.source import Source
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.result_transport import SampleUnpickler
+from energon_grain.stream.spec import StreamSpec
+
+HEADER = struct.Struct("<Q")
+_END_SECONDS = 5.0
+
+
+def memory_file() -> int:
+    """Descriptor of an anonymous file in memory (or of an unlinked one on disk, where the system has no memfd)."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+class WorkerProcess:
+    """One worker process, driven by one thread at a time.
+
+    Args:
+        spec: The compiled dataset.
+        sources: The parent's sources, which provenance of returned samples refers to.
+        number: Of the worker, for messages.
+    """
+
+    def __init__(self, spec: StreamSpec, sources: list[Source], number: int) -> None:
+        self._sources = sources
+        self._number = number
+        self._arena = memory_file()
+        self._lock = threading.Lock()
+        try:
+            start = cloudpickle.dumps({"path": sys.path, "spec": cloudpickle.dumps(spec)})
+        except Exception as error:
+            os.close(self._arena)
+            raise WorkerError(
+                f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
+                f"encoder holds something that cannot be pickled. Create it inside the hook, or use worker_type='thread'"
+            ) from error
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(self._arena)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._arena,),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        )
+        self._send(start)
+
+    def run(self, chunk: Chunk) -> Encoded:
+        """Encode a chunk in the worker.
+
+        Raises:
+            WorkerError: The worker died.
+            Exception: What the stage raised there.
+        """
+        with self._lock:
+            self._send(pickle.dumps(chunk, protocol=5))
+            sizes = cast("list[int]", pickle.loads(self._receive()))  # the worker is ours; its pipe is private
+            with mmap.mmap(self._arena, sum(sizes)) as arena:
+                # Copied out before the worker overwrites it; bytearrays make writable arrays.
+                parts: list[bytearray] = []
+                offset = 0
+                for size in sizes:
+                    parts.append(bytearray(arena[offset : offset + size]))
+                    offset += size
+        result: Any = SampleUnpickler(parts[0], parts[1:], self._sources).load()
+        if isinstance(result, BaseException):
+            raise result
+        return cast("Encoded", result)
+
+    def _send(self, payload: bytes) -> None:
+        try:
+            stdin = cast("BinaryIO", self._process.stdin)
+            stdin.write(HEADER.pack(len(payload)))
+            stdin.write(payload)
+            stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._death() from error
+
+    def _receive(self) -> bytes:
+        stdout = cast("BinaryIO", self._process.stdout)
+        header = stdout.read(HEADER.size)
+        if len(header) < HEADER.size:
+            raise self._death()
+        payload = stdout.read(HEADER.unpack(header)[0])
+        if len(payload) < HEADER.unpack(header)[0]:
+            raise self._death()
+        return payload
+
+    def _death(self) -> WorkerError:
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        return WorkerError(
+            f"worker process {self._number} (pid {self._process.pid}) {how} while it was needed; its own messages are on "
+            f"stderr. Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller batches"
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._arena)

@@ -1,0 +1,187 @@
+"""The engine: one step after the other, from a place in the stream on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import EmptyDatasetError
+from energon_grain.stream.batches import NO_BATCH, BatchStage
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.lanes import LaneAssembly, Taken
+from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.plan import local_end, plan_chunks
+from energon_grain.stream.processes import WorkerProcess
+from energon_grain.stream.progress import Progress
+from energon_grain.stream.share import Share
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.workers import OrderedWorkers, Run
+
+Step = tuple[Any, Progress]
+"""A batch, and the place behind it."""
+
+
+class Production:
+    """Makes the steps of one pass, from a place in it on.
+
+    Args:
+        spec: The compiled dataset.
+        share: This host's part.
+        stage: Reads and encodes in this process.
+        batches: Makes the batches.
+        statistics: Counts drops.
+        config: Error handler and memory bound.
+        workers: Threads or processes that encode; 0: everything happens in `next`.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: StreamSpec,
+        share: Share,
+        stage: PureStage,
+        batches: BatchStage,
+        statistics: Statistics,
+        config: WorkerConfig,
+        workers: int,
+        start: Progress,
+    ) -> None:
+        self._spec = spec
+        self._share = share
+        self._stage = stage
+        self._batches = batches
+        self._statistics = statistics
+        self._plan = PassPlan.of(spec, share.hosts)
+        self._progress = start
+        self._ordered: OrderedWorkers | None = None
+        self._processes: list[WorkerProcess] = []
+        first = share.first_at(start.item)
+        local_first = first + int(start.drops.min()) * share.local_lanes
+        chunks = plan_chunks(
+            spec,
+            stage.sources,
+            share,
+            pass_number=start.pass_number,
+            first=local_first,
+            batch_size=self._plan.batch_size,
+        )
+        if workers:
+            runs: list[Run] = [stage.run] * workers
+            if config.worker_type == "process":
+                self._processes = [WorkerProcess(spec, stage.sources, number) for number in range(workers)]
+                runs = [process.run for process in self._processes]
+            self._ordered = OrderedWorkers(runs, chunks, config.prefetch_bytes)
+        encoded: Iterator[Encoded] = map(stage.run, chunks) if self._ordered is None else self._ordered
+        self._assembly = LaneAssembly(
+            lanes=share.local_lanes,
+            drops=start.drops,
+            chunks=encoded,
+            first=local_first,
+            end=local_end(spec, share),
+            on_drop=self._on_drop,
+            on_success=statistics.succeeded,
+        )
+
+    def _on_drop(self, dropped: Dropped) -> None:
+        self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
+        self._statistics.drop(dropped)
+
+    def __iter__(self) -> Iterator[Step]:
+        while not self._progress.ended:
+            step = self._step()
+            if step is None:
+                return
+            yield step
+
+    @property
+    def progress(self) -> Progress:
+        """The place behind the last step that was made."""
+        return self._progress
+
+    def _step(self) -> Step | None:
+        """The next step; None at the end of the pass."""
+        plan = self._plan
+        while True:
+            item = self._progress.item
+            samples, keys, valid, next_item = self._collect(item)
+            if not samples:
+                self._progress = dataclasses.replace(self._progress, item=next_item, ended=True)
+                return None
+            batch = self._batches.make(
+                samples,
+                keys,
+                item=int(self._share.to_global(np.int64(self._share.first_at(item)))),
+                pass_number=self._progress.pass_number,
+                valid=valid,
+            )
+            self._progress = dataclasses.replace(
+                self._progress,
+                item=next_item,
+                drops=self._assembly.drops,
+                ended=plan.over(self._progress.pass_step + 1, next_item),
+                step=self._progress.step + (batch is not NO_BATCH),
+                pass_step=self._progress.pass_step + (batch is not NO_BATCH),
+            )
+            if batch is not NO_BATCH:
+                return batch, self._progress
+            if self._progress.ended:
+                return None
+
+    def _collect(self, item: int) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
+        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it."""
+        plan = self._plan
+        first = self._share.first_at(item)
+        taken = self._assembly.take(first, plan.batch_size)
+        behind = item + plan.global_batch
+        if not taken.missing:
+            return taken.samples, taken.restore_keys, None, behind
+        if plan.keeps:
+            # One host: go on behind the gaps that dropped samples left near the end of the pass.
+            while taken.missing and not plan.exhausted(behind):
+                more = self._assembly.take(behind, len(taken.missing))
+                behind += len(taken.missing)
+                taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+            return taken.samples, taken.restore_keys, None, behind
+        return *self._padded(taken, first), behind
+
+    def _padded(self, taken: Taken, first: int) -> tuple[list[Any], list[tuple[Any, ...]], Any]:
+        """Fill places that the pass has no item for with samples from its beginning, and mark them as not valid."""
+        count = len(taken.samples) + len(taken.missing)
+        missing = set(taken.missing)
+        items = self._share.to_global(first + np.asarray(taken.missing, np.int64))
+        filler = iter(self._fillers(items))
+        present = iter(zip(taken.samples, taken.restore_keys, strict=True))
+        rows = [next(filler) if place in missing else next(present) for place in range(count)]
+        valid = np.array([place not in missing for place in range(count)])
+        return [row[0] for row in rows], [row[1] for row in rows], valid
+
+    def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
+        """One good sample for each item beyond the pass: of position `item mod length`, or of the next good one."""
+        length = self._spec.length
+        assert length is not None
+        found: list[tuple[Any, tuple[Any, ...]]] = []
+        for item in items.tolist():
+            for offset in range(length):
+                position = np.array([(item + offset) % length])
+                draws = self._spec.draw(position, self._progress.pass_number)
+                encoded = self._stage.run(Chunk(number=-1, draws=draws, size_bytes=0))
+                if not encoded.drops:
+                    found.append((encoded.outcomes[0], encoded.restore_keys[0]))
+                    break
+            else:
+                raise EmptyDatasetError(f"every one of the {length} samples of the pass was dropped; see the log for why")
+        return found
+
+    def close(self) -> None:
+        """Stop the workers."""
+        if self._ordered is not None:
+            self._ordered.close()
+        for process in self._processes:
+            process.close()

@@ -1,0 +1,34 @@
+"""How far a stream has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Segment = tuple[int, int, int, int, int]
+"""(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Progress:
+    """A place between two steps.
+
+    Attributes:
+        step: Steps delivered since the start of the run.
+        pass_number: Pass that the next step belongs to (finite streams: also the pass over the data).
+        pass_step: Steps delivered in this pass.
+        item: Number, in the pass of a finite stream or in the endless stream, of the next item.
+        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
+        ended: Whether the pass is over, so that the next iteration begins another one.
+        history: Where each run of equal steps began.
+    """
+
+    step: int = 0
+    pass_number: int = 0
+    pass_step: int = 0
+    item: int = 0
+    drops: npt.NDArray[np.int64]
+    ended: bool = False
+    history: tuple[Segment, ...] = ()

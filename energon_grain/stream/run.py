@@ -1,0 +1,241 @@
+"""Running a compiled dataset: what both backends drive."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import EmptyDatasetError, StateError
+from energon_grain.stream.ahead import Ahead
+from energon_grain.stream.batches import BatchStage
+from energon_grain.stream.compile import compile_dataset
+from energon_grain.stream.cursor import Cursor, check_fingerprint, from_cursor, to_cursor
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.production import Production, Step
+from energon_grain.stream.progress import Progress
+from energon_grain.stream.share import Share
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.which import SampleRecord, which
+
+
+class Stream:
+    """One host's stream of batches, with its state.
+
+    Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
+    if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
+    stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
+    ends them.
+
+    Args:
+        spec: The compiled dataset.
+        config: This host, its workers and error policy.
+        prefetch_factor: Batches that are made ahead for each worker.
+    """
+
+    def __init__(self, spec: StreamSpec, config: WorkerConfig, *, prefetch_factor: int = 2) -> None:
+        self.spec = spec
+        self.config = config
+        self.share = Share(config.rank, config.world_size, spec.lanes)
+        self.plan = PassPlan.of(spec, config.world_size)
+        self._prefetch_factor = max(1, prefetch_factor)
+        self._workers = min(config.num_workers, os.cpu_count() or 1)
+        self._fingerprint = spec.fingerprint()
+        lock = threading.RLock()
+        self._stage = PureStage(spec, lock)
+        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
+        self._batches = BatchStage(
+            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
+        )
+        self._progress = self._beginning()
+        self._steps: Iterator[Step] | None = None
+        self._release: weakref.finalize[Any, Any] | None = None
+        self._closed = False
+        if self.plan.remaining(0, 0) == 0:
+            raise EmptyDatasetError(
+                f"a pass of {spec.length} samples has no complete batch of {self.plan.global_batch} "
+                f"({config.world_size} hosts): use a smaller batch, or last_batch='pad' or 'keep'"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        dataset: SavableDataset,
+        *,
+        worker_config: WorkerConfig | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int = 2,
+    ) -> Stream:
+        """Compile a dataset and make its stream.
+
+        Args:
+            dataset: What to run.
+            worker_config: In place of the dataset's own.
+            num_workers: In place of the configuration's.
+            prefetch_factor: Batches that are made ahead for each worker.
+        """
+        config = worker_config or dataset.worker_config
+        if num_workers is not None and num_workers != config.num_workers:
+            config = dataclasses.replace(config, num_workers=num_workers)
+        return cls(compile_dataset(dataset, hosts=config.world_size), config, prefetch_factor=prefetch_factor)
+
+    def _beginning(self) -> Progress:
+        return Progress(
+            drops=np.zeros(self.share.local_lanes, np.int64), history=((0, 0, 0, 0, self.plan.global_batch),)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._progress.ended:
+            self._begin_pass()
+        return self
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise ValueError("the stream was closed")
+        if self._progress.ended:
+            raise StopIteration
+        if self._steps is None:
+            self._start()
+        assert self._steps is not None
+        try:
+            batch, self._progress = next(self._steps)
+        except StopIteration:
+            self._progress = dataclasses.replace(self._progress, ended=True)
+            self._stop()
+            raise
+        except BaseException:
+            # What failed is tried again by the next call, from the same place on.
+            self._stop()
+            raise
+        self._statistics.delivered(self.plan.batch_size)
+        return batch
+
+    def _begin_pass(self) -> None:
+        self._stop()
+        progress = dataclasses.replace(
+            self._progress, pass_number=self._progress.pass_number + 1, pass_step=0, ended=False
+        )
+        if self.spec.length is not None:
+            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(progress.drops))
+        self._progress = progress
+
+    def _start(self) -> None:
+        production = Production(
+            spec=self.spec,
+            share=self.share,
+            stage=self._stage,
+            batches=self._batches,
+            statistics=self._statistics,
+            config=self.config,
+            workers=self._workers,
+            start=self._progress,
+        )
+        if self._workers:
+            ahead = Ahead(production, capacity=self._prefetch_factor * self._workers)
+            self._steps = ahead
+            self._release = weakref.finalize(self, ahead.close)
+        else:
+            self._steps = iter(production)
+            self._release = weakref.finalize(self, production.close)
+
+    def _stop(self) -> None:
+        self._steps = None
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def start_prefetch(self) -> None:
+        """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
+        if self._workers and self._steps is None and not self._progress.ended and not self._closed:
+            self._start()
+
+    def cursor(self, *, with_manifest: bool = False) -> Cursor:
+        """The state behind the last delivered batch. Cheap enough to ask for after each.
+
+        Args:
+            with_manifest: Add what lets a later mismatch be explained; for states that are kept.
+        """
+        return to_cursor(
+            self._progress, self.share, self._fingerprint, self.spec.manifest() if with_manifest else None
+        )
+
+    def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
+        """Go to the place of a cursor, saved on any number of hosts with any batch size.
+
+        Args:
+            cursor: What `cursor` returned.
+            allow_changes: Go on at its position although the configuration or the data changed.
+
+        Raises:
+            StateError: The cursor is malformed or cannot be continued here.
+            FingerprintError: It belongs to another configuration or other data.
+            HostsError: The number of hosts does not fit its lanes.
+        """
+        progress = from_cursor(cursor, self.share)
+        if not allow_changes:
+            check_fingerprint(cursor, self._fingerprint, self.spec.manifest())
+        if not progress.history:
+            raise StateError("the state has no history; it was not made by this library")
+        if progress.history[-1][4] != self.plan.global_batch:
+            segment = (
+                progress.step,
+                progress.pass_number,
+                progress.pass_step,
+                progress.item,
+                self.plan.global_batch,
+            )
+            kept = tuple(old for old in progress.history if old[0] < progress.step)
+            progress = dataclasses.replace(progress, history=(*kept, segment))
+        if not progress.ended and self.plan.over(progress.pass_step, progress.item):
+            progress = dataclasses.replace(progress, ended=True)
+        self._stop()
+        self._progress = progress
+
+    def which(self, step: int) -> list[SampleRecord]:
+        """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""
+        return which(self.spec, self._stage.sources, self.share, self.plan, self._progress, step)
+
+    def stats(self) -> dict[str, Any]:
+        """JSON-native counts of what was delivered and of what was dropped and why."""
+        return self._statistics.report()
+
+    def __len__(self) -> int:
+        """Steps per host of the current pass; of one pass over the data where the stream is endless."""
+        return pass_steps(self.spec, self.plan, self._progress)
+
+    def close(self) -> None:
+        """End threads and release files. Further `next` calls raise ValueError."""
+        self._closed = True
+        self._stop()
+        self._stage.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
+    """Steps per host of the pass that `progress` is in, those already made included."""
+    remaining = plan.remaining(progress.pass_step, progress.item)
+    if remaining is not None:
+        return progress.pass_step + remaining
+    samples = sum(len(leaf.leaf.source) for leaf in spec.leaves)
+    return max(1, samples // plan.global_batch)
+
+
+def steps_per_epoch(dataset: SavableDataset) -> int:
+    """Steps per host of a dataset's first pass."""
+    spec = compile_dataset(dataset)
+    plan = PassPlan.of(spec, dataset.worker_config.world_size)
+    return pass_steps(spec, plan, Progress(drops=np.zeros(1, np.int64)))

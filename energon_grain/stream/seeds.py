@@ -1,0 +1,31 @@
+"""Global random generators for hooks that use them: `@stateless(restore_seeds=True)`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from energon_grain.datasets.draw_context import Draw
+
+
+def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:
+    """Wrap a hook so that `random` and `numpy.random` are seeded from the draw while it runs, and as before afterwards.
+
+    The caller sees to it that no two such calls overlap in time.
+    """
+
+    def call(value: Any) -> Any:
+        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the hook uses the globals)
+        seed = draw.seed
+        random.seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002
+        try:
+            return function(value)
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+    return call

@@ -1,0 +1,76 @@
+"""What runs inside a worker process. See `energon_grain.stream.processes`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from energon_grain.stream.chunk import Chunk
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.processes import HEADER
+from energon_grain.stream.result_transport import SamplePickler
+
+
+def main() -> None:
+    """Serve chunks until the parent closes the pipe."""
+    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    arena = int(sys.argv[1])
+    commands, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # Hooks that print must not write into the pipe of answers.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    start = _read(commands)
+    if start is None:
+        return
+    setup: dict[str, Any] = pickle.loads(start)
+    sys.path[:] = setup["path"]
+    failed: BaseException | None = None
+    stage: PureStage | None = None
+    try:
+        stage = PureStage(pickle.loads(setup["spec"]))
+    except BaseException as error:
+        failed = error
+    while (command := _read(commands)) is not None:
+        if stage is None:
+            _answer(answers, arena, failed, [])
+            continue
+        chunk: Chunk = pickle.loads(command)
+        try:
+            result: Any = stage.run(chunk)
+        except BaseException as error:
+            result = error
+        _answer(answers, arena, result, stage.sources)
+
+
+def _read(pipe: BinaryIO) -> bytes | None:
+    header = pipe.read(HEADER.size)
+    return pipe.read(HEADER.unpack(header)[0]) if len(header) == HEADER.size else None
+
+
+def _answer(pipe: BinaryIO, arena: int, result: Any, sources: list[Any]) -> None:
+    pickler = SamplePickler(sources)
+    try:
+        payload = pickler.payload(result)
+    except Exception as error:
+        pickler = SamplePickler(sources)
+        payload = pickler.payload(
+            TypeError(f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}")
+        )
+    views = [payload, *(buffer.raw() for buffer in pickler.buffers)]
+    sizes = [view.nbytes for view in views]
+    total = sum(sizes)
+    if os.fstat(arena).st_size < total:
+        os.ftruncate(arena, total)
+    with mmap.mmap(arena, total) as memory:
+        offset = 0
+        for view, size in zip(views, sizes, strict=True):
+            memory[offset : offset + size] = view
+            offset += size
+    answer = pickle.dumps(sizes)
+    pipe.write(HEADER.pack(len(answer)))
+    pipe.write(answer)
+    pipe.flush()

@@ -1,0 +1,104 @@
+"""Encoding chunks ahead of the consumer, in several threads, delivered in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.stream.chunk import Chunk, Encoded
+
+Run = Callable[[Chunk], Encoded]
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    chunk: Chunk
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Encoded | None = None
+    error: BaseException | None = None
+
+
+class OrderedWorkers:
+    """An iterator over encoded chunks, computed by several threads.
+
+    As many chunks are under way as keep all threads busy and fit into `budget_bytes`, what they will hold being
+    estimated from those that are done; one is always under way.
+
+    Args:
+        runs: One function a thread.
+        chunks: In order.
+        budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
+    """
+
+    def __init__(self, runs: Sequence[Run], chunks: Iterator[Chunk], budget_bytes: int) -> None:
+        self._chunks = chunks
+        self._budget_bytes = budget_bytes
+        self._most = 2 * len(runs) + 1
+        self._under_way: deque[_Task] = deque()
+        self._expansion = 1.0
+        self._next: Chunk | None = None
+        self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
+        self._threads = [
+            threading.Thread(target=_work, args=(run, self._tasks), name=f"energon-grain-worker-{n}", daemon=True)
+            for n, run in enumerate(runs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Iterator[Encoded]:
+        return self
+
+    def __next__(self) -> Encoded:
+        self._submit()
+        if not self._under_way:
+            raise StopIteration
+        # The head stays in the queue while it is waited for, so that `close` finds and wakes it.
+        task = self._under_way[0]
+        task.done.wait()
+        self._under_way.popleft()
+        self._submit()
+        if task.error is not None:
+            raise task.error
+        assert task.result is not None
+        self._expansion = max(1.0, task.result.size_bytes / max(1, task.chunk.size_bytes))
+        return task.result
+
+    def _submit(self) -> None:
+        while len(self._under_way) < self._most:
+            if self._next is None:
+                self._next = next(self._chunks, None)
+                if self._next is None:
+                    return
+            held = sum(task.chunk.size_bytes for task in self._under_way) + self._next.size_bytes
+            if self._under_way and held * self._expansion > self._budget_bytes:
+                return
+            task = _Task(self._next)
+            self._next = None
+            self._under_way.append(task)
+            self._tasks.put(task)
+
+    def close(self) -> None:
+        """Stop the threads and wait until each has finished the chunk that it works on."""
+        self._tasks.close()
+        for task in tuple(self._under_way):
+            task.error = task.error or BufferClosed()
+            task.done.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+def _work(run: Run, tasks: BoundedBuffer[_Task]) -> None:
+    while True:
+        try:
+            task = tasks.get()
+        except BufferClosed:
+            return
+        try:
+            task.result = run(task.chunk)
+        except BaseException as error:
+            task.error = error
+        task.done.set()
