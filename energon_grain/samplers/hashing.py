@@ -17,6 +17,8 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.samplers.columns import Column
+
 GAMMA = 0x9E3779B97F4A7C15
 """Step of the splitmix64 state: 2**64 over the golden ratio, odd."""
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
@@ -24,9 +26,6 @@ MULTIPLIER_2 = 0x94D049BB133111EB
 MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
 Word = SupportsIndex | str | bytes
-Column = int | npt.NDArray[np.uint64]
-"""One number for all elements of a chunk, or one number each."""
-
 _START = 0x656E_6572_676F_6E21
 
 

@@ -1,0 +1,46 @@
+"""Columns: a number that is the same for a whole chunk of positions, or one number for each of them.
+
+The arithmetic of this package is written once for both. A plain integer takes the fast path (numpy broadcasts it, and
+divides by it with a multiplication); an array of one number an element lets one call serve any mixture of leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.uint64]
+Column = int | Array
+"""One number in [0, 2**64) for all elements of a chunk, or one each, uint64 (k,)."""
+
+
+def operand(column: Column) -> np.uint64 | Array:
+    """Give the column as something that numpy combines with uint64 arrays without leaving uint64."""
+    return np.uint64(column) if isinstance(column, int) else column
+
+
+def at(column: Column, where: slice | npt.NDArray[np.integer[Any]]) -> Column:
+    """Give the column for a part of the elements."""
+    return column if isinstance(column, int) else column[where]
+
+
+def spread(column: Column, size: int) -> Array:
+    """Give the column as an array of `size` numbers (read-only where it was one number)."""
+    return np.broadcast_to(np.uint64(column), (size,)) if isinstance(column, int) else column
+
+
+def scaled(x: Column, n: Column) -> Array:
+    """Give floor(x * n / 2**64), exactly: a hash scaled to [0, n). Products of 32-bit halves cannot overflow."""
+    half, low = np.uint64(32), np.uint64(0xFFFF_FFFF)
+    x_all, n_all = np.atleast_1d(operand(x)), np.atleast_1d(operand(n))
+    x_high, x_low, n_high, n_low = x_all >> half, x_all & low, n_all >> half, n_all & low
+    middle = x_high * n_low + (x_low * n_low >> half)
+    other = x_low * n_high + (middle & low)
+    return x_high * n_high + (middle >> half) + (other >> half)
+
+
+def signed(values: Array) -> npt.NDArray[np.int64]:
+    """View numbers below 2**63 as int64."""
+    return values.view(np.int64)

@@ -1,0 +1,234 @@
+"""Leaf orders against a second, slow reading of the rules for many small settings, and the properties they promise."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.hashing import fold, fold_array
+from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
+from energon_grain.samplers.permutation import permute
+
+
+def perm(n: int, key: int) -> list[int]:
+    return permute(np.arange(n), n, key).tolist()
+
+
+def key(order: LeafOrder, purpose: str, *words: int) -> int:
+    result = fold_array(order.key, fold(purpose), *words)
+    assert isinstance(result, int)
+    return result
+
+
+def block_order(order: LeafOrder, lap: int) -> list[int]:
+    """The values of one lap, block after block."""
+    assert order.block
+    total = order.n * order.passes
+    size = min(order.block, total)
+    blocks = [list(range(total))[i : i + size] for i in range(0, total, size)]
+    blocks_key = key(order, "blocks", lap)
+    short = fold_array(blocks_key, fold("short"))
+    assert isinstance(short, int)
+    slots = [blocks[i] for i in perm(len(blocks) - 1, blocks_key)] if len(blocks) > 1 else []
+    slots.insert(short * len(blocks) >> 64, blocks[-1])
+    return [value for slot in slots for value in slot]
+
+
+def expected_lap(order: LeafOrder, lanes: int, lap: int) -> list[tuple[int, int]]:
+    """The draws of one lap, by lists."""
+    total = order.n * order.passes
+    if order.block is None:
+        values = perm(total, key(order, "full", lap))
+    else:
+        in_blocks = block_order(order, lap)
+        lanes = 1 if order.runs else lanes
+        blocks = -(-total // min(order.block, total))
+        window = min(order.window, blocks) * min(order.block, total)
+        stretches: list[list[int]] = []
+        start = 0
+        for stretch in range(lanes):
+            length = total // lanes + (stretch < total % lanes)
+            mixed: list[int] = []
+            for begin in range(start, start + length, window):
+                places = in_blocks[begin : min(begin + window, start + length)]
+                mixed += [places[i] for i in perm(len(places), key(order, "window", lap, begin))]
+            stretches.append(mixed)
+            start += length
+        values = [stretches[place % lanes][place // lanes] for place in range(total)]
+    return [(value % order.n, lap * order.passes + value // order.n) for value in values]
+
+
+def draws(order: LeafOrder, lanes: int, start: int, stop: int) -> list[tuple[int, int]]:
+    index, epoch = LeafTable([order], lanes).draw(0, np.arange(start, stop))
+    return list(zip(index.tolist(), epoch.tolist(), strict=True))
+
+
+ORDERS = [
+    (LeafOrder(n=n, key=fold("leaf", n), block=block, window=window, passes=passes, runs=runs), lanes)
+    for n, block, window, passes, runs, lanes in itertools.product(
+        (1, 2, 10, 17), (None, 1, 4, 100), (1, 3), (1, 3), (False, True), (1, 3)
+    )
+    if block or (window == 1 and not runs)
+]
+
+
+def test_draws_are_those_of_the_written_rules() -> None:
+    for order, lanes in ORDERS:
+        total = order.n * order.passes
+        assert draws(order, lanes, 0, 2 * total) == expected_lap(order, lanes, 0) + expected_lap(order, lanes, 1), order
+
+
+def test_every_epoch_is_a_permutation() -> None:
+    for order, lanes in ORDERS:
+        total = order.n * order.passes
+        drawn = Counter(draws(order, lanes, 0, 3 * total))
+        assert drawn == Counter(itertools.product(range(order.n), range(3 * order.passes))), order
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_chunk_of_any_mixture_is_drawn_alike(data: st.DataObject) -> None:
+    lanes = data.draw(st.integers(1, 12))
+    orders = data.draw(
+        st.lists(
+            st.builds(
+                LeafOrder,
+                n=st.integers(1, 300) | st.integers(2**40, 2**60),
+                key=st.integers(0, 2**64 - 1),
+                shuffle=st.booleans(),
+                block=st.none() | st.integers(1, 70),
+                window=st.integers(1, 3),
+                passes=st.integers(1, 3),
+                replacement=st.booleans(),
+                runs=st.booleans(),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    leaf = np.array(data.draw(st.lists(st.integers(0, len(orders) - 1), min_size=1, max_size=30)), dtype=np.int32)
+    child = np.array([data.draw(st.integers(0, 3 * orders[i].n)) for i in leaf])
+    table = LeafTable(orders, lanes)
+    index, epoch = table.draw(leaf, child)
+    for i in range(leaf.size):
+        one, one_epoch = table.draw(int(leaf[i]), child[i : i + 1])
+        assert (int(index[i]), int(epoch[i])) == (int(one[0]), int(one_epoch[0]))
+        assert 0 <= index[i] < orders[leaf[i]].n
+
+
+def test_sequential_keeps_the_order() -> None:
+    assert draws(LeafOrder(n=3, key=1, shuffle=False, block=2, passes=4), 2, 1, 5) == [(1, 0), (2, 0), (0, 1), (1, 1)]
+
+
+def test_the_worked_example_has_the_right_shape() -> None:
+    order = LeafOrder(n=10, key=1, block=4)
+    places = block_order(order, 0)
+    given_out = [index for index, _ in draws(order, 2, 0, 10)]
+    assert sorted(given_out[0:8:2]) == sorted(places[0:4])
+    assert given_out[8] == places[4]
+    assert sorted(given_out[1:8:2]) == sorted(places[5:9])
+    assert given_out[9] == places[9]
+
+
+def test_a_lane_reads_runs_of_consecutive_samples() -> None:
+    n, block, lanes = 100_000, 100, 48
+    index = LeafTable([LeafOrder(n=n, key=3, block=block)], lanes).draw(0, np.arange(n))[0]
+    runs = 0
+    for lane in range(lanes):
+        mine = index[lane::lanes]
+        for begin in range(0, mine.size, block):
+            window = np.sort(mine[begin : begin + block])
+            runs += 1 + int((np.diff(window) != 1).sum())
+    assert runs <= 2.1 * n / block
+    assert np.abs(np.diff(index)).mean() > 0.3 * n  # neighbours in the stream are far apart: n / 3 if independent
+
+
+def test_all_starts_and_sizes_of_the_short_block_come_up() -> None:
+    slots: Counter[int] = Counter()
+    for seed in range(1_000):
+        places = block_order(LeafOrder(n=10, key=fold(seed), block=4), 0)
+        slots[places.index(8)] += 1
+    assert sorted(slots) == [0, 4, 8]
+    assert all(270 < count < 400 for count in slots.values())
+
+
+def test_each_sample_is_equally_likely_at_each_place() -> None:
+    """Where windows and blocks divide each other; else the samples at the ends of blocks prefer some places."""
+    for block, lanes in ((4, 1), (3, 4), (2, 2), (12, 1)):
+        n, keys = 12, 6_000
+        orders = [LeafOrder(n=n, key=fold("uniform", i), block=block) for i in range(keys)]
+        leaf = np.repeat(np.arange(keys, dtype=np.int32), n)
+        index, _ = LeafTable(orders, lanes).draw(leaf, np.tile(np.arange(n), keys))
+        counts = np.zeros((n, n), dtype=np.int64)
+        np.add.at(counts, (np.tile(np.arange(n), keys), index), 1)
+        assert ((counts - keys / n) ** 2 / (keys / n)).sum() < 1.4 * n * n
+
+
+def test_seed_and_epoch_are_not_added() -> None:
+    for block in (None, 10):
+        five = [i for i, _ in draws(LeafOrder(n=100, key=fold(5, "leaf"), block=block), 4, 100, 200)]
+        six = [i for i, _ in draws(LeafOrder(n=100, key=fold(6, "leaf"), block=block), 4, 0, 100)]
+        assert sum(a == b for a, b in zip(five, six, strict=True)) < 10
+        assert five != [i for i, _ in draws(LeafOrder(n=100, key=fold(5, "leaf"), block=block), 4, 0, 100)]
+
+
+@pytest.mark.parametrize("block", [None, 1, 8, 1_000])
+@pytest.mark.parametrize("runs", [False, True])
+def test_replacement_draws_each_sample_about_equally_often(block: int | None, runs: bool) -> None:
+    n, laps = 50, 2_000
+    order = LeafOrder(n=n, key=fold("with replacement"), block=block, replacement=True, runs=runs)
+    index, epoch = LeafTable([order], 4).draw(0, np.arange(n * laps))
+    assert np.array_equal(epoch, np.arange(n * laps) // n)
+    counts = np.bincount(index, minlength=n)
+    assert np.all(np.abs(counts - laps) < laps * (0.15 if block is None or block < n else 0.01))
+    first = np.bincount(index[:n], minlength=n)
+    if block is None or block < n:
+        assert 20 < int((first > 0).sum()) < 45  # 32 of 50 if independent
+
+
+def test_replacement_by_blocks_reads_runs() -> None:
+    order = LeafOrder(n=1_000, key=1, block=10, replacement=True)
+    index = LeafTable([order], 4).draw(0, np.arange(4_000))[0]
+    for lane in range(4):
+        for begin in range(0, 1_000, 10):
+            window = index[lane::4][begin : begin + 10]
+            assert any(sorted((window - low) % 1_000) == list(range(10)) for low in window.tolist())
+
+
+def test_huge_leaves_do_not_overflow() -> None:
+    for n, block, passes in ((2**61, 100, 1), (2**60 + 1, 2**40, 3), (2**62, None, 1), (2**62 - 1, 1, 1)):
+        order = LeafOrder(n=n, key=7, block=block, passes=passes, window=2**30)
+        child = np.concatenate([np.arange(2_000), n * passes - 1_000 + np.arange(2_000)])
+        child = child[child < 2**62 + 2**61]
+        index, epoch = LeafTable([order], 48).draw(0, child)
+        assert np.all((index >= 0) & (index < n))
+        assert len(set(zip(index.tolist(), epoch.tolist(), strict=True))) == child.size
+        mixed = LeafTable([LeafOrder(n=1, key=0), order], 48)
+        leaf = np.ones(child.size, dtype=np.int32)
+        leaf[0] = 0
+        assert np.array_equal(mixed.draw(leaf, child)[0][1:], index[1:])
+
+
+def test_nothing_drawn_is_nothing() -> None:
+    index, epoch = LeafTable([LeafOrder(n=3, key=1)], 2).draw(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
+    assert index.size == epoch.size == 0
+
+
+def test_windows_hold_a_shuffle_buffer() -> None:
+    assert window_blocks(block=100, lanes=48, shuffle_buffer_size=100) == 1
+    assert window_blocks(block=100, lanes=48, shuffle_buffer_size=4_801) == 2
+    assert window_blocks(block=100, lanes=48, shuffle_buffer_size=None, at_least=16) == 16
+
+
+@pytest.mark.parametrize("wrong", [{"n": 0}, {"block": 0}, {"window": 0}, {"passes": 0}, {"passes": 2**62}])
+def test_impossible_orders_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"LeafOrder\("):
+        LeafOrder(**{"n": 3, "key": 1, **wrong})
+    with pytest.raises(ConfigError, match="lane"):
+        LeafTable([], 0)
