@@ -6,14 +6,16 @@ so batches with other texts reuse the compiled function, and `jax.tree.map` take
 part of the structure: a batch with a mask in place of its image is traced anew.
 
 A compiled function would see the static values of the first batch for ever. Inside a trace they are therefore replaced
-by `Untraced`, whose use raises an error that says what to do; None stays None.
+by `Untraced`, whose use raises an error that says what to do. None stays None, which is part of the structure too.
 
-JAX is never imported here: classes register when it is there already.
+JAX is never imported here: classes register with it once the program imports it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import sys
 import weakref
 from dataclasses import fields, is_dataclass
@@ -22,12 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.samples.import_hook import after_import
 from energon_grain.samples.untraced import Untraced
 
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
+_STATIC: tuple[Any, ...] = ()  # in a tree of arrays: nothing that JAX sees (unlike None, no `is_leaf` asks for it)
 _LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
 _registered: set[type] = set()
+_waiting: list[weakref.ref[type]] = []  # for JAX to be imported
 _layouts: dict[int, tuple[Any, ...]] = {}  # by id: static content of objects whose leaves are not arrays
 
 
@@ -64,7 +69,7 @@ class _Mixed:
 def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
     """Split a dataclass (or `CrudeSample`) into one subtree of arrays a field, and its metadata.
 
-    A field without arrays has the subtree None; one that is an array is its own subtree.
+    A field that is None or an array is its own subtree; one without arrays has an empty one.
     """
     names, values = _fields(obj)
     layout = _layouts.get(id(obj)) if _layouts else None
@@ -72,7 +77,7 @@ def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
         pairs = [_split_like(value, content) for value, content in zip(values, layout, strict=True)]
     else:
         pairs = [
-            (None, value) if name in _METADATA_FIELDS else _split(value)
+            (_STATIC, value) if name in _METADATA_FIELDS else _split(value)
             for name, value in zip(names, values, strict=True)
         ]
     return tuple(tree for tree, _ in pairs), Metadata(type(obj), names, tuple(content for _, content in pairs))
@@ -104,31 +109,43 @@ def register_type(cls: type) -> None:
     """
     if cls in _registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
         return
-    tree_util = sys.modules["jax"].tree_util
+    tree_util = importlib.import_module("jax.tree_util")
     key = tree_util.DictKey if issubclass(cls, dict) else tree_util.GetAttrKey
 
     def flatten_with_keys(obj: Any) -> tuple[tuple[tuple[Any, Any], ...], Metadata]:
         children, metadata = flatten(obj)
         return tuple((key(name), child) for name, child in zip(metadata.names, children, strict=True)), metadata
 
-    try:
-        tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    except ValueError:  # registered by its author
-        if not _is_registered(cls):
-            raise
     _registered.add(cls)
+    with contextlib.suppress(ValueError):  # its author has registered it
+        tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def register_if_jax(cls: type) -> None:
-    """`register_type`, if JAX is imported already; else nothing (`register_value` will do it)."""
-    if hasattr(sys.modules.get("jax"), "tree_util"):
+    """`register_type` if JAX is imported, else as soon as it is; does nothing for a class that is gone by then."""
+    if "jax" in sys.modules:
         # At class creation, before the decorator has run, a subclass of a dataclass counts as one.
         register_type(cls)
+        return
+    if not _waiting:
+        after_import("jax", _register_waiting)
+    _waiting.append(weakref.ref(cls))
+
+
+def _register_waiting() -> None:
+    for reference in _waiting:
+        cls = reference()
+        if cls is not None:
+            register_type(cls)
+    _waiting.clear()
 
 
 def register_value(value: Any) -> None:
-    """Register the types of a batch, or of the batches in a list, tuple or dictionary, if JAX is imported."""
-    if type(value) in _registered or not hasattr(sys.modules.get("jax"), "tree_util"):
+    """Register the types of a batch, or of the batches in a list, tuple or dictionary, if JAX is imported.
+
+    Subclasses of `Sample` and `Batch` have registered themselves; this is for the plain dataclasses of users.
+    """
+    if type(value) in _registered or "jax" not in sys.modules:
         return
     if is_dataclass(value) and not isinstance(value, type):
         register_type(type(value))
@@ -168,10 +185,12 @@ def _is_leaf_type(cls: type) -> bool:
 
 
 def _split(value: Any) -> tuple[Any, Any]:
-    """The tree of arrays in `value`, None where there is none, and its static content."""
+    """The tree of arrays in `value`, empty where there is none, and its static content."""
     kind = type(value)
+    if value is None:
+        return None, None
     if kind in _PLAIN:
-        return None, value
+        return _STATIC, value
     if _is_leaf_type(kind):
         return value, _LEAF
     if isinstance(value, dict):
@@ -181,19 +200,27 @@ def _split(value: Any) -> tuple[Any, Any]:
     if isinstance(value, (list, tuple)):
         entries: list[Any] | tuple[Any, ...] = value
         if _PLAIN.issuperset(map(type, entries)):
-            return None, value
+            return _STATIC, value
         pairs = [_split(entry) for entry in entries]
-        return _mixed(entries, pairs, [tree for tree, _ in pairs])
-    if is_dataclass(value) and (id(value) in _layouts or any(c is not None for c in flatten(value)[0])):
+        return _mixed(entries, pairs, _like(entries, [tree for tree, _ in pairs]))
+    if is_dataclass(value) and (id(value) in _layouts or _has_leaves(flatten(value)[1].content)):
         register_type(kind)
         return value, _LEAF
-    return None, value
+    return _STATIC, value
 
 
 def _mixed(original: Any, pairs: list[tuple[Any, Any]], tree: Any) -> tuple[Any, Any]:
-    if any(content is _LEAF or type(content) is _Mixed for _, content in pairs):
-        return tree, _Mixed(original, tuple(content for _, content in pairs))
-    return None, original
+    contents = tuple(content for _, content in pairs)
+    return (tree, _Mixed(original, contents)) if _has_leaves(contents) else (_STATIC, original)
+
+
+def _has_leaves(contents: tuple[Any, ...]) -> bool:
+    return any(content is _LEAF or type(content) is _Mixed for content in contents)
+
+
+def _like(original: Any, values: list[Any]) -> Any:
+    """`values` as the kind of list, tuple or named tuple that `original` is."""
+    return original._make(values) if hasattr(original, "_make") else type(original)(values)
 
 
 def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
@@ -201,11 +228,13 @@ def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
     if content is _LEAF:
         return value, _LEAF
     if type(content) is not _Mixed or len(value) != len(content.entries):
-        return None, value
+        return (None, None) if value is None else (_STATIC, value)
     entries = value.values() if isinstance(value, dict) else value
     pairs = [_split_like(entry, inner) for entry, inner in zip(entries, content.entries, strict=True)]
     trees = [tree for tree, _ in pairs]
-    return _mixed(value, pairs, dict(zip(value, trees, strict=True)) if isinstance(value, dict) else trees)
+    return _mixed(
+        value, pairs, dict(zip(value, trees, strict=True)) if isinstance(value, dict) else _like(value, trees)
+    )
 
 
 def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
@@ -215,7 +244,7 @@ def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
             odd.append(tree)
         return tree
     if type(content) is not _Mixed:
-        return Untraced(where) if where and content is not None else content
+        return tree if content is None else Untraced(where) if where else content
     original = content.original
     if isinstance(original, dict):
         merged = copy.copy(original)
@@ -226,7 +255,7 @@ def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
         _merge(subtree, inner, odd, f"{where}[{index}]" if where else "")
         for index, (subtree, inner) in enumerate(zip(tree, content.entries, strict=True))
     ]
-    return original._make(values) if hasattr(original, "_make") else type(original)(values)
+    return _like(original, values)
 
 
 def _is_traced(children: Any) -> bool:
@@ -247,8 +276,3 @@ def _remember(obj: Any, content: tuple[Any, ...]) -> None:
     except TypeError:  # a class with slots and without `weakref_slot=True`
         return
     _layouts[id(obj)] = content
-
-
-def _is_registered(cls: type) -> bool:
-    tree_util = sys.modules["jax"].tree_util
-    return not tree_util.all_leaves([cls.__new__(cls)])

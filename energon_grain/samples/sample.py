@@ -81,10 +81,12 @@ T = TypeVar("T")
 
 def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:
     """Make a `cls` from all fields of `src`, an instance of a parent type, updated by `fields_of_new`."""
-    if not is_dataclass(src) or isinstance(src, type) or not issubclass(cls, type(src)):
-        kind = src.__name__ if isinstance(src, type) else type(src).__name__
-        raise TypeError(f"{cls.__name__}.extend: takes an instance of a parent type of {cls.__name__}, not a {kind}")
-    values = {field.name: getattr(src, field.name) for field in fields(src) if field.init}
+    parent: type = type(src)
+    if not is_dataclass(parent) or parent not in cls.__mro__:
+        raise TypeError(
+            f"{cls.__name__}.extend: takes an instance of a parent type of {cls.__name__}, not a {parent.__name__}"
+        )
+    values = {field.name: getattr(src, field.name) for field in fields(parent) if field.init}
     return cls(**{**values, **fields_of_new})
 
 

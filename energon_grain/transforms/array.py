@@ -58,7 +58,7 @@ def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
     offset = 0
     while offset < len(view):
         size = int.from_bytes(view[offset + 8 : offset + 16], "little", signed=True)
-        if view[offset : offset + 8] != _TENBIN_MAGIC or not 0 <= size <= len(view) - offset - 16:
+        if bytes(view[offset : offset + 8]) != _TENBIN_MAGIC or not 0 <= size <= len(view) - offset - 16:
             raise ValueError(f"no valid chunk at byte {offset} of {len(view)}")
         chunks.append(view[offset + 16 : offset + 16 + size])
         offset += 16 + -(-size // 64) * 64

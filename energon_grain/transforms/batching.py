@@ -7,7 +7,7 @@ its value in the first sample, so a batch costs a few operations a field and one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samples.crude import CrudeSample
+from energon_grain.samples.pytree import register_value
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -93,7 +94,7 @@ def batch_samples(
             columns[name] = actions[name](column)
         elif name not in _LISTED and type(column[0]) not in _PLAIN:
             columns[name] = generic_batch(column, where=name)
-    return result_type(**columns) if not issubclass(result_type, dict) else result_type(columns)
+    return result_type(columns) if issubclass(result_type, dict) else _construct(result_type, columns)
 
 
 def batch_list(batch: list[T]) -> list[T]:
@@ -107,15 +108,9 @@ def batch_stack(batch: Sequence[Array], *, where: str = "") -> Array:
     Raises:
         ValueError: The shapes differ.
     """
-    first = batch[0]
-    shape = first.shape
-    for array in batch:
-        if array.shape != shape:
-            raise ValueError(f"{_at(where)}arrays of one shape can be stacked, these are {_shapes(batch)}")
-    if not shape:
-        return np.array(batch).astype(first.dtype, copy=False)
-    # One concatenation and a reshape cost a third of `np.stack` where arrays are small.
-    return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe").reshape(len(batch), *shape)
+    if len(_distinct_shapes(batch, where)) > 1:
+        raise ValueError(f"{_at(where)}arrays of one shape can be stacked, these are {_shapes(batch)}")
+    return _stack(batch)
 
 
 def batch_pad_stack(batch: Sequence[Array], *, where: str = "") -> Array:
@@ -126,13 +121,21 @@ def batch_pad_stack(batch: Sequence[Array], *, where: str = "") -> Array:
     Raises:
         ValueError: The numbers of dimensions differ.
     """
-    shape = _first_array(batch, where).shape
-    if all(array.shape == shape for array in batch):
-        return batch_stack(batch, where=where)
-    stacked = np.zeros((len(batch), *_largest(batch, 0)), batch[0].dtype)
+    shapes = _distinct_shapes(batch, where)
+    if len(shapes) == 1:
+        return _stack(batch)
+    stacked = np.zeros((len(batch), *_largest(shapes)), batch[0].dtype)
     for row, array in zip(stacked, batch, strict=True):
         row[tuple(map(slice, array.shape))] = array
     return stacked
+
+
+def _stack(batch: Sequence[Array]) -> Array:
+    """Stack arrays of one shape: one concatenation and a reshape cost a third of `np.stack` where arrays are small."""
+    first = batch[0]
+    if not first.ndim:
+        return np.array(batch).astype(first.dtype, copy=False)
+    return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe").reshape(len(batch), *first.shape)
 
 
 def concat_pad(batch: Sequence[Array], *, where: str = "") -> Array:
@@ -143,13 +146,13 @@ def concat_pad(batch: Sequence[Array], *, where: str = "") -> Array:
     Raises:
         ValueError: The numbers of dimensions differ or are zero.
     """
-    first = _first_array(batch, where)
+    first = batch[0]
+    inner = {shape[1:] for shape in _distinct_shapes(batch, where)}
     if not first.ndim:
         raise ValueError(f"{_at(where)}arrays without dimensions cannot be concatenated")
-    inner = first.shape[1:]
-    if all(array.shape[1:] == inner for array in batch):
+    if len(inner) == 1:
         return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe")
-    joined = np.zeros((sum(map(len, batch)), *_largest(batch, 1)), first.dtype)
+    joined = np.zeros((sum(map(len, batch)), *_largest(inner)), first.dtype)
     start = 0
     for array in batch:
         joined[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
@@ -202,25 +205,30 @@ def _by_type(batch: list[Any], where: str, arrays: Callable[..., Array], *, dele
             columns[name] = _by_type(column, f"{where}.{name}" if where else name, arrays, delegate=delegate)
     if isinstance(first, dict):
         return CrudeSample(columns) if isinstance(first, CrudeSample) else columns
-    return type(first)(**columns)
+    return _construct(type(first), columns)
 
 
-def _first_array(batch: Sequence[Array], where: str) -> Array:
-    """The first of `batch`, checked to be like the others in number of dimensions."""
-    first = batch[0]
-    for row, array in enumerate(batch):
-        if not isinstance(array, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"{_at(where)}sample 0 has an array, sample {row} a {type(array).__name__}")
-        if array.ndim != first.ndim:
-            raise ValueError(
-                f"{_at(where)}arrays of one number of dimensions can be padded, these are {_shapes(batch)}"
-            )
-    return first
+def _construct(cls: type, columns: dict[str, Any]) -> Any:
+    batch = cls(**columns)
+    register_value(batch)  # a plain dataclass of the user becomes a pytree with its first batch
+    return batch
 
 
-def _largest(batch: Sequence[Array], start: int) -> tuple[int, ...]:
-    """The largest size in each dimension from `start` on."""
-    return tuple(max(sizes) for sizes in zip(*(array.shape[start:] for array in batch), strict=True))
+def _distinct_shapes(batch: Sequence[Array], where: str) -> set[tuple[int, ...]]:
+    """The shapes that occur, checked to have one number of dimensions."""
+    try:
+        shapes = {array.shape for array in batch}
+    except AttributeError:
+        row, other = next((row, value) for row, value in enumerate(batch) if not hasattr(value, "shape"))
+        raise ValueError(f"{_at(where)}sample 0 has an array, sample {row} has {type(other).__name__}") from None
+    if len(shapes) > 1 and len(set(map(len, shapes))) > 1:
+        raise ValueError(f"{_at(where)}arrays of one number of dimensions can be padded, these are {_shapes(batch)}")
+    return shapes
+
+
+def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The largest size in each dimension."""
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
 def _at(where: str) -> str:

@@ -93,7 +93,7 @@ def _decode_jpeg(data: Buffer, colour: str, *, planes: bool) -> Pixels | None:
     """The pixels of a JPEG; None where Pillow has to do it, or to say what is wrong."""
     try:
         height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
-        if stored not in _SOURCES[colour] or height * width > _MAX_JPEG_PIXELS:
+        if stored not in _SOURCES[colour] or int(height) * int(width) > _MAX_JPEG_PIXELS:
             return None
         if planes:
             return _planes(simplejpeg.decode_jpeg(data, colorspace="RGBA"), len(colour))
