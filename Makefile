@@ -65,6 +65,7 @@ clean:
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) is $(PYTHON). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Installing into $(1) ..."
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
 endef
