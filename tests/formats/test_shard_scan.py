@@ -1,0 +1,271 @@
+"""`tarfile` is the oracle: for every tar that it writes, and for every damaged one that the scan accepts."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_grain.errors import TarError
+from energon_grain.formats.member_names import Hidden, split_member_name
+from energon_grain.formats.shard_scan import ShardScan, scan_tar
+from energon_grain.formats.tar_walk import Strategy
+
+Sample = tuple[int, str, list[tuple[str, int, int]]]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "grid", "hops")
+FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+class Archive(bytes):
+    """The bytes of a tar, shown compressed when a test fails."""
+
+    def __repr__(self) -> str:
+        return f"Archive(zlib.decompress({zlib.compress(self)!r}))"
+
+
+def expected(path: Path, hidden: Hidden = "skip") -> tuple[list[Sample], int]:
+    """What `tarfile` finds: samples as (start, key, parts as (name, offset, size)), and the end."""
+    samples: list[Sample] = []
+    with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+        for member in tar:
+            split = split_member_name(member.name, hidden=hidden) if member.isreg() else None
+            if split is None:
+                continue
+            if not samples or samples[-1][1] != split[0]:
+                samples.append((member.offset, split[0], []))
+            samples[-1][2].append((split[1], member.offset_data, member.size))
+        return samples, tar.offset
+
+
+def listed(scan: ShardScan) -> tuple[list[Sample], int]:
+    """The same, of a scan; checks its shape on the way."""
+    assert scan.sample_start.shape == scan.part_start.shape == scan.key_start.shape == (len(scan) + 1,)
+    assert scan.part_start[0] == scan.key_start[0] == 0
+    assert scan.part_start[-1] == len(scan.part_name) == len(scan.part_offset) == len(scan.part_size)
+    assert len(set(scan.part_names)) == len(scan.part_names)
+    assert [scan.key(i) for i in range(len(scan))] == scan.keys()
+    names = [scan.part_names[i] for i in scan.part_name]
+    assert list(dict.fromkeys(names)) == list(scan.part_names)
+    parts = list(zip(names, scan.part_offset.tolist(), scan.part_size.tolist(), strict=True))
+    starts = scan.sample_start.tolist()
+    bounds = scan.part_start.tolist()
+    samples = [(starts[i], scan.key(i), parts[bounds[i] : bounds[i + 1]]) for i in range(len(scan))]
+    return samples, starts[-1]
+
+
+def write(path: Path, members: list[tuple[str, int]], format: int = tarfile.USTAR_FORMAT, **fields: object) -> Path:
+    with tarfile.open(path, "w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
+        for name, size in members:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(bytes(i % 251 for i in range(size))))
+    return path
+
+
+@st.composite
+def names(draw: st.DrawFn) -> str:
+    folder = draw(
+        st.sampled_from(["", "", "d/", "d.x/", "./", "__meta__/", "d/__m__/", "x" * 60 + "/" + "y" * 50 + "/", "ü/"])
+    )
+    stem = draw(
+        st.sampled_from(["a", "b", "00", "", "_", "__x__", "日本", "k" * 90, "n" * 130]) | st.text("ab", max_size=9)
+    )
+    part = draw(
+        st.sampled_from([".jpg", ".txt", ".seg.png", ".", "", "." + "p" * 30, ".json"]) | st.text(".ä/c", max_size=4)
+    )
+    return folder + stem + part
+
+
+@st.composite
+def tars(draw: st.DrawFn) -> Archive:
+    """The bytes of a tar with members of all kinds that a scan accepts."""
+    format = draw(FORMATS)
+    buffer = io.BytesIO()
+    members = draw(st.lists(names(), max_size=12))
+    headers = {"comment": "x"} if members and format == tarfile.PAX_FORMAT and draw(st.booleans()) else None
+    with tarfile.open(fileobj=buffer, mode="w", format=format, encoding="utf-8", pax_headers=headers) as tar:
+        for name in members:
+            info = tarfile.TarInfo(name)
+            info.type = draw(
+                st.sampled_from([tarfile.REGTYPE] * 8 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE])
+            )
+            if info.type == tarfile.SYMTYPE:
+                info.linkname = draw(st.sampled_from(["a.jpg", "t" * 120]))
+            elif info.type != tarfile.DIRTYPE:
+                info.size = draw(st.sampled_from([0, 1, 511, 512, 513, 1536]) | st.integers(0, 3000))
+            if format == tarfile.PAX_FORMAT:
+                info.mtime = draw(st.sampled_from([0, 1.5]))
+                info.pax_headers = draw(
+                    st.sampled_from([{}, {}, {"SCHILY.xattr.a": "b\nc=d"}, {"size": str(info.size)}])
+                )
+            try:
+                tar.addfile(info, io.BytesIO(b"ustar" * 1000))
+            except ValueError:  # too long for ustar
+                continue
+    return Archive(buffer.getvalue())
+
+
+@pytest.fixture(scope="module")
+def tar_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tar") / "shard.tar"
+
+
+@settings(max_examples=150)
+@given(data=tars(), hidden=st.sampled_from(["skip", "keep"]))
+def test_finds_what_tarfile_finds(tar_path: Path, data: Archive, hidden: Hidden) -> None:
+    tar_path.write_bytes(data)
+    for strategy in STRATEGIES:
+        scan = scan_tar(tar_path, hidden=hidden, strategy=strategy)
+        assert listed(scan) == expected(tar_path, hidden)
+        assert scan.size_bytes == len(data)
+
+
+def long_tars() -> Iterator[tuple[str, list[tuple[str, int]], int, dict[str, object]]]:
+    """Enough members for many batches and for every change of strategy."""
+    small = [(f"{i:07d}.{part}", size) for i in range(6000) for part, size in (("txt", 1000 + i % 700), ("json", 60))]
+    yield "small", small, tarfile.USTAR_FORMAT, {}
+    yield "numbers of all widths", [(f"d/{i}.{'seg.' * (i % 3)}png", i % 600) for i in range(9000)], 0, {}
+    yield "each with a PAX header", small[:3000], tarfile.PAX_FORMAT, {"mtime": 1.5}
+    yield "large", [(f"{i}.bin", 40_000) for i in range(300)], tarfile.USTAR_FORMAT, {}
+    yield "small, large, small", small[:500] + [(f"l{i}.bin", 60_000) for i in range(60)] + small[500:900], 0, {}
+    yield "larger than a run", [("a.bin", 9 << 20), *small[:100], ("b.bin", 5 << 20), *small[100:200]], 0, {}
+    yield "a part name each", [(f"img.{i}.jpg", 10) for i in range(5000)], tarfile.GNU_FORMAT, {}
+    long = [(f"{'x' * 120 if i % 50 == 0 else 'y'}{i}.txt", 30) for i in range(8000)]
+    yield "long names now and then (GNU)", long, tarfile.GNU_FORMAT, {}
+    yield "long names now and then (PAX)", long, tarfile.PAX_FORMAT, {}
+    yield "prefixes", [(f"{'f' * 80}/{'g' * 40}/{i}.txt", 30) for i in range(3000)], tarfile.USTAR_FORMAT, {}
+    yield "contiguous", small[:4000], tarfile.USTAR_FORMAT, {"type": tarfile.CONTTYPE}
+
+
+@pytest.mark.parametrize(("members", "format", "fields"), [pytest.param(*rest, id=name) for name, *rest in long_tars()])
+def test_long_tars(tmp_path: Path, members: list[tuple[str, int]], format: int, fields: dict[str, object]) -> None:
+    path = write(tmp_path / "shard.tar", members, format, **fields)
+    want = expected(path)
+    for strategy in STRATEGIES:
+        assert listed(scan_tar(path, strategy=strategy)) == want
+
+
+def test_members_inside_members_do_not_count(tmp_path: Path) -> None:
+    inner = write(tmp_path / "inner.tar", [(f"{i}.txt", 100) for i in range(40)]).read_bytes()
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(200):
+            for name, data in ((f"{i}.tar", inner), (f"{i}.json", b"{}")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    for strategy in STRATEGIES:
+        scan = scan_tar(path, strategy=strategy)
+        assert listed(scan) == expected(path)
+        assert len(scan) == 200
+
+
+def test_the_example_of_the_reference(tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        folder = tarfile.TarInfo("d.x")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        for name in ("__meta__/info.txt", "a.jpg", "a.txt", "a.jpg", "b.jpg", "a.jpg", "noext", "\N{SNOWMAN}.txt"):
+            info = tarfile.TarInfo(name)
+            info.size = 10
+            tar.addfile(info, io.BytesIO(b"0123456789"))
+    scan = scan_tar(path)
+    assert scan.keys() == ["a", "b", "a", "\N{SNOWMAN}"]
+    assert scan.sample_start.tolist() == [1536, 4608, 5632, 7680, 10240 - 512]
+    assert scan.part_start.tolist() == [0, 3, 4, 5, 6]
+    assert scan.part_names == ("jpg", "txt")
+    assert scan.part_name.tolist() == [0, 1, 0, 0, 0, 1]
+    with pytest.raises(IndexError):
+        scan.key(4)
+
+
+def test_a_tar_without_samples_is_fine(tmp_path: Path) -> None:
+    path = write(tmp_path / "shard.tar", [])
+    for strategy in STRATEGIES:
+        scan = scan_tar(path, strategy=strategy)
+        assert (len(scan), scan.sample_start.tolist(), scan.keys()) == (0, [0], [])
+
+
+def test_sizes_in_base_256(tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar"
+    huge = 9 << 30
+    info = tarfile.TarInfo("a.bin")
+    info.size = huge
+    tail = write(tmp_path / "tail.tar", [("b.txt", 5)]).read_bytes()
+    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):  # base-256, and a PAX record with size 0 in the header
+        with open(path, "wb") as file:  # a sparse file on disk: nine gibibytes that take no room
+            head = info.tobuf(format)
+            file.write(head)
+            file.seek(len(head) + huge)
+            file.write(tail)
+        for strategy in STRATEGIES:
+            scan = scan_tar(path, strategy=strategy)
+            assert scan.part_size.tolist() == [huge, 5]
+            assert scan.sample_start.tolist() == [0, len(head) + huge, len(head) + huge + 1024]
+        path.unlink()
+
+
+def with_checksum(block: bytearray) -> bytes:
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@st.composite
+def damaged_tars(draw: st.DrawFn) -> Archive:
+    data = bytearray(draw(tars()))
+    blocks = len(data) // 512
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["byte", "header", "header", "zeros", "cut", "drop", "copy", "append"]))
+        block = draw(st.integers(0, max(0, blocks - 1))) * 512
+        if not data:
+            break
+        if kind == "byte":
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+        elif kind == "header" and block + 512 <= len(data):  # with a right checksum: fields that have a meaning here
+            header = data[block : block + 512]
+            first, last = draw(st.sampled_from([(0, 99), (124, 135), (156, 156), (157, 263), (345, 499)]))
+            new = draw(
+                st.binary(min_size=1, max_size=12) | st.sampled_from([b"L", b"x", b"g", b"S", b"1", b"\x80", b"7"])
+            )
+            at = draw(st.integers(first, last))
+            header[at : last + 1] = (new + bytes(header[at + len(new) : last + 1]))[: last + 1 - at]
+            data[block : block + 512] = with_checksum(header)
+        elif kind == "zeros":
+            data[block : block + 512 * draw(st.integers(1, 4))] = bytes(512)
+        elif kind == "cut":
+            del data[draw(st.integers(0, len(data) - 1)) :]
+        elif kind == "drop":
+            del data[block : block + 512]
+        elif kind == "copy":
+            data[block:block] = data[: 512 * draw(st.integers(1, 4))]
+        else:
+            data += draw(st.binary(max_size=600))
+    return Archive(data)
+
+
+@settings(max_examples=400)
+@given(data=damaged_tars())
+def test_damage_is_an_error_or_does_not_matter(tar_path: Path, data: Archive) -> None:
+    tar_path.write_bytes(data)
+    outcomes: list[object] = []
+    for strategy in STRATEGIES:
+        try:
+            outcomes.append(listed(scan_tar(tar_path, strategy=strategy)))
+        except TarError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    if isinstance(outcomes[0], str):
+        assert re.match(rf"{tar_path}: (.* )?@ \d+: ", outcomes[0], re.DOTALL)
+    else:
+        assert outcomes[0] == expected(tar_path)
