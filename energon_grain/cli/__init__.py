@@ -19,5 +19,3 @@ def main() -> None:
 
         typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)
-
-

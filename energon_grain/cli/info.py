@@ -55,7 +55,9 @@ def _lines(summary: DatasetSummary) -> list[str]:
     for name, part in summary.parts.items():
         mean = format_bytes(part.total_bytes / part.count)
         extent = f"{format_bytes(part.smallest_bytes)} to {format_bytes(part.largest_bytes)}"
-        lines.append(f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})")
+        lines.append(
+            f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})"
+        )
     lines += ["", "Sample sizes"]
     most = max((size.samples for size in summary.sizes), default=0)
     for size in summary.sizes:

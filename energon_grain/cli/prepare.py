@@ -67,9 +67,10 @@ def prepare(
     if skip_dataset_yaml and (sample_type or field_map or crude):
         raise ConfigError("--skip-dataset-yaml contradicts --sample-type, --field-map and --crude.")
     if tar_index_only and (sample_type or field_map or crude or split_ratio or split_parts or shuffle_tars or exclude):
-        raise ConfigError("--tar-index-only keeps shards, splits and sample types: give no option that would change them.")
+        raise ConfigError(
+            "--tar-index-only keeps shards, splits and sample types: give no option that would change them."
+        )
 
-    from energon_grain.cli.prepare_wizard import ask_definition, ask_overwrite, ask_split_ratio
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.prepare.preparation import prepare_dataset
     from energon_grain.prepare.shard_listing import find_shards
@@ -86,16 +87,22 @@ def prepare(
         shards = find_shards(path, exclude=exclude)
         typer.echo(f"Found {len(shards):,} tar files, {_first_and_last(shards)}.")
         if not force_overwrite and not non_interactive:
+            from energon_grain.cli.prepare_wizard import ask_overwrite
+
             force_overwrite = ask_overwrite(path)
         if ratio is None and patterns is None:
             if non_interactive:
                 raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
+            from energon_grain.cli.prepare_wizard import ask_split_ratio
+
             ratio = ask_split_ratio(len(shards))
     asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != "CrudeWebdataset"
     with progress_bar("Scanning", shown=progress) as bar:
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
+            from energon_grain.cli.prepare_wizard import ask_definition
+
             bar.stop()
             return ask_definition(scanned, sample_type)
 
@@ -132,9 +139,9 @@ def _parse_field_map(text: str) -> dict[str, str]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--field-map {text!r} is not JSON ({error}): write '{{\"image\": \"jpg\"}}'.") from error
+        raise ConfigError(f'--field-map {text!r} is not JSON ({error}): write \'{{"image": "jpg"}}\'.') from error
     if not isinstance(fields, dict):
-        raise ConfigError(f"--field-map {text!r} is no mapping: write '{{\"image\": \"jpg\"}}'.")
+        raise ConfigError(f'--field-map {text!r} is no mapping: write \'{{"image": "jpg"}}\'.')
     return fields
 
 

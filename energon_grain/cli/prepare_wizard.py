@@ -102,8 +102,8 @@ def _checked_name(name: str) -> str:
 def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
     fields = data_fields(find_sample_type(sample_type))
     typer.echo(
-        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take the "
-        f"first that a sample has (jpg,png), or a value inside JSON (json[captions][0])."
+        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take "
+        f"the first that a sample has (jpg,png), or a value inside JSON (json[captions][0])."
     )
     while True:
         answers = {field.name: _ask_field(field, parts) for field in fields}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from energon_grain.cli.sizes import format_bytes
@@ -19,35 +20,43 @@ class ProgressBar:
     """Shows how far work is; does nothing where nobody would see it."""
 
     def __init__(self, label: str, *, shown: bool) -> None:
-        self._progress: Progress | None = _start() if shown and sys.stderr.isatty() else None
-        self._task: TaskID | None = None if self._progress is None else self._progress.add_task(label, detail="")
+        self._label = label
+        self._wanted = shown and sys.stderr.isatty()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._started_s = time.monotonic()
 
-    def advance_to(self, done: float, total: float, detail: str) -> None:
-        """Show that `done` of `total` bytes, samples or whatever it is are done."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, total=total, detail=detail)
+    def advance_to(self, done: float, total: float, detail: str, label: str | None = None) -> None:
+        """Show that `done` of `total` bytes, samples or whatever it is are done.
+
+        The bar appears with the first call: drawing it takes a thread, and `prepare` forks before that.
+        """
+        if not self._wanted:
+            return
+        if self._progress is None:
+            self._progress, self._started_s = _start(), time.monotonic()
+            self._task = self._progress.add_task(self._label, detail="")
+        assert self._task is not None
+        self._progress.update(self._task, completed=done, total=total, detail=detail, description=label or self._label)
 
     def show_prepare(self, now: PrepareProgress) -> None:
         """Show the progress of `prepare_dataset`; the bar runs over bytes, because shards differ in size."""
-        if self._progress is None or self._task is None:
-            return
-        if now.stage == "scan":
-            elapsed_s = self._progress.tasks[0].elapsed or 0.0
-            rate = f"{format_bytes(now.bytes_done / elapsed_s)}/s" if elapsed_s > 0 else ""
-            shards = f"{now.shards_done:,}/{now.shards_total:,} shards"
-            self.advance_to(now.bytes_done, now.bytes_total, f"{shards}, {now.samples:,} samples, {rate}")
-        else:
-            label = "Writing the index" if now.stage == "index" else "Putting it in place"
-            self._progress.update(self._task, description=label)
+        detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
+        elapsed_s = time.monotonic() - self._started_s
+        if now.stage == "scan" and now.bytes_done:
+            detail += f", {format_bytes(now.bytes_done / elapsed_s)}/s"
+        label = {"scan": None, "index": "Writing the index", "commit": "Putting it in place"}[now.stage]
+        self.advance_to(now.bytes_done, now.bytes_total, detail, label)
 
     def stop(self) -> None:
         """Leave the terminal to whoever writes next."""
+        self._wanted = False
         if self._progress is not None:
             self._progress.stop()
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, *, shown: bool = True) -> Iterator[ProgressBar]:
+def progress_bar(label: str, *, shown: bool = True) -> Generator[ProgressBar]:
     """Show a bar while the block runs."""
     bar = ProgressBar(label, shown=shown)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from energon_grain.errors import StaleIndexError
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.prepare.report import PrepareProgress
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask
-from energon_grain.prepare.scanning import scan_shards
+from energon_grain.prepare.scanning import scanning
 from energon_grain.prepare.stored_scan import ShardIdentity
 
 _LISTED_FAILURES = 5
@@ -95,31 +96,38 @@ def scan_dataset(
         StaleIndexError: A shard changed while it was read.
     """
     tasks = tuple(ScanTask(root=str(root), name=name, folder=str(folder)) for name in shards)
-    sizes = [(root / name).stat().st_size for name in shards]
+    now = PrepareProgress(
+        stage="scan",
+        shards_done=0,
+        shards_total=len(shards),
+        samples=0,
+        bytes_done=0,
+        bytes_total=sum((root / name).stat().st_size for name in shards),
+    )
     outcomes: dict[str, ScanOutcome] = {}
     failures: list[Exception] = []
-    samples = bytes_done = 0
-    for task, outcome in scan_shards(tasks, num_workers=num_workers, executor=executor):
-        if isinstance(outcome, Exception):
-            failures.append(outcome)
-            continue
-        outcomes[task.name] = outcome
-        samples += outcome.samples
-        bytes_done += outcome.shard.size_bytes
-        if progress is not None:
-            progress(
-                PrepareProgress(
-                    stage="scan",
-                    shards_done=len(outcomes),
-                    shards_total=len(tasks),
-                    samples=samples,
-                    bytes_done=bytes_done,
-                    bytes_total=sum(sizes),
-                )
+    with scanning(tasks, num_workers=num_workers, executor=executor) as results:
+        _tell(progress, now)
+        for task, outcome in results:
+            if isinstance(outcome, Exception):
+                failures.append(outcome)
+                continue
+            outcomes[task.name] = outcome
+            now = dataclasses.replace(
+                now,
+                shards_done=len(outcomes),
+                samples=now.samples + outcome.samples,
+                bytes_done=now.bytes_done + outcome.shard.size_bytes,
             )
+            _tell(progress, now)
     if failures:
         raise _merge(failures, len(tasks))
     return ScannedDataset(root=root, tasks=tasks, outcomes=tuple(outcomes[task.name] for task in tasks))
+
+
+def _tell(progress: Callable[[PrepareProgress], None] | None, now: PrepareProgress) -> None:
+    if progress is not None:
+        progress(now)
 
 
 def _merge(failures: Sequence[Exception], shard_count: int) -> Exception:

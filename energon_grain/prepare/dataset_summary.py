@@ -122,7 +122,7 @@ def summarize_dataset(
 
 
 def size_bins(sizes: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
-    """Count sizes between powers of two: [0, 1), [1, 2), [2, 4), …
+    """Count sizes between powers of two: [0, 1), [1, 2), [2, 4) and so on.
 
     Args:
         sizes: (n,) bytes.
@@ -188,9 +188,7 @@ def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) 
 
 def _describe_config(
     root: Path, name: str
-) -> tuple[
-    Literal["standard", "crude", "custom", "none"], str | None, dict[str, str], dict[str, object], str | None
-]:
+) -> tuple[Literal["standard", "crude", "custom", "none"], str | None, dict[str, str], dict[str, object], str | None]:
     from energon_grain.formats.dataset_config import read_dataset_config
 
     if not (root / META_FOLDER / name).exists():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.columnar_build import remove_old_generations
@@ -29,7 +30,6 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     read_info,
 )
-from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
@@ -38,9 +38,12 @@ from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
 from energon_grain.prepare.staging import finish_staging, stage_definition, stage_indices, stage_info, stage_splits
 
+if TYPE_CHECKING:
+    from energon_grain.prepare.dataset_definition import DatasetDefinition
+
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
-ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
+ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
 
@@ -122,7 +125,7 @@ def prepare_dataset(
         split_parts = _split(names, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
     definition = None
     if old_info is None and choose_definition is None:
-        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
+        definition = _define(sample_type, field_map, crude)
 
     scans_folder = root / PREPARE_FOLDER / "scans"
     scans_folder.mkdir(parents=True, exist_ok=True)
@@ -186,6 +189,14 @@ def _list_shards(
     kept = exclude_shards(shards, exclude)
     refuse_compressed(kept)
     return tuple(kept)
+
+
+def _define(sample_type: str | None, field_map: Mapping[str, str] | None, crude: bool) -> DatasetDefinition | None:
+    if sample_type is None and field_map is None and not crude:
+        return None
+    from energon_grain.prepare.dataset_definition import define_dataset  # imports all sample types
+
+    return define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
 
 
 def _split(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from energon_grain.errors import ConfigError
 
 
 @contextlib.contextmanager
-def preparation_lock(folder: Path) -> Iterator[None]:
+def preparation_lock(folder: Path) -> Generator[None]:
     """Hold the lock of a `.nv-meta` folder.
 
     The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks

@@ -1,22 +1,24 @@
-"""Scan many shards: in this process while that is quicker, in other processes when there is enough to do.
+"""Scan many shards, where it is quickest: here, in forked processes, or in new ones.
 
-Starting a process and importing numpy in it costs about 0.2 s of processor time, in which one core scans 200,000 small
-samples. So a data set of up to 2 GiB is begun right here, and the rest handed over only when the first quarter of a
-second shows that more than half a second is left.
+A forked process works at once. A new one takes 0.2 s of processor time to start, in which one core scans some 100,000
+small samples; so where this process cannot be forked, up to 2 GiB are begun right here, and the rest is handed over
+only when the first quarter of a second shows that more than half a second is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 
 from energon_grain.errors import ConfigError, EnergonGrainError
-from energon_grain.prepare.scan_processes import scan_in_processes
+from energon_grain.prepare.scan_processes import ScanProcesses, may_fork
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask, scan_shard
 
-START_HERE_BELOW_BYTES = 2 << 30
+BEGIN_HERE_BELOW_BYTES = 2 << 30
+_FORK_ABOVE_BYTES = 16 << 20
 _TRIAL_S = 0.25
 _WORTH_PROCESSES_S = 0.5
 
@@ -28,10 +30,11 @@ def default_workers() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 16)
 
 
-def scan_shards(
+@contextlib.contextmanager
+def scanning(
     tasks: Sequence[ScanTask], *, num_workers: int | None = None, executor: Executor | None = None
-) -> Iterator[Result]:
-    """Scan every shard and yield task and outcome as they come, in any order; a failed one yields its error.
+) -> Generator[Iterator[Result]]:
+    """Scan every shard while the block iterates over the results, which come in any order; a failed one is its error.
 
     Args:
         tasks: One for each shard.
@@ -45,11 +48,18 @@ def scan_shards(
     workers = default_workers() if num_workers is None else num_workers
     if workers < 0:
         raise ConfigError(f"num_workers is {workers}: give 0 (no processes) or more.")
+    total_bytes = sum(map(_size_bytes, tasks))
     if executor is not None:
-        return _scan_with(executor, tasks)
-    if workers <= 1 or len(tasks) == 1:
-        return _scan_here(tasks)
-    return _scan_adaptively(tasks, workers)
+        with contextlib.closing(_scan_with(executor, tasks)) as results:
+            yield results
+    elif workers <= 1 or len(tasks) == 1:
+        yield map(_scan_one, tasks)
+    elif total_bytes > (_FORK_ABOVE_BYTES if may_fork() else BEGIN_HERE_BELOW_BYTES):
+        with ScanProcesses(tasks, workers) as processes:
+            yield iter(processes)
+    else:
+        with contextlib.closing(_begin_here(tasks, workers, total_bytes)) as results:
+            yield results
 
 
 def _scan_one(task: ScanTask) -> Result:
@@ -59,11 +69,7 @@ def _scan_one(task: ScanTask) -> Result:
         return task, error
 
 
-def _scan_here(tasks: Sequence[ScanTask]) -> Iterator[Result]:
-    return map(_scan_one, tasks)
-
-
-def _scan_with(executor: Executor, tasks: Sequence[ScanTask]) -> Iterator[Result]:
+def _scan_with(executor: Executor, tasks: Sequence[ScanTask]) -> Generator[Result]:
     running: set[Future[Result]] = {executor.submit(_scan_one, task) for task in tasks}
     try:
         while running:
@@ -75,20 +81,18 @@ def _scan_with(executor: Executor, tasks: Sequence[ScanTask]) -> Iterator[Result
             future.cancel()
 
 
-def _scan_adaptively(tasks: Sequence[ScanTask], workers: int) -> Iterator[Result]:
-    sizes = [_size_bytes(task) for task in tasks]
-    left_bytes = sum(sizes)
+def _begin_here(tasks: Sequence[ScanTask], workers: int, total_bytes: int) -> Generator[Result]:
     start = time.perf_counter()
     done_bytes = 0
-    for place, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
+    for place, task in enumerate(tasks):
         elapsed_s = time.perf_counter() - start
-        expected_s = elapsed_s * left_bytes / max(done_bytes, 1)
-        if left_bytes > START_HERE_BELOW_BYTES or (elapsed_s > _TRIAL_S and expected_s > _WORTH_PROCESSES_S):
-            yield from scan_in_processes(tasks[place:], workers)
+        left_s = elapsed_s * (total_bytes - done_bytes) / max(done_bytes, 1)
+        if elapsed_s > _TRIAL_S and left_s > _WORTH_PROCESSES_S:
+            with ScanProcesses(tasks[place:], workers) as processes:
+                yield from processes
             return
         yield _scan_one(task)
-        done_bytes += size
-        left_bytes -= size
+        done_bytes += _size_bytes(task)
 
 
 def _size_bytes(task: ScanTask) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from energon_grain.errors import ConfigError, SplitError
 
@@ -74,7 +74,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
             return lambda shard: any(one.fullmatch(shard) for one in globs)
         regexes = [re.compile(one) for one in braceexpand(pattern)]
         return lambda shard: any(one.match(shard) for one in regexes)
-    except (re.error, UnbalancedBracesError) as error:
+    except (re.error, ValueError) as error:
         raise ConfigError(
             f"split pattern {pattern!r} is malformed: {error}. Without a prefix, a pattern is a regular expression; "
             f"write glob:{pattern} for a shell pattern."

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from energon_grain.errors import ConfigError, SplitError
 
-DEFAULT_PARTS = ("train", "val", "test")
+DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
 
 
 def parse_ratio(text: str) -> dict[str, float]:
@@ -44,9 +44,9 @@ def parse_ratio(text: str) -> dict[str, float]:
 def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
     """Give a bare sequence the names train, val and test; a mapping stays as it is."""
     if isinstance(ratio, Mapping):
-        named = dict(ratio)
+        named = {**ratio}
     elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
-        named = dict(zip(DEFAULT_PARTS, ratio, strict=False))
+        named = dict(zip(DEFAULT_PARTS[: len(ratio)], ratio, strict=True))
     else:
         raise ConfigError(
             f"split ratio {list(ratio)}: bare numbers stand for train, val and test, so there may be at most three. "

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -26,12 +27,14 @@ from energon_grain.formats.nv_meta import (
 from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
 from energon_grain.formats.tar_index import tar_index_path, write_tar_index
-from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
 from energon_grain.storage.atomic import atomic_write_text, sync_folder
 
-_FLUSHING_THREADS = 8
+if TYPE_CHECKING:
+    from energon_grain.prepare.dataset_definition import DatasetDefinition
+
+_THREADS = 8  # most of them wait for the disk
 
 
 def stage_indices(staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, sqlite: bool) -> tuple[list[str], str]:
@@ -49,21 +52,15 @@ def stage_indices(staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, sql
         DuplicateKeyError: Two samples of the dataset have the same key.
     """
     (staging / META_FOLDER).mkdir(exist_ok=True)
-    with ThreadPoolExecutor(_FLUSHING_THREADS, thread_name_prefix="prepare") as pool:
-        # Sorting out duplicates comes first: an error there should not wait for the slower sqlite.
-        columnar = columnar_folder(staging)
+    columnar, shards = columnar_folder(staging), [task.name for task in scans]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
+        # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
+        database = pool.submit(_stage_sqlite, staging, shards, scans) if sqlite else None
         indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in scans.items()]
-        shards = [task.name for task in scans]
         header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
         put = [future.result() for future in indices]
-    put.append(_relative(staging, columnar / header.generation))
-    if sqlite:
-        from energon_grain.formats.sqlite_index import write_sqlite_index
-
-        write_sqlite_index(staging / META_FOLDER / INDEX_SQLITE, enumerate(_load(scans)))
-        write_uuid(staging)
-        put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
-    put.append(_relative(staging, columnar / HEADER_NAME))
+        put += [] if database is None else database.result()
+    put += [_relative(staging, columnar / header.generation), _relative(staging, columnar / HEADER_NAME)]
     return put, header.generation
 
 
@@ -120,6 +117,15 @@ def _load_one(task: ScanTask, identity: ShardIdentity) -> ShardScan:
     if scan is None:
         raise StaleIndexError(f"{task.scan_path}: the scan of {task.name} was changed or removed. Prepare again.")
     return scan
+
+
+def _stage_sqlite(staging: Path, shards: Sequence[str], scans: Mapping[ScanTask, ShardIdentity]) -> list[str]:
+    from energon_grain.formats.sqlite_index import write_sqlite_index
+
+    path = staging / META_FOLDER / INDEX_SQLITE
+    write_sqlite_index(path, enumerate(_load(scans)), shard_name=shards.__getitem__)
+    write_uuid(staging)
+    return [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
 
 
 def _stage_tar_index(staging: Path, task: ScanTask, identity: ShardIdentity) -> str:
