@@ -1,1 +1,53 @@
-"""Small datasets of every kind, for tests and first steps."""
+"""Small datasets of every kind, each in one call: for first steps, for our tests and for yours.
+
+All functions write the same bytes for the same arguments (given the same versions of Pillow and numpy), shards as tars
+with `.nv-meta` beside them, and return the folder. They share these options:
+
+* `root`: a new or empty folder, or one that such a call wrote before, which is replaced.
+* `n`: samples; `shards`: tar files that they are spread over, in order. The keys are `000000`, `000001`, …
+* `seed`: other contents.
+* `prepared`: run `prepare` too, with the last shard as split part `val` and the others as `train`; a single shard is
+  both. False leaves bare tars.
+* `broken`: numbers of samples that are made undecodable.
+
+`write_tars` writes samples of your own.
+"""
+
+from __future__ import annotations
+
+from energon_grain.testing.crude_datasets import make_blob_dataset, make_crude_dataset, make_text_dataset
+from energon_grain.testing.image_datasets import (
+    make_captioning_dataset,
+    make_classification_dataset,
+    make_image_dataset,
+)
+from energon_grain.testing.interleaved_datasets import (
+    cook_interleaved,
+    make_interleaved_dataset,
+    make_similarity_interleaved_dataset,
+)
+from energon_grain.testing.ocr_datasets import make_ocr_dataset, make_vqa_ocr_dataset
+from energon_grain.testing.question_datasets import (
+    make_multi_choice_vqa_dataset,
+    make_vid_qa_dataset,
+    make_vqa_dataset,
+)
+from energon_grain.testing.tars import write_tars
+
+__all__ = [
+    "cook_interleaved",
+    "make_blob_dataset",
+    "make_captioning_dataset",
+    "make_classification_dataset",
+    "make_crude_dataset",
+    "make_image_dataset",
+    "make_interleaved_dataset",
+    "make_multi_choice_vqa_dataset",
+    "make_ocr_dataset",
+    "make_similarity_interleaved_dataset",
+    "make_text_dataset",
+    "make_vid_qa_dataset",
+    "make_vqa_dataset",
+    "make_vqa_ocr_dataset",
+    "write_tars",
+]
