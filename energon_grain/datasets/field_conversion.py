@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from energon_grain.errors import ConfigError
-from energon_grain.transforms.batching import generic_batch
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -47,40 +46,3 @@ def convert_fields(value: Any, target: type[Any]) -> Any:
             f"alike, or override the hook that converts"
         ) from error
 
-
-def batch_fields(samples: list[Any], target: type[Any]) -> Any:
-    """Batch samples field by field into a `target`.
-
-    Arrays are zero-padded and stacked, all else becomes a list; fields named `__…__` (keys, provenance) are always
-    lists of one value a sample. A target with `from_samples` makes the batch by itself.
-
-    Raises:
-        ConfigError: The samples have no named fields, or the fields do not fit the target.
-    """
-    if dataclasses.is_dataclass(target) and hasattr(target, "from_samples"):
-        return cast("Any", target).from_samples(samples)
-    first = samples[0]
-    if isinstance(first, Mapping):
-        columns = {name: [sample[name] for sample in samples] for name in cast("Mapping[str, Any]", first)}
-    else:
-        columns = {name: [getattr(sample, name) for sample in samples] for name in _field_names(first)}
-    batched = {name: column if name[:2] == "__" else generic_batch(column) for name, column in columns.items()}
-    if issubclass(target, dict):
-        return dict(batched)
-    try:
-        return target(**batched)
-    except TypeError as error:
-        raise ConfigError(
-            f"fields {sorted(batched)} of a batch of {type(first).__name__} do not fit {target.__name__}: {error}; name "
-            f"the fields alike, or override `batch`"
-        ) from error
-
-
-def _field_names(value: Any) -> tuple[str, ...]:
-    names = _names_of_type.get(type(value))
-    if names is None:
-        names = _names_of_type[type(value)] = tuple(fields_of(value))
-    return names
-
-
-_names_of_type: dict[type[Any], tuple[str, ...]] = {}

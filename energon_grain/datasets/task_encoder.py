@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.draw_context import current_draw
-from energon_grain.datasets.field_conversion import batch_fields, convert_fields
+from energon_grain.datasets.field_conversion import convert_fields
 from energon_grain.datasets.stateless import stateless
-from energon_grain.transforms.batching import generic_batch
+from energon_grain.transforms.batching import batch_samples, generic_batch
 from energon_grain.transforms.decode import SampleDecoder
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class DefaultTaskEncoder(TaskEncoder):
     @stateless
     def batch(self, samples: list[Any]) -> Any:
         """Batch field by field into `raw_batch_type`; metadata fields become lists, one value a sample."""
-        return batch_fields(samples, type(samples[0]) if self._raw_batch_type is None else self._raw_batch_type)
+        return batch_samples(samples, self._raw_batch_type)
 
     @stateless
     def encode_batch(self, batch: Any) -> Any:

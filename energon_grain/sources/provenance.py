@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+import msgspec
+
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.source import Source
 
 
-class LazySources(Sequence[SourceInfo]):
-    """The `__sources__` of one sample: behaves as a tuple of one `SourceInfo`, looked up in the index on first use.
+class LazySources(msgspec.Struct, gc=False, eq=False):
+    """The `__sources__` of one sample: behaves as a tuple of one `SourceInfo`, looked up in the index when asked for.
 
-    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it.
+    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it. A
+    struct is made in 0.1 µs and is nothing to the garbage collector.
     """
 
-    __slots__ = ("index", "source")
-
-    def __init__(self, source: Source, index: int) -> None:
-        self.source = source
-        self.index = index
+    source: Any
+    """The `Source` that the sample was read from."""
+    index: int
+    """Index of the sample in it."""
 
     def resolve(self) -> tuple[SourceInfo, ...]:
         """The plain tuple."""
@@ -45,6 +46,9 @@ class LazySources(Sequence[SourceInfo]):
     def __add__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
         return (*self, *other)
 
+    def __contains__(self, entry: object) -> bool:
+        return entry in self.resolve()
+
     def __radd__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
         return (*other, *self)
 
@@ -59,3 +63,6 @@ class LazySources(Sequence[SourceInfo]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (self.resolve(),)
+
+
+Sequence.register(LazySources)

@@ -49,7 +49,7 @@ class LocalFiles:
         max_open_files: Least recently used files beyond this number are closed.
     """
 
-    merge_gap_bytes = 4096
+    merge_gap_bytes = 8192
     solo_bytes = 16384
 
     def __init__(self, *, max_open_files: int = 48) -> None:

@@ -38,11 +38,11 @@ class BatchStage:
         self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, statistics: Statistics
     ) -> None:
         self._spec = spec
-        self._seed = seed
         self._hosts = hosts
         self._lock = hook_lock
         self._statistics = statistics
-        self._hooks = () if spec is None else (spec.hook, *spec.encode)
+        hooks = () if spec is None else (spec.hook, *spec.encode)
+        self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in hooks]
 
     def make(
         self,
@@ -69,9 +69,9 @@ class BatchStage:
         if self._spec is None:
             return samples[0]
         value: Any = samples
-        for hook in self._hooks:
+        for hook, key in self._hooks:
             try:
-                value = self._call(hook, value, item, pass_number)
+                value = self._call(hook, key, value, item, pass_number)
             except Exception as error:
                 self._fail(hook, error, value)
                 return NO_BATCH
@@ -81,8 +81,8 @@ class BatchStage:
             value.__restore_key__ = ("batch", item, *restore_keys)
         return value
 
-    def _call(self, hook: HookSpec, value: Any, item: int, pass_number: int) -> Any:
-        draw = Draw(fold(self._seed, "batch hooks", hook.name), [item], [-1], [pass_number])
+    def _call(self, hook: HookSpec, key: int, value: Any, item: int, pass_number: int) -> Any:
+        draw = Draw(key, [item], [-1], [pass_number])
         function: Callable[[Any], Any] = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
         with nullcontext() if hook.concurrent else self._lock:
             outer, current.draw = current.draw, draw

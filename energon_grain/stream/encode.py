@@ -48,18 +48,17 @@ class PureStage:
         draws = chunk.draws
         if len(self._loaders) == 1:
             flow = self._encode(0, draws)
-            outcomes, drops = flow.outcomes(), len(flow.dropped)
+            outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
         else:
-            outcomes, drops = [None] * len(draws), 0
+            outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
             for leaf in np.unique(draws.leaf).tolist():
                 places = np.flatnonzero(draws.leaf == leaf)
                 flow = self._encode(leaf, draws[places])
                 drops += len(flow.dropped)
-                for place, outcome in zip(places.tolist(), flow.outcomes(), strict=True):
+                for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place] = outcome
-        restore_keys = [("sample", leaf, child) for leaf, child in zip(draws.leaf.tolist(), draws.child.tolist(), strict=True)]
-        first = next((outcome for outcome in outcomes if outcome is not None), None)
-        held = max(chunk.size_bytes, approximate_bytes(first) * len(outcomes))
+                    restore_keys[place] = key
+        held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes))
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
     def _encode(self, leaf: int, draws: Draws) -> Flow:

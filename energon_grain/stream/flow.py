@@ -22,6 +22,7 @@ class Flow:
         leaf: Number of the leaf.
         leaf_key: 64-bit key of the leaf's random numbers.
         raw: What was read; place i of the flow is sample i of it.
+        restore_keys: One a place.
         draws: (child positions, indices, epochs) of each place.
         values: What the samples have become so far.
         places: Place of each value; shorter than the chunk once samples were dropped.
@@ -31,6 +32,7 @@ class Flow:
     leaf: int
     leaf_key: int
     raw: RawBatch
+    restore_keys: list[tuple[Any, ...]]
     draws: tuple[list[int], list[int], list[int]]
     values: list[Any]
     places: list[int]

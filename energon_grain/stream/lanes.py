@@ -60,7 +60,7 @@ class LaneAssembly:
         on_success: Callable[[], None],
     ) -> None:
         self._lanes = lanes
-        self._drops = drops
+        self._set_drops(drops)
         self._chunks = chunks
         self._base = first
         self._window: list[Any] = []
@@ -70,6 +70,11 @@ class LaneAssembly:
         self._on_drop = on_drop
         self._on_success = on_success
 
+    def _set_drops(self, drops: Int64Array) -> None:
+        self._drops = drops
+        self._shifted = bool(drops.any())
+        self._least = int(drops.min())
+
     @property
     def drops(self) -> Int64Array:
         """(lanes,) samples dropped so far in each lane. A new array whenever it changes."""
@@ -78,8 +83,7 @@ class LaneAssembly:
     def take(self, first: int, count: int) -> Taken:
         """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
         self._forget(first)
-        shifted = self._drops.any()
-        if shifted:
+        if self._shifted:
             items = np.arange(first, first + count)
             places = items + self._drops[items % self._lanes] * self._lanes
             stop = int(places.max()) + 1
@@ -124,7 +128,7 @@ class LaneAssembly:
             self._on_drop(outcome)
             drops = self._drops.copy()
             drops[lane] += 1
-            self._drops = drops
+            self._set_drops(drops)
 
     def _fill(self, stop: int) -> None:
         """Make positions before `stop` available."""
@@ -138,7 +142,7 @@ class LaneAssembly:
 
     def _forget(self, first: int) -> None:
         """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
-        reach = first + int(self._drops.min()) * self._lanes
+        reach = first + self._least * self._lanes
         gone = reach - self._base
         if gone > 1024 or gone > len(self._window) // 2:
             del self._window[:gone], self._keys[:gone]

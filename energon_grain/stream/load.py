@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -42,6 +41,7 @@ class LeafLoader:
             leaf=self._number,
             leaf_key=self._leaf_key,
             raw=raw,
+            restore_keys=list(zip(repeat("sample"), repeat(self._number), draws[0], strict=False)),
             draws=draws,
             values=[],
             places=list(range(len(raw))),
@@ -105,9 +105,9 @@ class LeafLoader:
         indices = flow.raw.indices.tolist()
         return {
             "__key__": flow.raw.keys,
-            "__restore_key__": list(zip(repeat("sample"), repeat(self._number), flow.draws[0], strict=False)),
+            "__restore_key__": flow.restore_keys,
             "__subflavors__": [self._leaf.subflavors] * len(indices),
-            "__sources__": list(map(partial(LazySources, self._leaf.source), indices)),
+            "__sources__": list(map(LazySources, repeat(self._leaf.source), indices)),
         }
 
     def _crude(self, flow: Flow) -> list[Any]:

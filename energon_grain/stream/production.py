@@ -121,13 +121,15 @@ class Production:
                 pass_number=self._progress.pass_number,
                 valid=valid,
             )
-            self._progress = dataclasses.replace(
-                self._progress,
+            before, made = self._progress, int(batch is not NO_BATCH)
+            self._progress = Progress(
+                step=before.step + made,
+                pass_number=before.pass_number,
+                pass_step=before.pass_step + made,
                 item=next_item,
                 drops=self._assembly.drops,
-                ended=plan.over(self._progress.pass_step + 1, next_item),
-                step=self._progress.step + (batch is not NO_BATCH),
-                pass_step=self._progress.pass_step + (batch is not NO_BATCH),
+                ended=plan.over(before.pass_step + made, next_item),
+                history=before.history,
             )
             if batch is not NO_BATCH:
                 return batch, self._progress

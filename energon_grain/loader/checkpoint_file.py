@@ -1,0 +1,47 @@
+"""A loader's state in a checkpoint folder: one file for all hosts, whatever their number."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from energon_grain.errors import StateError
+from energon_grain.stream.cursor import Cursor, merge_cursors
+
+FILE_NAME = "energon_grain.json"
+_GRAIN_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
+
+
+def write_state(directory: Any, cursor: Cursor) -> None:
+    """Write the state of all hosts. Called by one process.
+
+    Args:
+        directory: An existing folder (a `pathlib` or `epath` path).
+        cursor: As `gather_cursor` gives it.
+    """
+    (directory / FILE_NAME).write_text(json.dumps(cursor, indent=1))
+
+
+def read_state(directory: Any) -> Cursor:
+    """Read a state that any number of hosts wrote: ours, or the files of Grain's own handler, one a process.
+
+    Raises:
+        StateError: There is none, or Grain's files are not complete.
+    """
+    path = directory / FILE_NAME
+    if path.exists():
+        return json.loads(path.read_text())
+    found: dict[int, Any] = {}
+    total = 0
+    for entry in directory.iterdir():
+        match = _GRAIN_FILE.fullmatch(entry.name)
+        if match:
+            found[int(match[1])] = json.loads(entry.read_text())
+            total = int(match[2])
+    if not found:
+        raise StateError(f"{directory} holds neither {FILE_NAME} nor a state that Grain's handler wrote")
+    if len(found) != total:
+        raise StateError(f"{directory} holds the states of {sorted(found)} of {total} processes; all are needed")
+    by_host = {cursor["host"][0]: cursor for cursor in found.values()}
+    return merge_cursors(list(by_host.values()))

@@ -1,0 +1,115 @@
+"""Single samples by index, for Grain pipelines of one's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.datasets.subset_range import SubsetRange
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.stream.chunk import Chunk
+from energon_grain.stream.compile import compile_dataset
+from energon_grain.stream.draws import Draws
+from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.statistics import Statistics
+
+
+class EnergonDataSource:
+    """A `grain.sources.RandomAccessDataSource` over the decoded samples of one split part, in the order of the shards.
+
+    Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs speed
+    hands Grain whole batches (`BatchMapDataset`, `get_loader`).
+
+    Samples that do not decode are None, which Grain leaves out; they are counted and go to the error handler.
+
+    Args:
+        path: Folder of a prepared dataset.
+        split_part: Part of the split.
+        subset: Range of samples, `[start, end]` in numbers or percent.
+        task_encoder: Its decoder and cookers are used; default: `DefaultTaskEncoder()`.
+        part_filter: Parts to read of a crude dataset.
+        dataset_config: Name of the dataset's configuration in `.nv-meta`.
+        split_config: Name of its split configuration.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        subset: Any = None,
+        task_encoder: TaskEncoder | None = None,
+        part_filter: Callable[[str], bool] | Collection[str] | None = None,
+        dataset_config: str = "dataset.yaml",
+        split_config: str | None = None,
+    ) -> None:
+        self._leaf = LeafDataset(
+            worker_config=WorkerConfig(rank=0, world_size=1),
+            path=os.fspath(path),
+            split_part=split_part,
+            split_config=split_config,
+            dataset_config=dataset_config,
+            subset=None if subset is None else SubsetRange.parse(subset),
+            training=False,
+            shuffle_over_epochs_multiplier=None,
+            task_encoder=task_encoder or DefaultTaskEncoder(),
+            part_filter=part_filter,
+        )
+        self._open()
+
+    def _open(self) -> None:
+        spec = compile_dataset(RunSettings(worker_config=self._leaf.worker_config, dataset=self._leaf))
+        self._stage = PureStage(spec)
+        self._source = spec.leaves[0].leaf.source
+        self._statistics = Statistics(["/".join(spec.leaves[0].key)], self._leaf.worker_config.global_error_handler)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"leaf": self._leaf}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._leaf = state["leaf"]
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"EnergonDataSource({self._leaf.path!r}, {self._leaf.split_part!r}, content={self._source.content_id})"
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        return self.__getitems__([record_key])[0]
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
+        """Samples in the order asked for.
+
+        Raises:
+            IndexError: An index is not in [0, len).
+        """
+        index = np.fromiter((int(key) for key in record_keys), np.int64, len(record_keys))
+        draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
+        encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
+        if encoded.drops:
+            for outcome in encoded.outcomes:
+                if type(outcome) is Dropped:
+                    self._statistics.drop(outcome)
+            return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
+        self._statistics.succeeded()
+        return encoded.outcomes
+
+    _getitems = __getitems__
+
+    @property
+    def paths(self) -> str:
+        """The dataset's folder."""
+        return self._leaf.path
+
+    def stats(self) -> dict[str, Any]:
+        """What was dropped and why, in this process."""
+        return self._statistics.report()

@@ -1,0 +1,143 @@
+"""Batches on devices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from energon_grain.errors import ConfigError
+from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
+from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.stream.cursor import Cursor
+from energon_grain.stream.which import SampleRecord
+
+
+def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader:
+    """Batches whose arrays are global `jax.Array`s, made of each process's rows and copied ahead of use.
+
+    Args:
+        loader: Gives this process's rows. With several processes, each must own its share of the batch dimension as the
+            sharding says; `WorkerConfig.default_worker_config()` has the rank and world that fit.
+        sharding: A `jax.sharding.Sharding` for every array, whose first dimension is the batch; or a function from an
+            array to its sharding. Default: the default device (one process only).
+        buffer_size: Batches on the device that are not yet delivered, the next one included; 2 overlaps the copy of
+            the next batch with the work on this one.
+
+    Raises:
+        ConfigError: There are several processes and no sharding.
+    """
+    return DeviceLoader(loader, sharding, buffer_size=buffer_size)
+
+
+class DeviceLoader(grain.DatasetIterator[Any]):
+    """What `to_device` returns. State, passes and `which` are those of the loader, at the last delivered batch."""
+
+    def __init__(self, loader: SavableDataLoader, sharding: Any, *, buffer_size: int) -> None:
+        self._closed = True
+        import jax
+
+        if buffer_size < 1:
+            raise ConfigError(f"buffer_size={buffer_size}: at least 1 is meant")
+        if sharding is None and jax.process_count() > 1:
+            raise ConfigError(
+                f"to_device without a sharding, but there are {jax.process_count()} processes: pass "
+                f"NamedSharding(mesh, PartitionSpec('data')) or whatever the model's batch dimension has"
+            )
+        super().__init__()
+        self._loader = loader
+        self._sharding = sharding
+        self._buffer_size = buffer_size
+        self._buffer: deque[tuple[Any, Cursor]] = deque()
+        self._delivered: Cursor | None = None
+
+    def __iter__(self) -> DeviceLoader:
+        if not self._buffer:
+            iter(self._loader)
+        return self
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        self._fill()
+        if not self._buffer:
+            raise StopIteration
+        batch, self._delivered = self._buffer.popleft()
+        # The copy of the batches behind this one runs while the caller works on it.
+        self._fill()
+        return batch
+
+    def _fill(self) -> None:
+        while len(self._buffer) < self._buffer_size:
+            try:
+                batch = next(self._loader)
+            except StopIteration:
+                return
+            self._buffer.append((self._place(batch), self._loader.get_state()))
+
+    def _place(self, batch: Any) -> Any:
+        import jax
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind in "OUSVMm":
+                return leaf
+            sharding = self._sharding(leaf) if callable(self._sharding) else self._sharding
+            if sharding is None:
+                return jax.device_put(leaf)
+            return jax.make_array_from_process_local_data(sharding, leaf)
+
+        return jax.tree.map(place, batch)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get_state(self) -> Cursor:
+        """The state behind the last delivered batch."""
+        return self._loader.get_state() if self._delivered is None else self._delivered
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved place."""
+        self.restore_state_rank(state)
+
+    def save_state_rank(self) -> Cursor:
+        """This host's state, with the manifest. See `SavableDataLoader`."""
+        return {**self.get_state(), "manifest": self._loader.config()}
+
+    def restore_state_rank(self, state: Mapping[str, Any] | None, *, allow_changes: bool = False) -> None:
+        """Restore what any loader of the dataset saved. See `SavableDataLoader`."""
+        self._loader.restore_state_rank(state, allow_changes=allow_changes)
+        if state is not None:
+            self._buffer.clear()
+            self._delivered = None
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Write the state of the last delivered batch into a checkpoint (`orbax.checkpoint.v1`)."""
+        return await save_cursor(self.save_state_rank(), directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Read the state from a checkpoint that any number of hosts wrote."""
+        return await load_cursor(self, directory)
+
+    def which(self, step: int) -> list[SampleRecord]:
+        """The samples of the global batch of a step. See `Stream.which`."""
+        return self._loader.which(step)
+
+    def stats(self) -> dict[str, Any]:
+        """What was read so far, and what was dropped and why. See `Stream.stats`."""
+        return self._loader.stats()
+
+    def start_prefetch(self) -> None:
+        """Begin to read ahead now."""
+        self._loader.start_prefetch()
+
+    def close(self) -> None:
+        """Close the loader and let go of the batches on the device."""
+        if not self._closed:
+            self._buffer.clear()
+            self._loader.close()
+        super().close()

@@ -1,0 +1,129 @@
+"""Whole batches by number, for pipelines that Grain itself drives."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import grain
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.errors import ConfigError
+from energon_grain.samples.pytree import register_value
+from energon_grain.stream.batches import NO_BATCH, BatchStage
+from energon_grain.stream.chunk import Chunk
+from energon_grain.stream.compile import compile_dataset
+from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.share import Share
+from energon_grain.stream.statistics import Statistics
+
+
+class BatchMapDataset(grain.MapDataset[Any]):
+    """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
+
+    Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
+    cannot move the lane's later samples up: its row is taken by the next good sample of the same batch, a validity mask is not
+    set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out. Where exact
+    batches are wanted although samples are broken, use `get_loader`.
+
+    `len` is the number of steps of one pass (of one pass over the data, where the dataset is endless); element
+    `i + len·e` belongs to pass e.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size and without virtual epochs.
+
+    Raises:
+        ConfigError: The dataset does not batch.
+    """
+
+    def __init__(self, dataset: SavableDataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._open()
+
+    def _open(self) -> None:
+        config = self._dataset.worker_config
+        self._spec = compile_dataset(self._dataset)
+        if self._spec.batch is None:
+            raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
+        self._share = Share(config.rank, config.world_size, self._spec.lanes)
+        self._plan = PassPlan.of(self._spec, config.world_size)
+        lock = threading.RLock()
+        self._stage = PureStage(self._spec, lock)
+        self._statistics = Statistics(
+            ["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler
+        )
+        self._batches = BatchStage(
+            self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self._dataset = state["dataset"]
+        self._open()
+
+    def __str__(self) -> str:
+        return f"BatchMapDataset({', '.join('/'.join(leaf.key) for leaf in self._spec.leaves)})"
+
+    def __len__(self) -> int:
+        steps = self._plan.remaining(0, 0)
+        if steps is None:
+            steps = sum(len(leaf.leaf.source) for leaf in self._spec.leaves) // self._plan.global_batch
+        return max(1, steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        steps = self._plan.remaining(0, 0)
+        pass_number, step = (0, int(index)) if steps is None else divmod(int(index), steps)
+        if steps is None and step < 0:
+            raise IndexError(f"batch {step} of an endless dataset; batches are counted from 0")
+        return self._batch(pass_number, step)
+
+    def _getitems(self, indices: Any) -> list[Any]:
+        return [self[index] for index in indices]
+
+    __getitems__ = _getitems
+
+    def _batch(self, pass_number: int, step: int) -> Any:
+        plan, share = self._plan, self._share
+        item = step * plan.global_batch
+        first = share.first_at(item)
+        positions = share.to_global(np.arange(first, first + plan.batch_size))
+        valid = None
+        if plan.length is not None and int(positions[-1]) >= plan.length:
+            inside = positions < plan.length
+            valid = None if plan.keeps else inside
+            positions = positions[inside] if plan.keeps else positions % plan.length
+        draws = self._spec.draw(positions, pass_number)
+        encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
+        samples, keys = encoded.outcomes, encoded.restore_keys
+        if encoded.drops:
+            good = [place for place, outcome in enumerate(samples) if type(outcome) is not Dropped]
+            for outcome in samples:
+                if type(outcome) is Dropped:
+                    self._statistics.drop(outcome)
+            if not good:
+                return None
+            chosen = [next((g for g in good if g >= place), good[0]) for place in range(len(samples))]
+            samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
+        else:
+            self._statistics.succeeded()
+        batch = self._batches.make(samples, keys, item=int(positions[0]), pass_number=pass_number, valid=valid)
+        if batch is NO_BATCH:
+            return None
+        self._statistics.delivered(len(samples))
+        if "jax" in sys.modules:
+            register_value(batch)
+        return batch
+
+    def stats(self) -> dict[str, Any]:
+        """What was delivered, and what was dropped and why, in this process."""
+        return self._statistics.report()

@@ -1,0 +1,76 @@
+"""Saving a loader with Orbax's `CheckpointManager`, for any number of hosts.
+
+    manager.save(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointSave(loader)))
+    manager.restore(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointRestore(loader)))
+
+Grain's own handler writes one file a process and refuses another number of processes; this one writes one file, and reads
+Grain's files too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from energon_grain.loader.checkpoint_file import read_state, write_state
+from energon_grain.loader.device import DeviceLoader
+from energon_grain.loader.gather import gather_cursor, is_primary
+from energon_grain.loader.iterator import SavableDataLoader
+
+Loader = SavableDataLoader | DeviceLoader
+
+
+class EnergonCheckpointHandler(ocp.CheckpointHandler):
+    """Orbax checkpoint handler for loaders. Orbax finds it through the argument classes below."""
+
+    def save(self, directory: Any, args: EnergonCheckpointSave) -> None:
+        """Write the state of all hosts. Every process calls it at the same step.
+
+        Raises:
+            StateError: The hosts cannot be gathered, or are at different steps.
+        """
+        cursor = gather_cursor(args.item.save_state_rank())
+        if is_primary():
+            write_state(directory, cursor)
+
+    def restore(self, directory: Any, args: EnergonCheckpointRestore) -> Loader:
+        """Restore the loader in place and begin to read ahead.
+
+        Raises:
+            StateError: The state cannot be continued here.
+        """
+        args.item.restore_state_rank(read_state(directory), allow_changes=args.allow_changes)
+        args.item.start_prefetch()
+        return args.item
+
+    def metadata(self, directory: Any) -> None:
+        """A loader's state has no array metadata."""
+        del directory
+
+
+@ocp.args.register_with_handler(EnergonCheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class EnergonCheckpointSave(ocp.args.CheckpointArgs):
+    """Argument of `CheckpointManager.save`.
+
+    Attributes:
+        item: The loader (or what `to_device` made of it).
+    """
+
+    item: Loader
+
+
+@ocp.args.register_with_handler(EnergonCheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
+    """Argument of `CheckpointManager.restore`.
+
+    Attributes:
+        item: A loader of the same dataset; it is restored in place.
+        allow_changes: Go on at the saved position although the configuration or the data changed.
+    """
+
+    item: Loader
+    allow_changes: bool = False
