@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-_WORDS = (
+_VOCABULARY = (
     "a the one some every old new small bright quiet river mountain teacher garden window letter morning engine "
     "crosses finds follows opens paints carries remembers counts between under over beside without several stones "
     "birds houses questions answers größe façade naïve 東京 лес"
-).split()  # noqa: SIM905 (a list literal would be a page long)
+)
+_WORDS = _VOCABULARY.split()
 
 
 def make_sentence(rng: np.random.Generator, least: int = 4, most: int = 12) -> str:
