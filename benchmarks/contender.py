@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.child import ANSWER_PREFIX
+from benchmarks.page_cache import warm
 from benchmarks.peer_python import peer_python
 
 REPO = Path(__file__).resolve().parent.parent
-_TIMEOUT_S = 600
+_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +56,32 @@ def measure(contender: Contender) -> dict[str, Any]:
     interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
     command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
     request = json.dumps({"call": contender.call, **contender.arguments})
+    if "folder" in contender.arguments:
+        warm(Path(contender.arguments["folder"]))
     busy, own, started = _busy_seconds(), _child_seconds(), time.perf_counter()
-    done = subprocess.run([*command, request], capture_output=True, text=True, cwd=REPO, timeout=_TIMEOUT_S)
+    code, output, errors = _run_group([*command, request])
     elapsed = time.perf_counter() - started
     other = (_busy_seconds() - busy) - (_child_seconds() - own)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER_PREFIX)]
-    if done.returncode or not lines:
-        raise MeasurementFailedError(f"{contender.name} ended with {done.returncode}:\n{done.stderr[-1500:]}")
+    lines = [line for line in output.splitlines() if line.startswith(ANSWER_PREFIX)]
+    if code or not lines:
+        raise MeasurementFailedError(f"{contender.name} ended with {code}:\n{errors[-1500:]}")
     answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER_PREFIX))
     return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
+
+
+def _run_group(command: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process; whatever it leaves behind (orphaned workers) is killed with it."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=output, stderr=errors, cwd=REPO, start_new_session=True) as process:
+            try:
+                code = process.wait(_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                code = -1
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        errors.seek(0)
+        return code, output.read(), errors.read()
 
 
 def _busy_seconds() -> float:

@@ -1,8 +1,8 @@
 """What the machine and the bare interpreter can do: reads of the same byte ranges, decodes of the same bytes.
 
-No sample objects, no order beyond one shuffled list, no state, no error handling. What is read is the range of a whole
-sample in its tar (headers included), as `.tar.idx` gives it. As with a loader, a batch of 32 lives until the next one is
-there; `keep=False` drops each sample at once, which lets malloc hand out the same pages again.
+No sample objects, no order beyond one shuffled list, no state, no error handling. What is read is the range of a
+whole sample in its tar (headers included), as `.tar.idx` gives it. As with a loader, a batch of 32 lives until the
+next one is there; `keep=False` drops each sample at once, which lets malloc hand out the same pages again.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 
-def warm(cache: Path, names: Iterable[str]) -> None:
-    """Read every file of the named data sets and of their copies in peers' formats once."""
+def warm(folder: Path) -> None:
+    """Read every file of a folder once, before each measurement: some kernels drop pages that rest for a minute."""
     buffer = bytearray(1 << 22)
-    for name in names:
-        for path in sorted(cache.glob(f"{name}*/**/*")):
-            if path.is_file():
-                with path.open("rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass

@@ -62,11 +62,22 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
 
 
 def _ours(call: str, name: str = "ours", **arguments: Any) -> Contender:
-    return Contender(name=name, module="ours", call=call, arguments=arguments)
+    arguments = {"programs": "benchmarks.ours", **arguments}
+    return Contender(name=name, module="loaders", call=call, arguments=arguments)
+
+
+def _energon(call: str, name: str = "energon", **arguments: Any) -> Contender:
+    arguments = {"programs": "benchmarks.peers.energon", **arguments}
+    return Contender(name=name, module="loaders", call=call, arguments=arguments, in_peer_python=True)
 
 
 def _peer(name: str, module: str, call: str, **arguments: Any) -> Contender:
     return Contender(name=name, module=f"peers.{module}", call=call, arguments=arguments, in_peer_python=True)
+
+
+def _importing(name: str, *modules: str, in_peer_python: bool = False) -> Contender:
+    call, arguments = "import_time", {"modules": modules}
+    return Contender(name=name, module="loaders", call=call, arguments=arguments, in_peer_python=in_peer_python)
 
 
 def _floor(name: str, call: str, **arguments: Any) -> Contender:
@@ -101,8 +112,8 @@ def _text_crude(cache: Path, span: dict[str, Any]) -> Row:
         metrics=("samples_per_s",),
         contenders=(
             _ours("throughput", folder=crude, program="crude-text", **span),
-            _peer("energon", "energon", "throughput", folder=crude, program="crude-text", **span),
-            _peer("energon 2 workers", "energon", "throughput", folder=crude, program="crude-text", workers=2, **span),
+            _energon("throughput", folder=crude, program="crude-text", **span),
+            _energon("throughput", "energon 2 workers", folder=crude, program="crude-text", workers=2, **span),
             *_grain(cache, "text", span),
             _peer("webdataset", "webdataset", "throughput", folder=crude, parts=("txt", "json"), **span),
             _peer("litdata", "litdata", "throughput", folder=str(cache / "text.litdata.plain"), **span),
@@ -124,7 +135,7 @@ def _text_sample(cache: Path, span: dict[str, Any]) -> Row:
         metrics=("samples_per_s",),
         contenders=(
             _ours("throughput", folder=folder, program="plain", **span),
-            _peer("energon", "energon", "throughput", folder=folder, program="plain", **span),
+            _energon("throughput", folder=folder, program="plain", **span),
             *_grain(cache, "text", span),
             _peer("litdata", "litdata", "throughput", folder=str(cache / "text.litdata.plain"), **span),
             _floor("pread", "pread", folder=folder, **span),
@@ -147,7 +158,7 @@ def _blobs(cache: Path, span: dict[str, Any]) -> Row:
         metrics=("samples_per_s",),
         contenders=(
             _ours("throughput", blocks=False, **program),
-            _peer("energon", "energon", "throughput", **program),
+            _energon("throughput", **program),
             *_grain(cache, "blob", span),
             _peer("webdataset", "webdataset", "throughput", folder=folder, parts=("bin", "json"), **span),
             _peer("litdata", "litdata", "throughput", folder=str(cache / "blob.litdata.plain"), **span),
@@ -170,7 +181,7 @@ def _jpeg(cache: Path, span: dict[str, Any], mode: str, *, threads: int) -> Row:
     program = {"folder": folder, "program": mode, "workers": workers, **span}
     contenders = [
         _ours("throughput", **program),
-        _peer("energon", "energon", "throughput", **program),
+        _energon("throughput", **program),
         _floor("bare decoder", "jpeg", folder=folder, threads=threads, **span),
     ]
     targets = [Target(metric="samples_per_s", bound=2.0, sense="at least", against="energon")]
@@ -237,7 +248,7 @@ def _first_batch(cache: Path) -> Row:
         metrics=("first_batch_s", "memory_mb", "open_files"),
         contenders=(
             _ours("first_batch", folder=folder),
-            _peer("energon", "energon", "first_batch", folder=folder),
+            _energon("first_batch", folder=folder),
         ),
         targets=(
             Target(metric="first_batch_s", bound=1.0, sense="at most", against="energon"),
@@ -254,9 +265,9 @@ def _import() -> Row:
         data_sets=(),
         metrics=("import_s",),
         contenders=(
-            _ours("import_time"),
-            _ours("import_time", name="ours with loader, Grain and decoders", loader=True),
-            _peer("energon", "energon", "import_time"),
+            _importing("ours", "energon_grain"),
+            _importing("ours with loader, Grain and decoders", "energon_grain", "benchmarks.ours"),
+            _importing("energon", "megatron.energon", in_peer_python=True),
         ),
         targets=(Target(metric="import_s", bound=0.15, sense="at most", against="energon"),),
     )
@@ -269,7 +280,7 @@ def _resume(cache: Path) -> Row:
         title="state after 100,160 samples with two workers (ours: threads), and from restoring it to the first batch",
         data_sets=("text",),
         metrics=("state_bytes", "save_s", "restore_s"),
-        contenders=(_ours("resume", **program), _peer("energon", "energon", "resume", **program)),
+        contenders=(_ours("resume", **program), _energon("resume", **program)),
         targets=(
             Target(metric="state_bytes", bound=1024, sense="at most"),
             Target(metric="restore_s", bound=0.02, sense="at most", against="energon"),

@@ -15,7 +15,6 @@ from benchmarks import report
 from benchmarks.contender import MeasurementFailedError, measure
 from benchmarks.datasets import build
 from benchmarks.machine import describe
-from benchmarks.page_cache import warm
 from benchmarks.report import RowResult
 from benchmarks.rows import Row, table
 
@@ -35,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     results = []
     for row in rows:
-        warm(options.cache, row.data_sets)
         results.append(_run(row, options.rounds, options.without))
         print("\n".join(report.details(results[-1])), flush=True)
 

@@ -46,7 +46,7 @@ def steady(
     return {
         "samples_per_s": samples / elapsed,
         "payload_mb_per_s": payload / elapsed / 1e6,
-        "main_process_cores": cpu / elapsed,
+        "samples_per_cpu_s": samples / cpu,  # of this process alone: says nothing where workers do the work
         "first_batch_s": first_batch_s,
         "samples": samples,
     }

@@ -1,68 +1,73 @@
-"""Megatron-Energon, the original: the same programs as `benchmarks/ours.py`, line by line."""
+"""Megatron-Energon's programs: those of `benchmarks/ours.py`, line by line, but for the first import."""
 
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.child import serve
-from benchmarks.resources import open_files, resident_mb
-from benchmarks.steady import steady, weigh_column
+import PIL.Image  # noqa: F401
+from megatron.energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    SampleDecoder,
+    WorkerConfig,
+    basic_sample_keys,
+    edataclass,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 
-_FIELDS = {"text": ("txt", "json"), "blob": ("bin", "json")}
-
-
-def _encoder(program: str) -> Any:
-    """The task encoder of a program: `crude-text`, `crude-blob`, `plain`, or an image mode such as `rgb8`."""
-    from megatron.energon import (
-        Cooker,
-        DefaultTaskEncoder,
-        Sample,
-        SampleDecoder,
-        basic_sample_keys,
-        edataclass,
-        stateless,
-    )
-
-    @edataclass
-    class Document(Sample):
-        first: bytes
-        second: bytes
-
-    if program == "plain":
-        return DefaultTaskEncoder()
-    if not program.startswith("crude-"):
-
-        class Images(DefaultTaskEncoder):
-            decoder = SampleDecoder(image_decode=program)
-
-        return Images()
-
-    first, second = _FIELDS[program.removeprefix("crude-")]
-
-    @stateless
-    def cook(sample: Any) -> Document:
-        return Document(**basic_sample_keys(sample), first=sample[first], second=sample[second])
-
-    class Crude(DefaultTaskEncoder):
-        decoder = None
-        cookers = (Cooker(cook),)
-
-    return Crude()
+from benchmarks.steady import weigh_column
 
 
-def _weigh(batch: Any) -> tuple[int, int]:
-    if hasattr(batch, "first"):
-        count, payload = weigh_column(batch.first)
-        return count, payload + weigh_column(batch.second)[1]
-    return weigh_column(batch.image if hasattr(batch, "image") else batch.text)
+@edataclass
+class Document(Sample):
+    """What the cookers make: the first and the second part, as bytes."""
+
+    first: bytes
+    second: bytes
 
 
-def _loader(folder: str, program: str, workers: int, *, blocks: bool = True, savable: bool = False) -> Any:
-    from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+@stateless
+def _cook_text(sample: Any) -> Document:
+    return Document(**basic_sample_keys(sample), first=sample["txt"], second=sample["json"])
 
+
+@stateless
+def _cook_blob(sample: Any) -> Document:
+    return Document(**basic_sample_keys(sample), first=sample["bin"], second=sample["json"])
+
+
+class CrudeText(DefaultTaskEncoder):
+    """Raw parts, cooked into a `Document`."""
+
+    decoder = None
+    cookers = (Cooker(_cook_text),)
+
+
+class CrudeBlob(DefaultTaskEncoder):
+    """Raw parts, cooked into a `Document`."""
+
+    decoder = None
+    cookers = (Cooker(_cook_blob),)
+
+
+def _encoder(program: str) -> DefaultTaskEncoder:
+    if program == "crude-text":
+        return CrudeText()
+    if program == "crude-blob":
+        return CrudeBlob()
+    encoder = DefaultTaskEncoder()
+    if program != "plain":
+        encoder.decoder = SampleDecoder(image_decode=program)
+    return encoder
+
+
+def build_loader(folder: str, program: str, workers: int, *, blocks: bool = True, savable: bool = False) -> Any:
+    """The loader of a program: `crude-text`, `crude-blob`, `plain` (no user hook), or an image mode such as `rgb8`."""
     dataset = get_train_dataset(
         folder,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
@@ -74,65 +79,24 @@ def _loader(folder: str, program: str, workers: int, *, blocks: bool = True, sav
     return get_savable_loader(dataset) if savable else get_loader(dataset)
 
 
-def throughput(
-    folder: str, warmup_s: float, seconds: float, program: str, workers: int = 0, blocks: bool = True
-) -> dict[str, Any]:
-    """Steady rate of a program."""
-    import megatron.energon  # noqa: F401
-
-    def make() -> Iterator[Any]:
-        return iter(_loader(folder, program, workers, blocks=blocks))
-
-    return steady(make, _weigh, warmup_s=warmup_s, seconds=seconds)
+def weigh(batch: Any) -> tuple[int, int]:
+    """Samples and payload bytes of a batch."""
+    if isinstance(batch, Document):
+        count, payload = weigh_column(batch.first)
+        return count, payload + weigh_column(batch.second)[1]
+    return weigh_column(batch.image if hasattr(batch, "image") else batch.text)
 
 
-def first_batch(folder: str, batches: int = 200) -> dict[str, Any]:
-    """Time from the imports to the first batch; memory and open files after some more."""
-    import megatron.energon  # noqa: F401
-    import PIL.Image  # noqa: F401
-
-    memory_before, files_before = resident_mb(), open_files()
-    started = time.perf_counter()
-    loader = iter(_loader(folder, "plain", 0))
-    next(loader)
-    first_batch_s = time.perf_counter() - started
-    files = 0
-    for index in range(batches):
-        _weigh(next(loader))
-        if index % 20 == 0:
-            files = max(files, open_files() - files_before)
-    return {"first_batch_s": first_batch_s, "memory_mb": resident_mb() - memory_before, "open_files": files}
+def save(loader: Any) -> Any:
+    """The loader's state."""
+    return loader.save_state_rank()
 
 
-def import_time() -> dict[str, Any]:
-    """Seconds that importing the package takes in a fresh interpreter."""
-    started = time.perf_counter()
-    import megatron.energon  # noqa: F401
-
-    return {"import_s": time.perf_counter() - started}
+def restore(loader: Any, state: Any) -> None:
+    """Set a new loader to a saved state."""
+    loader.restore_state_rank(state)
 
 
-def resume(folder: str, batches: int, workers: int) -> dict[str, Any]:
-    """Read `batches`, save, restore into a new loader of the same process, and wait for its first batch."""
-    import megatron.energon  # noqa: F401
-
-    loader = _loader(folder, "crude-text", workers, savable=True)
-    iterator = iter(loader)
-    for _ in range(batches):
-        next(iterator)
-    started = time.perf_counter()
-    state = loader.save_state_rank()
-    save_s = time.perf_counter() - started
-    expected = list(next(iterator).__key__)
-    del iterator
-
-    fresh = _loader(folder, "crude-text", workers, savable=True)
-    started = time.perf_counter()
-    fresh.restore_state_rank(state)
-    got = list(next(iter(fresh)).__key__)
-    restore_s = time.perf_counter() - started
-    return {"state_bytes": len(pickle.dumps(state)), "save_s": save_s, "restore_s": restore_s, "exact": got == expected}
-
-
-if __name__ == "__main__":
-    serve(throughput=throughput, first_batch=first_batch, import_time=import_time, resume=resume)
+def state_bytes(state: Any) -> int:
+    """How large the state is in a checkpoint."""
+    return len(pickle.dumps(state))

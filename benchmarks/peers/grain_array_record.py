@@ -68,7 +68,9 @@ def throughput(
     import grain.python as pygrain
     import numpy  # noqa: F401
     import PIL.Image  # noqa: F401
-    from grain import experimental  # noqa: F401
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # Grain's worker processes read absl flags, which a plain script never parses
 
     paths = sorted(str(path) for path in Path(folder).glob("*.arrayrecord"))
     options = (

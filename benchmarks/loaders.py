@@ -1,0 +1,92 @@
+"""What is measured of a loader, the same code for energon-grain and for Megatron-Energon.
+
+`programs` names the module that builds the loaders: `benchmarks.ours` or `benchmarks.peers.energon`. It is imported
+before any clock starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.child import serve
+from benchmarks.resources import open_files, resident_mb
+from benchmarks.steady import steady
+
+
+def throughput(
+    programs: str, folder: str, warmup_s: float, seconds: float, program: str, workers: int = 0, blocks: bool = True
+) -> dict[str, Any]:
+    """Steady rate of a program."""
+    module = importlib.import_module(programs)
+
+    def make() -> Iterator[Any]:
+        return iter(module.build_loader(folder, program, workers, blocks=blocks))
+
+    return steady(make, module.weigh, warmup_s=warmup_s, seconds=seconds)
+
+
+def first_batch(programs: str, folder: str, batches: int = 200) -> dict[str, Any]:
+    """Time from the imports to the first batch; memory and open files beyond the imports after some more batches."""
+    module = importlib.import_module(programs)
+    memory_before, files_before = resident_mb(), open_files()
+    started = time.perf_counter()
+    loader = iter(module.build_loader(folder, "plain", 0))
+    next(loader)
+    first_batch_s = time.perf_counter() - started
+    files = 0
+    for _ in range(batches):
+        module.weigh(next(loader))
+        files = max(files, open_files() - files_before)
+    return {
+        "first_batch_s": first_batch_s,
+        "memory_mb": resident_mb() - memory_before,
+        "open_files": files,
+        "imports_mb": memory_before,
+    }
+
+
+def import_time(modules: Sequence[str]) -> dict[str, Any]:
+    """Seconds that importing some modules takes in a fresh interpreter."""
+    started = time.perf_counter()
+    for module in modules:
+        importlib.import_module(module)
+    return {"import_s": time.perf_counter() - started}
+
+
+def resume(programs: str, folder: str, batches: int, workers: int) -> dict[str, Any]:
+    """Read `batches`, save, restore into a new loader, and wait for its first batch.
+
+    `restore_s` starts when the new loader has been built. `exact`: that batch is the one that the first loader gives.
+    """
+    module = importlib.import_module(programs)
+    loader = module.build_loader(folder, "crude-text", workers, savable=True)
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    started = time.perf_counter()
+    state = module.save(loader)
+    save_s = time.perf_counter() - started
+    expected = list(next(iterator).__key__)
+    del iterator
+
+    started = time.perf_counter()
+    fresh = module.build_loader(folder, "crude-text", workers, savable=True)
+    build_s = time.perf_counter() - started
+    started = time.perf_counter()
+    module.restore(fresh, state)
+    got = list(next(iter(fresh)).__key__)
+    restore_s = time.perf_counter() - started
+    return {
+        "state_bytes": module.state_bytes(state),
+        "save_s": save_s,
+        "build_s": build_s,
+        "restore_s": restore_s,
+        "exact": got == expected,
+    }
+
+
+if __name__ == "__main__":
+    serve(throughput=throughput, first_batch=first_batch, import_time=import_time, resume=resume)
