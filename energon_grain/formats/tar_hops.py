@@ -115,7 +115,8 @@ class _Walk:
                 )
             if kind != PAX_GLOBAL and extension.start < 0:
                 extension.start = offset
-            payload = tar.read(offset + BLOCK, size) if size else b""
+            one_block = 0 < size <= BLOCK and offset + 2 * BLOCK <= tar.size_bytes
+            payload = self._read_block(offset + BLOCK)[:size] if one_block else tar.read(offset + BLOCK, size)
             extension.add(tar, offset, kind, payload)
             offset += BLOCK + round_up(size)
             block = self._read_block(offset)

@@ -169,7 +169,7 @@ SIZE = 124
     ],
 )
 def test_refuses(tmp_path: Path, damage: bytes, message: str) -> None:
-    for before in (b"", b"".join(member(f"k{i:04d}.txt", 0) for i in range(4000))):  # in the first batch, and later
+    for before in (b"", b"".join(member(f"k{i:04d}.txt", 0) for i in range(300))):  # in the first batch, and later
         if before and message.startswith("@ 0"):
             continue
         shift = len(before)
