@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.samples.pytree import register_if_jax
 from energon_grain.samples.sample import BASE_FIELDS, extend
@@ -32,6 +33,8 @@ class Batch:
     """Tags of each sample, in order; None where no sample has any."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """Files that the samples were made from, one sample after the other."""
+    __valid__: npt.NDArray[np.bool_] | None = None
+    """(batch,) which rows are samples; the others are padding of a last batch. None: all."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super(Batch, cls).__init_subclass__(**kwargs)
@@ -77,7 +80,7 @@ class Batch:
         made = dict(fields_of_new)
         for field in fields(cls):
             name = field.name
-            if name in made or not field.init:
+            if name in made or not field.init or name == "__valid__":
                 continue
             if not hasattr(samples[0], name):
                 if field.default is MISSING and field.default_factory is MISSING:

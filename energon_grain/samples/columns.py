@@ -33,7 +33,7 @@ def column_constructor(sample_type: type[Any]) -> Constructor:
         for field in dataclasses.fields(sample_type)
         if field.default_factory is not dataclasses.MISSING
     }
-    new = sample_type.__new__
+    new: Any = sample_type.__new__
 
     def construct(count: int, columns: Columns) -> list[Any]:
         samples = list(map(new, repeat(sample_type, count)))

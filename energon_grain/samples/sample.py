@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.samples.pytree import register_if_jax
 from energon_grain.samples.source_info import SourceInfo
 
@@ -27,6 +30,8 @@ class Sample:
     """Tags of the dataset that the sample came from."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """Files that the sample was made from."""
+    __valid__: npt.NDArray[np.bool_] | None = None
+    """Where the type serves as a batch: (batch,) which rows are samples; the others are padding. None: all."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # No zero-argument super(): `slots=True` makes the class anew, and the cell would hold the old one.
@@ -73,7 +78,7 @@ class Sample:
         return cls(**merged)
 
 
-BASE_FIELDS = tuple(field.name for field in fields(Sample))
+BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 """Names of the metadata fields that every sample and every batch has."""
 
 T = TypeVar("T")

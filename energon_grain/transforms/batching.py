@@ -175,18 +175,23 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
     if getters is None:
         return None
     try:
-        return {name: list(map(getter, samples)) for name, getter in getters}
+        columns = {name: list(map(getter, samples)) for name, getter in getters}
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{_at(where)}samples of one batch must have the same fields: {error!r}") from error
+    if getattr(first, "__valid__", None) is not None:
+        columns["__valid__"] = [sample.__valid__ for sample in samples]
+    return columns
 
 
 @lru_cache(maxsize=1024)
 def _field_getters(cls: type) -> tuple[tuple[str, attrgetter[Any]], ...] | None:
     """Name and getter of each field of a dataclass or named tuple; None for other types."""
     if is_dataclass(cls):
-        return tuple((field.name, attrgetter(field.name)) for field in fields(cls) if field.init)
-    names: Sequence[str] | None = getattr(cls, "_fields", None) if issubclass(cls, tuple) else None
-    return None if names is None else tuple((name, attrgetter(name)) for name in names)
+        # `__valid__` is the mask of a batch; samples have none, and what has none is not batched.
+        names = [field.name for field in fields(cls) if field.init and field.name != "__valid__"]
+        return tuple((name, attrgetter(name)) for name in names)
+    named: tuple[str, ...] | None = getattr(cls, "_fields", None) if issubclass(cls, tuple) else None
+    return None if named is None else tuple((name, attrgetter(name)) for name in named)
 
 
 def _by_type(batch: list[Any], where: str, arrays: Callable[..., Array], *, delegate: bool) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 from energon_grain.errors import DecodingError, FieldMapError
 
 PSEUDO_PARTS = frozenset({"__key__", "__shard__"})
-_FIXED_FIELDS = frozenset({"__restore_key__", "__subflavors__", "__sources__"})  # the reader sets these
+_FIXED_FIELDS = frozenset({"__restore_key__", "__subflavors__", "__sources__", "__valid__"})  # the reader sets these
 _GIVEN_FIELDS = _FIXED_FIELDS | {"__key__"}
 _OPTION = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
 _ACCESS = re.compile(r"\[([^\[\]]+)\]")

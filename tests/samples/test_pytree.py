@@ -78,6 +78,7 @@ def rich(**changes: Any) -> Rich:
         "inner": Inner(np.float32(2), "inner"),
         "pair": Pair(np.ones(1), "right"),
         "mask": "none",
+        "__valid__": np.ones(1, bool),
     }
     return Rich(**{**values, **changes})
 
@@ -92,6 +93,7 @@ def test_leaves_are_the_arrays():
 def test_leaves_are_found_in_containers_and_nested_dataclasses():
     batch = rich()
     assert {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)} == {
+        ".__valid__",
         ".image",
         ".extras['a'][1]",
         ".extras['b']",
@@ -175,7 +177,7 @@ def test_leaves_may_become_anything_and_are_found_again(leaf: Any):
     assert other.image is leaf
     assert other.extras["a"][1] is leaf
     is_leaf = lambda x: x is leaf  # noqa: E731
-    assert len(jax.tree.leaves(other, is_leaf=is_leaf)) == 5
+    assert len(jax.tree.leaves(other, is_leaf=is_leaf)) == 6
     assert jax.tree.structure(other, is_leaf=is_leaf) == jax.tree.structure(batch)
     again = jax.tree.map(lambda _, x: x, other, batch, is_leaf=is_leaf)
     assert again.image is batch.image

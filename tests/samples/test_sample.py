@@ -38,7 +38,8 @@ def source(index: int = 0) -> SourceInfo:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_type_has_slots_base_fields_first_and_keywords_only(kind: type[Sample]):
-    assert [f.name for f in fields(kind)][:4] == ["__key__", "__restore_key__", "__subflavors__", "__sources__"]
+    base = ["__key__", "__restore_key__", "__subflavors__", "__sources__", "__valid__"]
+    assert [f.name for f in fields(kind)][:5] == base
     assert all(f.kw_only for f in fields(kind))
     assert not hasattr(object.__new__(kind), "__dict__")
 

@@ -85,6 +85,14 @@ def test_samples_become_a_batch_of_their_type_with_metadata_in_lists():
     assert batch_samples([text(1), text(2)]) == generic_batch([text(1), text(2)])
 
 
+def test_masks_of_batches_are_concatenated_and_samples_have_none():
+    first, second = generic_batch([text(1)]), generic_batch([text(2), text(3)])
+    assert first.__valid__ is None
+    assert TextBatch.from_samples([text(1)]).__valid__ is None
+    first.__valid__, second.__valid__ = np.array([True]), np.array([True, False])
+    assert generic_concat([first, second]).__valid__.tolist() == [True, True, False]
+
+
 def test_crude_samples_become_a_crude_batch():
     batch = generic_batch([CrudeSample(__key__="a", x=np.ones(1)), CrudeSample(__key__="b", x=np.ones(2))])
     assert isinstance(batch, CrudeSample)
