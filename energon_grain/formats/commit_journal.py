@@ -102,7 +102,7 @@ def _not_writable(root: Path) -> StaleIndexError:
 def _read_journal(root: Path, content: bytes) -> _Journal:
     try:
         journal = msgspec.json.decode(content, type=_Journal)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise IndexFileError(
             f"{root / JOURNAL}: not a commit journal of this version ({error}). Delete {root / PREPARE_FOLDER} and "
             f"prepare the dataset again: `energon-grain prepare {root} --force-overwrite`."

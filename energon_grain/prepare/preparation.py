@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -227,9 +228,10 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     if not split_parts:
         return
     listed = [shard for part in split_parts.values() for shard in part]
-    several = len(listed) - len(set(listed))
+    several = [shard for shard, times in Counter(listed).items() if times > 1]
     if several:
-        yield f"{several} shard{'s' * (several > 1)} are in more than one split part."
-    unused = [shard for shard in shards if shard not in set(listed)]
+        yield f"shards in more than one split part: {len(several)}, such as {several[0]}."
+    in_a_part = set(listed)
+    unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
-        yield f"{len(unused)} of {len(shards)} shards are in no split part, such as {unused[0]}."
+        yield f"shards in no split part: {len(unused)}, such as {unused[0]}."

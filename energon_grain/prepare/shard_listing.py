@@ -41,9 +41,9 @@ def find_shards(root: Path, *, exclude: str | None = None) -> tuple[str, ...]:
     found = [name for name in _walk(root, root, frozenset()) if name.endswith((_TAR_SUFFIX, *COMPRESSED_SUFFIXES))]
     if not found:
         raise DatasetNotFoundError(f"{root}: no *.tar files in it or in its subfolders.")
-    kept = exclude_shards(found, exclude)
+    kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
     refuse_compressed(kept)
-    return tuple(sorted(kept, key=lambda name: name.split("/")))
+    return tuple(kept)
 
 
 def exclude_shards(shards: Sequence[str], exclude: str | None) -> list[str]:

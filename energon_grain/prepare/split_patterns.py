@@ -95,9 +95,11 @@ def glob_to_regex(glob: str) -> str:
         elif glob[place] in "*?":
             out.append("[^/]*" if glob[place] == "*" else "[^/]")
             place += 1
-        elif glob[place] == "[" and (end := glob.find("]", place + 2)) > 0:
-            choice = glob[place + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
-            out.append(f"(?!/)[^{choice[1:]}]" if choice[0] in "!^" else f"[{choice}]")
+        elif glob[place] == "[" and (end := glob.find("]", place + 2 + glob.startswith(("!", "^"), place + 1))) > 0:
+            choice = glob[place + 1 : end]
+            inverted = choice[0] in "!^"
+            letters = "".join(letter if letter == "-" else re.escape(letter) for letter in choice[inverted:])
+            out.append(f"(?!/)[^{letters}]" if inverted else f"[{letters}]")
             place = end + 1
         else:
             out.append(re.escape(glob[place]))

@@ -1,14 +1,15 @@
 """The scan of one shard as a file: how it gets from a worker process to `prepare`, and from a killed run to the next.
 
-Layout: 8 bytes of magic, the length of the header as a little-endian uint32, the header as JSON padded with spaces to a
-multiple of 8 bytes, then the arrays, each padded likewise. The header says which file was scanned (name, size, time of
-modification), so that a scan of another file is never taken for this one's, and a CRC-32 of the arrays, because these
-files are not flushed to disk one by one.
+Layout: 8 bytes of magic; as little-endian uint32, the length of the header, and the CRC-32 of all that follows (begun
+with that length), because these files are not flushed to disk one by one; the header as JSON, padded with spaces to a
+multiple of 8 bytes; the arrays, each padded likewise. The header says which file was scanned (name, size, time of
+modification), so that the scan of another file is never taken for this one's.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from energon_grain.formats.shard_scan import ShardScan
 
 _MAGIC = b"EGSCAN1\n"
+_PREFIX = struct.Struct("<II")
 _COLUMNS: dict[str, type[Any]] = {
     "sample_start": np.int64,
     "part_start": np.int64,
@@ -49,7 +51,6 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shard: ShardIdentity
     part_names: tuple[str, ...]
     lengths: tuple[int, ...]
-    crc32: int
 
 
 def store_scan(path: Path, identity: ShardIdentity, scan: ShardScan) -> None:
@@ -61,13 +62,12 @@ def store_scan(path: Path, identity: ShardIdentity, scan: ShardScan) -> None:
             shard=identity,
             part_names=tuple(_to_json(name) for name in scan.part_names),
             lengths=tuple(len(column) for column in columns),
-            crc32=zlib.crc32(body),
         )
     )
-    header += b" " * (-(len(_MAGIC) + 4 + len(header)) % 8)
+    header += b" " * (-len(header) % 8)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
-        file.write(_MAGIC + len(header).to_bytes(4, "little") + header)
+        file.write(_MAGIC + _PREFIX.pack(len(header), zlib.crc32(body, zlib.crc32(header, len(header)))) + header)
         file.write(body)
     os.replace(temporary, path)
 
@@ -78,16 +78,17 @@ def load_scan(path: Path, identity: ShardIdentity) -> ShardScan | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    body_start = len(_MAGIC) + 4 + int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 4], "little")
-    try:
-        header = msgspec.json.decode(content[len(_MAGIC) + 4 : body_start], type=_Header)
-    except msgspec.DecodeError:
+    header_start = len(_MAGIC) + _PREFIX.size
+    if not content.startswith(_MAGIC) or len(content) < header_start:
         return None
-    body = memoryview(content)[body_start:]
-    if not content.startswith(_MAGIC) or header.shard != identity or zlib.crc32(body) != header.crc32:
+    header_bytes, crc32 = _PREFIX.unpack_from(content, len(_MAGIC))
+    if zlib.crc32(memoryview(content)[header_start:], header_bytes) != crc32:
+        return None
+    offset = header_start + header_bytes
+    header = msgspec.json.decode(content[header_start:offset], type=_Header)
+    if header.shard != identity:
         return None
     columns: dict[str, npt.NDArray[Any]] = {}
-    offset = body_start
     for (name, dtype), length in zip(_COLUMNS.items(), header.lengths, strict=True):
         columns[name] = np.frombuffer(content, dtype, length, offset)
         offset += -(-columns[name].nbytes // 8) * 8

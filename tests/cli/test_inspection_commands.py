@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from energon_grain.cli.app import app
+from energon_grain.cli.sizes import format_bytes
+from energon_grain.testing import make_captioning_dataset, make_crude_dataset
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_captioning_dataset(tmp_path_factory.mktemp("cli") / "data", n=24, shards=4, broken={3, 20})
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_info(root: Path) -> None:
+    shown = run("info", root)
+    assert shown.exit_code == 0, shown.output
+    for text in ("24 samples in 4 shards", "megatron.energon.CaptioningSample", "image: jpg", "train", "75.0%", "█"):
+        assert text in shown.output
+
+
+def test_info_as_json(root: Path) -> None:
+    summary = json.loads(run("info", root, "--json").output)
+    assert (summary["samples"], summary["shards"], summary["kind"]) == (24, 4, "standard")
+    assert summary["splits"]["val"]["samples"] == 6
+    assert sum(size["samples"] for size in summary["sizes"]) == 24
+
+
+def test_info_of_a_crude_dataset(tmp_path: Path) -> None:
+    assert "crude" in run("info", make_crude_dataset(tmp_path / "crude", n=8, shards=2)).output
+
+
+def test_lint_lists_what_is_broken(root: Path) -> None:
+    done = run("lint", root)
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[0].startswith("shard_000.tar/000003: ")
+    assert lines[1].startswith("shard_003.tar/000020: ")
+    assert lines[2] == "2 problems in 24 samples and 4 shards."
+    assert "… and 1 more" in run("lint", root, "--limit", "1").output
+    assert run("lint", root, "--split-parts", "val", "--parallel", "1").output.count("\n") == 2
+
+
+def test_lint_of_a_good_dataset(tmp_path: Path) -> None:
+    done = run("lint", make_crude_dataset(tmp_path / "crude", n=8, shards=2))
+    assert (done.exit_code, done.output) == (0, "No problems in 8 samples and 2 shards.\n")
+
+
+def test_which_lists_the_batch(root: Path) -> None:
+    shown = run("which", root, "--step", "1", "--batch-size", "3", "--validation")
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines()[1:]]
+    assert [row[-1] for row in rows] == [f"shard_003.tar/{number:06d}" for number in (21, 22, 23)]
+    records = json.loads(run("which", root, "--step", "0", "--batch-size", "4", "--seed", "7", "--json").output)
+    assert len({record["key"] for record in records}) == 4
+    assert all(0 <= record["start"] < record["stop"] for record in records)
+
+
+def test_which_of_a_later_pass(root: Path) -> None:
+    """Every pass over validation data is the same; this one has two steps."""
+    steps = [run("which", root, "--step", str(step), "--batch-size", "3", "--validation").output for step in (1, 99)]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1234, "1.23 kB"),
+        (99_900, "100 kB"),
+        (999_900, "1 MB"),
+        (5e15, "5000 TB"),
+    ],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert format_bytes(size) == text

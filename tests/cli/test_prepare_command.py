@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from energon_grain.cli.app import app
+from energon_grain.errors import ConfigError, TarError
+from energon_grain.formats.dataset_config import read_dataset_config
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.formats.splits import read_split_config
+from energon_grain.testing import make_captioning_dataset, write_tars
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_captioning_dataset(tmp_path / "data", n=20, shards=10, prepared=False)
+
+
+def prepare(root: Path, *arguments: str, answers: Sequence[str] = ()) -> Result:
+    text = "".join(f"{answer}\n" for answer in answers)
+    return CliRunner().invoke(app, ["prepare", str(root), "--num-workers", "0", *arguments], input=text)
+
+
+def split_sizes(root: Path) -> dict[str, int]:
+    return {name: len(shards) for name, shards in read_split_config(root).split_parts.items()}
+
+
+def test_non_interactive(root: Path) -> None:
+    done = prepare(
+        root,
+        "--non-interactive",
+        "--split-ratio=8,1,1",
+        "--sample-type=CaptioningSample",
+        '--field-map={"image": "jpg", "caption": "txt"}',
+    )
+    assert done.exit_code == 0, done.output
+    assert "20 samples in 10 shards" in done.output
+    assert "train: 16 samples in 8 shards" in done.output
+    assert split_sizes(root) == {"train": 8, "val": 1, "test": 1}
+    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+    assert (root / ".nv-meta/index.sqlite").exists()
+
+
+def test_all_flags(root: Path) -> None:
+    done = prepare(
+        root,
+        "--non-interactive",
+        "--split-parts=train:glob:shard_{000..005}.tar",
+        "--split-parts=val:re:00[67]",
+        "--split-parts=test:shard_{008,009}",
+        "--exclude=009",
+        "--crude",
+        "--dataset-yaml-name=mine.yaml",
+        "--no-sqlite",
+        "--no-progress",
+    )
+    assert done.exit_code == 0, done.output
+    assert split_sizes(root) == {"train": 6, "val": 2, "test": 1}
+    assert read_dataset_config(root, "mine.yaml").kind == "crude"
+    assert not (root / ".nv-meta/index.sqlite").exists()
+    again = prepare(root, "--non-interactive", "--split-ratio=1,0,0")
+    assert isinstance(again.exception, ConfigError)
+    again = prepare(root, "--non-interactive", "--split-ratio=1", "--force-overwrite", "--shuffle-tars")
+    assert again.exit_code == 0, again.output
+    assert read_split_config(root).split_parts["train"] != tuple(read_info(root).shard_counts)
+    assert "none was written" in again.output
+
+
+def test_tar_index_only(root: Path) -> None:
+    prepare(root, "--non-interactive", "--split-ratio=1", "--crude")
+    (root / "shard_003.tar.idx").unlink()
+    done = prepare(root, "--tar-index-only")
+    assert done.exit_code == 0, done.output
+    assert (root / "shard_003.tar.idx").exists()
+    assert read_dataset_config(root).kind == "crude"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--split-ratio"),
+        (["--split-ratio=1", "--split-parts=a:b"], "not both"),
+        (["--split-ratio=x"], "three numbers"),
+        (["--split-parts=a:glob:none*"], "matches none"),
+        (["--split-ratio=1", "--field-map={"], "not JSON"),
+        (["--split-ratio=1", "--sample-type=TextSample", "--field-map=[]"], "no mapping"),
+        (["--split-ratio=1", "--sample-type=TextSample"], "needs a field map"),
+        (["--split-ratio=1", "--skip-dataset-yaml", "--crude"], "contradicts"),
+        (["--tar-index-only", "--crude"], "--tar-index-only keeps"),
+    ],
+)
+def test_wrong_options(root: Path, arguments: list[str], message: str) -> None:
+    done = prepare(root, "--non-interactive", *arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert message in str(done.exception)
+    assert not (root / ".nv-meta/.info.json").exists()
+
+
+def test_compressed(root: Path) -> None:
+    (root / "more.tgz").touch()
+    done = prepare(root, "--non-interactive", "--split-ratio=1")
+    assert isinstance(done.exception, TarError)
+    assert "gzip -dc more.tgz > more.tar" in str(done.exception)
+
+
+def test_wizard_with_proposals(root: Path) -> None:
+    """Enter at every question but the type."""
+    done = prepare(root, answers=["", "", "CaptioningSample", "", ""])
+    assert done.exit_code == 0, done.output
+    assert split_sizes(root) == {"train": 8, "val": 1, "test": 1}
+    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+    assert "Sample '000000' of shard_000.tar: jpg" in done.output
+
+
+def test_wizard_asks_again(root: Path) -> None:
+    answers = ["x", "1,1,1,1", "train=9,extra=1", "y", "99", "Caption", "0", "jpeg", "jpg", "json[a]", "txt"]
+    done = prepare(root, answers=answers)
+    assert done.exit_code == 0, done.output
+    assert split_sizes(root) == {"train": 9, "extra": 1}
+    assert "Did you mean CaptioningSample" in done.output
+    assert "There is no part 'jpeg'" in done.output
+    assert "There is no part 'json'" in done.output
+
+
+def test_wizard_optional_fields_and_json(tmp_path: Path) -> None:
+    write_tars(tmp_path, [{"__key__": "a", "png": b"", "json": {"question": "what?", "answers": ["a", "b", "c", "d"]}}])
+    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "json[question]", "json[answers]", ""])
+    assert done.exit_code == 0, done.output
+    assert '"question": "what?"' in done.output
+    assert read_dataset_config(tmp_path).field_map == {
+        "image": "png",
+        "context": "json[question]",
+        "answers": "json[answers]",
+    }
+    assert split_sizes(tmp_path) == {"train": 1}
+
+
+def test_wizard_crude_overwrite_and_no(root: Path) -> None:
+    assert prepare(root, answers=["8,2,0", "n"]).exit_code == 0
+    assert not (root / ".nv-meta/dataset.yaml").exists()
+    assert prepare(root, answers=["n"]).exit_code == 1
+    assert split_sizes(root) == {"train": 8, "val": 2}
+    done = prepare(root, answers=["y", "1,1,1", "y", "CrudeWebdataset"])
+    assert done.exit_code == 0, done.output
+    assert read_dataset_config(root).kind == "crude"
+    assert split_sizes(root) == {"train": 4, "val": 3, "test": 3}
+
+
+def test_wizard_with_the_type_given(root: Path) -> None:
+    done = prepare(root, "--split-ratio=1", "--sample-type=ImageSample", answers=[""])
+    assert done.exit_code == 0, done.output
+    assert read_dataset_config(root).field_map == {"image": "jpg"}
+
+
+def test_input_that_ends_early(root: Path) -> None:
+    assert prepare(root, answers=[""]).exit_code == 1
+    assert not (root / ".nv-meta/.info.json").exists()
+    done = prepare(root, "--non-interactive", "--split-ratio=1", "--skip-dataset-yaml")
+    assert "10 shards had been scanned by an earlier run" in done.output
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [sys.executable, "-W", "error", "-m", "energon_grain.cli", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = command("prepare", str(tmp_path), "--non-interactive", "--split-ratio=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: {tmp_path}: no *.tar files")
+    assert done.stderr.count("\n") == 1
+
+
+def test_real_processes(tmp_path: Path) -> None:
+    """Enough data for forked children."""
+    write_tars(tmp_path, ({"__key__": f"{i:04d}", "bin": bytes(1 << 16)} for i in range(300)), samples_per_shard=60)
+    done = command("prepare", str(tmp_path), "--non-interactive", "--split-ratio=3,1,1", "--crude", "--num-workers=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "300 samples in 5 shards" in done.stdout
+
+
+def test_light_imports() -> None:
+    """Numpy takes a tenth of a second, which `--help` need not."""
+    program = (
+        "import sys; from energon_grain.cli.app import app; print({'numpy', 'yaml', 'rich.progress'} & {*sys.modules})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n"
+    helped = command("--help")
+    assert helped.returncode == 0
+    assert all(name in helped.stdout for name in ("prepare", "info", "lint", "which"))
+    assert command("--version").stdout.startswith("energon-grain ")

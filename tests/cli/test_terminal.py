@@ -1,0 +1,92 @@
+"""The wizard and the progress bar on a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from energon_grain.formats.dataset_config import read_dataset_config
+from energon_grain.testing import make_captioning_dataset
+
+TIMEOUT_S = 60
+
+
+class Terminal:
+    """A command that believes it talks to a person."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._descriptor, other_end = pty.openpty()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "200"}
+        command = [sys.executable, "-m", "energon_grain.cli", *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True
+        )
+        os.close(other_end)
+        self.output = ""
+
+    def read_until(self, wanted: str) -> None:
+        """Read until `wanted` has appeared since the last call; with "" until the command ends."""
+        seen, deadline = "", time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            if not select.select([self._descriptor], [], [], 1)[0]:
+                continue
+            try:
+                seen += os.read(self._descriptor, 4096).decode(errors="replace")
+            except OSError:  # the other end is closed
+                break
+            if wanted and wanted in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen):
+                break
+        self.output += seen
+        assert wanted in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen), self.output
+
+    def answer(self, question: str, text: str) -> None:
+        self.read_until(question)
+        os.write(self._descriptor, f"{text}\n".encode())
+
+    def exit_code(self) -> int:
+        self.read_until("")
+        os.close(self._descriptor)
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_captioning_dataset(tmp_path / "data", n=12, shards=3, prepared=False)
+
+
+def test_wizard(root: Path) -> None:
+    terminal = Terminal("prepare", str(root))
+    terminal.answer("Ratio of train, val and test [8,1,1]:", "")
+    terminal.answer("Choose a sample type now", "y")
+    terminal.answer("Number or name of the sample type:", "CaptioningSample")
+    terminal.answer("image", "")
+    terminal.answer("caption", "txt")
+    assert terminal.exit_code() == 0
+    assert "3/3 shards" in terminal.output
+    assert "100%" in terminal.output
+    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+
+
+def test_interrupt(root: Path) -> None:
+    terminal = Terminal("prepare", str(root))
+    terminal.read_until("Ratio of train")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.exit_code() != 0
+    assert "Traceback" not in terminal.output
+    assert not (root / ".nv-meta/.info.json").exists()
+
+
+def test_errors_are_red(tmp_path: Path) -> None:
+    terminal = Terminal("info", str(tmp_path))
+    assert terminal.exit_code() == 2
+    assert "\x1b[31m" in terminal.output
+    assert "energon-grain prepare" in terminal.output
