@@ -43,7 +43,7 @@ def logits(parameters: Parameters, images: jax.Array) -> jax.Array:
 def train_step(
     model: dict[str, Parameters], batch: Any, learning_rate: float
 ) -> tuple[dict[str, Parameters], jax.Array]:
-    """One step of stochastic gradient descent with momentum. `batch` goes in as the loader yields it: it is a pytree."""
+    """One step of gradient descent with momentum. `batch` goes in as the loader yields it: it is a pytree."""
 
     def loss(parameters: Parameters) -> jax.Array:
         scores = jax.nn.log_softmax(logits(parameters, batch.image))

@@ -16,10 +16,13 @@ from hosts import resumed_on_hosts
 from photographs import read_photographs
 from rich.console import Console
 from rich.table import Table
+from train import BATCH_SIZE
 from write_tars import write_digits, write_photographs
 
+from energon_grain.loader import EnergonDataSource
+
 HERE = Path(__file__).parent
-SAVE_AT, DIE_AT, STEPS = 300, 303, 675  # an epoch has 45 steps: 300 lies in the middle of the seventh
+SAVE_AT, DIE_AT, STEPS = 400, 403, 900
 REQUIRED_ACCURACY = 0.95
 
 console = Console()
@@ -38,7 +41,7 @@ def chapter(title: str) -> Iterator[None]:
 def prepare(path: Path, *options: str) -> None:
     """`energon-grain prepare`, as typed into a shell."""
     command = [Path(sys.executable).with_name("energon-grain"), "prepare", path, "--non-interactive", *options]
-    console.print("$ energon-grain", *(str(word) for word in command[1:]), style="dim", highlight=False)
+    console.print("$ energon-grain", *(str(word) for word in command[1:]), style="dim", highlight=False, soft_wrap=True)
     subprocess.run(command, check=True)
 
 
@@ -77,13 +80,14 @@ def main() -> None:
     checks, facts = Checks(), {}
 
     with chapter("Write tars"):
-        facts["digits"] = f"{write_digits(digits):,} scans as PNG + class label"
-        facts["photographs"] = f"{write_photographs(photographs):,} tiles as JPEG + caption"
+        scans, tiles = write_digits(digits), write_photographs(photographs)
+        facts["digits"] = f"{scans:,} scans as PNG + class label"
+        facts["photographs"] = f"{tiles:,} tiles as JPEG + caption"
     with chapter("Prepare"):
         image_class = ("--sample-type", "ImageClassificationSample", "--field-map", '{"image": "png", "label": "cls"}')
-        prepare(digits, "--split-ratio", "8,2,0", "--shuffle-tars", *image_class)
+        prepare(digits, "--split-ratio", "train=8,val=2", "--shuffle-tars", *image_class)
         captioning = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg", "caption": "txt"}')
-        prepare(photographs, "--split-ratio", "1,0,0", *captioning)
+        prepare(photographs, "--split-ratio", "train=1", *captioning)
 
     with chapter("Train without interruption"):
         whole = train(digits, root / "uninterrupted", "notes.jsonl")
@@ -96,21 +100,19 @@ def main() -> None:
             hosts: resumed_on_hosts(digits, root / "killed" / "checkpoints", hosts, steps=50) for hosts in (1, 2, 4)
         }
     with chapter("Read the photographs"):
-        tiles = read_photographs(photographs)
+        reading = read_photographs(photographs, expected=tiles)
 
-    epochs, place = divmod(SAVE_AT, whole.result["steps_per_epoch"])
-    facts["checkpoint"] = (
-        f"step {SAVE_AT}: epoch {epochs + 1}, {place} of {whole.result['steps_per_epoch']} steps into it"
-    )
+    epoch, place = divmod(SAVE_AT * BATCH_SIZE, len(EnergonDataSource(digits, split_part="train")))
+    facts["checkpoint"] = f"step {SAVE_AT}: {place:,} samples into epoch {epoch + 1}"
     facts["held-out accuracy"] = f"{resumed.result['accuracy']:.2%} (uninterrupted: {whole.result['accuracy']:.2%})"
-    facts["photographs read"] = f"{tiles.rate:,.0f} decoded tiles a second"
+    facts["photographs read"] = f"{reading.rate:,.0f} decoded tiles a second"
     checks.expect("the checkpoint lies inside an epoch", place > 0)
     checks.same_batches("until the kill", whole, killed, range(1, DIE_AT + 1))
     checks.same_batches("resumed", whole, resumed, range(SAVE_AT + 1, STEPS + 1))
     checks.expect("parameters equal bit by bit", whole.result["parameters"] == resumed.result["parameters"])
     checks.expect("resumed on 2 hosts: 50 global batches, equal samples", same[1] == same[2])
     checks.expect("resumed on 4 hosts: 50 global batches, equal samples", same[1] == same[4])
-    checks.expect("one pass over the photographs: every tile once", tiles.every_tile_once)
+    checks.expect("one pass over the photographs: every tile once", reading.every_tile_once)
     checks.expect(
         f"held-out accuracy at least {REQUIRED_ACCURACY:.0%}", resumed.result["accuracy"] >= REQUIRED_ACCURACY
     )

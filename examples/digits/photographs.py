@@ -23,8 +23,8 @@ class Reading:
     rate: float  # tiles per second, from the first batch on
 
 
-def read_photographs(path: Path) -> Reading:
-    """One shuffled pass over the tiles."""
+def read_photographs(path: Path, expected: int) -> Reading:
+    """One shuffled pass over the tiles, of which there should be `expected`."""
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2),
@@ -43,4 +43,4 @@ def read_photographs(path: Path) -> Reading:
         keys += batch.__key__
     seconds = time.perf_counter() - start
     loader.close()
-    return Reading(every_tile_once=sorted(keys) == [f"{n:06d}" for n in range(len(keys))], rate=len(keys) / seconds)
+    return Reading(every_tile_once=sorted(keys) == [f"{n:06d}" for n in range(expected)], rate=len(keys) / seconds)

@@ -2,7 +2,8 @@
 
     python train.py DATASET --notes notes.jsonl --checkpoints DIR [--save-at STEP] [--die-at STEP]
 
-Starts from the newest checkpoint in DIR, if there is one. `--notes` records what was in every batch, for the demo to compare.
+Starts from the newest checkpoint in DIR, if there is one. `--notes` records what was in every batch, for the demo to
+compare.
 """
 
 from __future__ import annotations
@@ -47,9 +48,20 @@ class DigitEncoder(DefaultTaskEncoder):
         """Called for every sample. `self.rng` is the sample's own generator: replayed samples vary in the same way."""
         sample.label = np.asarray(sample.label, np.int32)
         if self.augment:
-            contrast, noise = self.rng.uniform(0.7, 1.3), self.rng.normal(0, 0.05, sample.image.shape)
-            sample.image = (sample.image * contrast + noise).astype(np.float32)
+            sample.image = vary(sample.image, self.rng)
         return sample
+
+
+def vary(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Shift an image by up to 0.7 pixels in each direction, change its contrast, and add noise."""
+    down, right = rng.uniform(-0.7, 0.7, 2)
+    top, left = int(np.floor(down)), int(np.floor(right))
+    down, right = down - top, right - left
+    framed = np.pad(image, 2)
+    corner = framed[2 + top : 11 + top, 2 + left : 11 + left]  # (9, 9): neighbours to interpolate between
+    rows = (1 - down) * corner[:-1] + down * corner[1:]
+    shifted = (1 - right) * rows[:, :-1] + right * rows[:, 1:]
+    return (shifted * rng.uniform(0.7, 1.3) + rng.normal(0, 0.08, image.shape)).astype(np.float32)
 
 
 def train_dataset(path: Path, worker_config: WorkerConfig, batch_size: int = BATCH_SIZE):
@@ -88,7 +100,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--notes", type=Path, required=True)
     parser.add_argument("--checkpoints", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=675)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--save-at", type=int, default=None)
     parser.add_argument("--die-at", type=int, default=None)
     args = parser.parse_args()
@@ -112,7 +124,7 @@ def main() -> None:
         task = progress.add_task("training", total=args.steps, completed=first_step, loss="-")
         for step in range(first_step + 1, args.steps + 1):
             batch = next(loader)
-            learning_rate = 0.03 * (1 - step / args.steps)
+            learning_rate = 0.06 * (1 - step / args.steps)
             model, loss = train_step(model, batch, learning_rate)
             print(
                 json.dumps({"step": step, "keys": batch.__key__, "arrays": digest([batch.image, batch.label])}),
@@ -131,7 +143,6 @@ def main() -> None:
         result = {
             "accuracy": accuracy(model["parameters"], args.dataset),
             "parameters": digest(jax.tree.leaves(model)),
-            "steps_per_epoch": len(loader),
         }
         print(json.dumps(result), file=notes)
     loader.close()

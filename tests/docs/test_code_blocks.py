@@ -7,8 +7,8 @@ What a block is, by its language:
 * `json`, `yaml` and `toml` must parse.
 * `console` and `text` show what a terminal shows; they are the only blocks that nothing checks.
 
-Another language, or none, fails: a typing error must not switch a check off. A comment `<!-- before: … -->` holds python
-that runs unseen, for pages whose reader has a dataset already.
+Another language, or none, fails: a typing error must not switch a check off. A comment `<!-- before: … -->` holds
+python that runs unseen, for pages whose reader has a dataset already.
 """
 
 from __future__ import annotations
