@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_grain.samplers.columns import scaled
 from energon_grain.samplers.hashing import GAMMA, fold, fold_array, splitmix64, splitmix64_int
 
 # First outputs of splitmix64.c for the state 1234567.
@@ -58,10 +57,3 @@ def test_each_bit_of_a_word_changes_half_the_bits_of_the_key(bit: int) -> None:
     )
     share = np.array([((change >> np.uint64(i)) & np.uint64(1)).mean() for i in range(64)])
     assert np.all(np.abs(share - 0.5) < 0.02)  # standard deviation 0.0035
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(1, 2**63))
-def test_scaled_is_the_exact_high_word(x: int, n: int) -> None:
-    array = np.array([x], dtype=np.uint64)
-    assert int(scaled(array, n)[0]) == x * n >> 64
-    assert int(scaled(x, np.array([n], dtype=np.uint64))[0]) == x * n >> 64

@@ -1,0 +1,208 @@
+"""Blend children by weights: which child, and which of its positions, stands at a position. Endless.
+
+Positions are dealt to L lanes: p is round `p div L` of lane `p mod L`. Each lane splits its rounds among the children
+on its own. At a node of the share tree with integer weights A to the left and T in all, lane l gives
+
+    floor((A * r + phi_l) / T)   of its first r rounds to the left,   phi_l = floor(T * pi(l) / L),
+
+with pi a keyed permutation of the lanes for each node. At the root the lanes' shares add up to floor(A * r * L / T):
+exact over all lanes, and within one round in each. This fixes the label (child) of each round, and its rank, the
+number of earlier rounds of that lane with that label. Inside runs of 4 rounds of a lane the labels are then permuted
+by a key; ranks stay ascending. Round j of child k in lane l is the child's position `j * L + l`: a child too sees its
+lanes advance together, each without gaps.
+
+After any number of positions the count of a child is off its share by a few items (at most 18 were seen for 2 to 100
+children at L = 48, whatever the length), and a child's lanes differ by a few rounds (at most 3 for 2 children, 7 for
+100), which is how fuzzy the boundary between two passes over a leaf is inside a blend. A weight counts positions
+*attempted*: samples that are dropped later, or packs of several samples, are not made up for.
+
+With a *schedule* the weights change at given positions of this blend. Each segment begins new runs with each lane's
+next round, and each child goes on where it stood. A weight may be 0 inside a segment.
+
+Source of the split: Bresenham's line, as in error diffusion; lanes by Hermite's identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.columns import Array
+from energon_grain.samplers.hashing import fold, fold_array
+from energon_grain.samplers.routing import Routes
+from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
+from energon_grain.samplers.weights import Weight, integer_weights
+
+Schedule = Sequence[tuple[int, Sequence[Weight]]]
+"""Segments: the first position of each, and the weights from there on."""
+
+_SEGMENT, _RUN = fold("segment"), fold("run")
+
+
+class Blend:
+    """An endless stream of positions of several children, in shares by weight.
+
+    Attributes:
+        lanes: L.
+        weights: integer weights of each segment.
+        starts: first position of each segment.
+        hands_down_runs: False: a child's positions come lane by lane, `j * L + l`.
+    """
+
+    __slots__ = ("_segments", "lanes", "starts", "weights")
+
+    hands_down_runs = False
+
+    def __init__(
+        self, weights: Sequence[Weight] | None = None, *, lanes: int, key: int, schedule: Schedule | None = None
+    ) -> None:
+        """Blend by `weights`, or by a schedule.
+
+        Args:
+            weights: one weight above 0 a child; decimal text counts as written.
+            lanes: L.
+            key: 64-bit key, `fold(seed, node key, ...)`.
+            schedule: `[(from_position, weights), ...]`, beginning at 0, ascending, in place of `weights`. Weights of 0
+                are allowed in a segment, but not in all of them.
+
+        Raises:
+            ConfigError: the weights or the schedule break these rules.
+        """
+        self.lanes = lanes
+        if (weights is None) == (schedule is None):
+            raise ConfigError("a blend takes either weights or a schedule")
+        steps = _checked(schedule) if schedule is not None else [(0, integer_weights(weights or ()))]
+        self.starts = tuple(start for start, _ in steps)
+        self.weights = tuple(integers for _, integers in steps)
+        tree = ShareTree(len(self.weights[0]))
+        first = np.zeros(lanes, dtype=np.int64)
+        counts = np.zeros((len(self.weights[0]), lanes), dtype=np.uint64)
+        self._segments: list[_Segment] = []
+        for number, (start, integers) in enumerate(steps):
+            begin = (start - np.arange(lanes) + lanes - 1) // lanes  # first round of each lane at or after `start`
+            if self._segments:
+                counts = counts + self._segments[-1].counts(begin - first)
+            first = begin
+            self._segments.append(_Segment(tree, integers, first, counts, _segment_key(key, number)))
+
+    def route(self, position: npt.NDArray[np.int64]) -> Routes:
+        """Give the child and the child position at each position (at least 0, any order)."""
+        rounds = position // self.lanes
+        lane = position - rounds * self.lanes
+        if len(self._segments) == 1:
+            return self._segments[0].route(lane, rounds)
+        child = np.empty(position.size, dtype=np.int32)
+        below = np.empty(position.size, dtype=np.int64)
+        segment = np.searchsorted(np.array(self.starts), position, side="right") - 1
+        for number in np.unique(segment):
+            here = np.flatnonzero(segment == number)
+            child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
+        return child, below
+
+
+class _Segment:
+    """Rounds with one set of weights."""
+
+    __slots__ = ("_counts", "_first", "_key", "_left", "_phase", "_total", "_tree", "lanes")
+
+    def __init__(
+        self, tree: ShareTree, weights: Sequence[int], first: npt.NDArray[np.int64], counts: Array, key: int
+    ) -> None:
+        self.lanes = first.size
+        self._tree, self._key = tree, key
+        self._first = first  # round of each lane at which the segment begins, (L,)
+        self._counts = counts  # rounds of each child and lane before that, (K, L)
+        before = np.concatenate([[0], np.cumsum(weights)]).astype(np.uint64)
+        self._left = before[tree.middle] - before[tree.low]
+        self._total = np.maximum(before[tree.high] - before[tree.low], np.uint64(1))
+        phases = lane_phases(key, len(tree), self.lanes)
+        self._phase = phases * self._total[:, None] // np.uint64(self.lanes)  # (nodes, L)
+
+    def route(self, lane: npt.NDArray[np.int64], rounds: npt.NDArray[np.int64]) -> Routes:
+        """Give child and child position of rounds of lanes."""
+        if not lane.size:
+            return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
+        rounds = rounds - self._first[lane]
+        run = rounds // RUN
+        lowest, highest = int(run.min()), int(run.max())
+        if (
+            highest - lowest + 1
+        ) * self.lanes <= 2 * lane.size + 8 * self.lanes:  # nearly all runs between are asked for
+            which = (run - lowest) * self.lanes + lane
+            each = np.arange(lowest * self.lanes, (highest + 1) * self.lanes)
+        else:
+            each, which = np.unique(run * self.lanes + lane, return_inverse=True)
+        label, rank = self._runs(each % self.lanes, (each // self.lanes).view(np.uint64))
+        slot = rounds - run * RUN
+        child = label[slot, which]
+        rank = rank[slot, which] + self._counts[child, lane]
+        return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
+
+    def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
+        """Give how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""
+        lanes = np.arange(self.lanes)
+        whole = rounds // RUN
+        at = np.zeros((len(self._tree), self.lanes), dtype=np.uint64)
+        at[0] = (whole * RUN).view(np.uint64)
+        counts = np.zeros_like(self._counts)
+        for node in range(len(self._tree)):
+            if self._tree.left[node] == node:
+                counts[self._tree.low[node]] = at[node]
+                continue
+            to_left, _ = self._share(np.full(self.lanes, node), lanes, at[node])
+            at[self._tree.left[node]], at[self._tree.right[node]] = to_left, at[node] - to_left
+        label, _ = self._runs(lanes, whole.view(np.uint64))
+        for slot in range(RUN):
+            cut = np.flatnonzero(rounds - whole * RUN > slot)
+            counts[label[slot, cut], cut] += np.uint64(1)
+        return counts
+
+    def _runs(self, lane: npt.NDArray[np.int64], run: Array) -> tuple[npt.NDArray[np.int64], Array]:
+        """Give label and rank of the rounds of runs of lanes, (4, runs) each."""
+        lanes = np.tile(lane, RUN)
+        rounds = (run * np.uint64(RUN) + np.arange(RUN, dtype=np.uint64)[:, None]).reshape(-1)
+        node = np.zeros(lanes.size, dtype=np.int64)
+        for _ in range(self._tree.depth):
+            to_left, is_left = self._share(node, lanes, rounds)
+            rounds = np.where(is_left, to_left, rounds - to_left)
+            node = np.where(is_left, self._tree.left[node], self._tree.right[node])
+        shape = (RUN, lane.size)
+        key = fold_array(self._key, _RUN, lane.view(np.uint64), run)
+        return permute_run(self._tree.low[node].reshape(shape), rounds.reshape(shape), key)
+
+    def _share(
+        self, node: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], rounds: Array
+    ) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Give how many of a lane's first rounds at a node go left, and whether the round after them does."""
+        left, total = self._left[node], self._total[node]
+        whole = None
+        if int(rounds.max()) >> 32:  # left * rounds could overflow: take out whole periods of `total` rounds
+            whole = rounds // total
+            rounds = rounds - whole * total
+        sum_ = left * rounds + self._phase[node, lane]
+        to_left = sum_ // total
+        is_left = sum_ - to_left * total >= total - left
+        return (to_left if whole is None else to_left + whole * left), is_left
+
+
+def _segment_key(key: int, number: int) -> int:
+    result = fold_array(key, _SEGMENT, number)
+    assert isinstance(result, int)
+    return result
+
+
+def _checked(schedule: Schedule) -> list[tuple[int, tuple[int, ...]]]:
+    steps = [(start, integer_weights(weights, allow_zero=True)) for start, weights in schedule]
+    starts = [start for start, _ in steps]
+    if not steps or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
+        raise ConfigError(f"schedule with segments from {starts}: the first must begin at 0, each later one after it")
+    if len({len(integers) for _, integers in steps}) > 1:
+        raise ConfigError(f"schedule with {[len(i) for _, i in steps]} weights a segment: all need one weight a child")
+    for child in range(len(steps[0][1])):
+        if not any(integers[child] for _, integers in steps):
+            raise ConfigError(f"child {child} has weight 0 in every segment of the schedule; leave it out")
+    return steps

@@ -1,0 +1,185 @@
+"""Blend children in epochs, each child a given number of times: which child, and which of its positions.
+
+Child k has n_k samples and repetitions r_k, the exact fraction of the decimal text. Epoch e holds exactly the positions
+floor(e * n_k * r_k) up to floor((e + 1) * n_k * r_k) of child k, so epochs follow on from each other and over many
+epochs every sample of a child is seen equally often. The lengths of epochs may differ by one for each child.
+
+Inside an epoch of N positions, place p belongs to round `p div L` of lane `p mod L`. A node of the share tree with A of
+its N_node positions to the left, of which lane l holds those from C_l to C_{l+1}, gives lane l
+
+    floor(A * C_{l+1} / N_node) - floor(A * C_l / N_node)   positions to the left,
+
+so the totals are exact although lanes differ by one, and the positions of each child in a lane are one contiguous run.
+Inside a lane, rounds are split, and runs of 4 rounds permuted, as in `blend`, with the lane's own shares; the last run
+of a lane in an epoch may be shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.columns import Array, divide_product
+from energon_grain.samplers.hashing import fold, fold_array
+from energon_grain.samplers.routing import Routes
+from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
+from energon_grain.samplers.weights import Weight, exact
+
+_PHASES, _RUN = fold("epochized phases"), fold("epochized run")
+
+
+class EpochizedBlend:
+    """A stream of epochs with exact counts of each child.
+
+    Attributes:
+        lanes: L.
+        rates: positions of each child in an epoch, on average: n_k * r_k.
+        hands_down_runs: True: each lane asks for contiguous runs of a child's positions.
+    """
+
+    __slots__ = ("_key", "_pi", "_tree", "lanes", "rates")
+
+    hands_down_runs = True
+
+    def __init__(self, lengths: Sequence[int], repetitions: Sequence[Weight], *, lanes: int, key: int) -> None:
+        """Blend children of these lengths, each repeated so often an epoch.
+
+        Args:
+            lengths: samples of each child.
+            repetitions: how often each is seen an epoch, above 0; decimal text counts as written.
+            lanes: L.
+            key: 64-bit key, `fold(seed, node key, ...)`.
+
+        Raises:
+            ConfigError: a repetition is 0, the numbers of lengths and repetitions differ, or an epoch could be empty.
+        """
+        if not lengths or len(lengths) != len(repetitions) or min(lengths) < 1:
+            raise ConfigError(
+                f"lengths {list(lengths)}, repetitions {list(repetitions)}: each child needs a length of "
+                "at least 1 and its repetitions"
+            )
+        self.rates = tuple(n * exact(r, "repetitions") for n, r in zip(lengths, repetitions, strict=True))
+        if 0 in self.rates:
+            raise ConfigError(f"repetitions {list(repetitions)}: 0 would never draw that child; leave it out")
+        if not any(rate >= 1 for rate in self.rates):
+            raise ConfigError(
+                f"repetitions {list(repetitions)} of {list(lengths)} samples: an epoch could be empty; "
+                "at least one child must give a sample each epoch"
+            )
+        self.lanes = lanes
+        self._key = key
+        self._tree = ShareTree(len(lengths))
+        key_of_phases = fold_array(key, _PHASES)
+        assert isinstance(key_of_phases, int)
+        self._pi = lane_phases(key_of_phases, len(self._tree), lanes)
+
+    def counts(self, epoch: int) -> tuple[int, ...]:
+        """Give how many positions of each child an epoch holds."""
+        return tuple(b - a for a, b in zip(self._firsts(epoch), self._firsts(epoch + 1), strict=True))
+
+    def length(self, epoch: int) -> int:
+        """Give how many positions an epoch holds."""
+        return self.start(epoch + 1) - self.start(epoch)
+
+    def start(self, epoch: int) -> int:
+        """Give the first position of an epoch."""
+        return sum(self._firsts(epoch))
+
+    def epoch_at(self, position: int) -> int:
+        """Give the epoch that holds a position."""
+        rate = sum(self.rates)
+        low, high = math.floor(position / rate), math.ceil((position + len(self.rates) + 1) / rate)
+        while high - low > 1:  # start(low) <= position < start(high)
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.start(middle) <= position else (low, middle)
+        return low
+
+    def route(self, position: npt.NDArray[np.int64]) -> Routes:
+        """Give the child and the child position at each position (at least 0, any order)."""
+        if not position.size:
+            return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
+        lowest, highest = int(position.min()), int(position.max())
+        first, last = self.epoch_at(lowest), self.epoch_at(highest)
+        if last - first > position.size + 1:  # scattered over more epochs than positions: no table of all epochs
+            child, below = np.empty(position.size, dtype=np.int32), np.empty(position.size, dtype=np.int64)
+            late = position > (lowest + highest) // 2
+            for half in (late, ~late):
+                child[half], below[half] = self.route(position[half])
+            return child, below
+        return _Epochs(self, first, last).route(position)
+
+    def _firsts(self, epoch: int) -> list[int]:
+        return [epoch * rate.numerator // rate.denominator for rate in self.rates]
+
+
+class _Epochs:
+    """The numbers of the epochs that a chunk touches."""
+
+    def __init__(self, blend: EpochizedBlend, first: int, last: int) -> None:
+        self._blend, self._tree = blend, blend._tree
+        self._first = first
+        rows = [blend._firsts(epoch) for epoch in range(first, last + 2)]
+        self._firsts = np.array(rows, dtype=np.uint64)  # (E + 1, K)
+        self._start = np.array([sum(row) for row in rows], dtype=np.int64)  # (E + 1,)
+        counts = self._firsts[1:] - self._firsts[:-1]
+        before = np.concatenate([np.zeros((len(rows) - 1, 1), dtype=np.uint64), counts.cumsum(axis=1)], axis=1)
+        self._all = before[:, self._tree.high] - before[:, self._tree.low]  # (E, nodes)
+        self._left = before[:, self._tree.middle] - before[:, self._tree.low]
+        self._longest = int(self._all[:, 0].max())
+
+    def route(self, position: npt.NDArray[np.int64]) -> Routes:
+        lanes = self._blend.lanes
+        epoch = np.searchsorted(self._start, position, side="right") - 1
+        place = position - self._start[epoch]
+        rounds = place // lanes
+        lane = place - rounds * lanes
+        run = rounds // RUN
+        runs = self._longest // lanes // RUN + 1
+        each, which = np.unique((epoch * lanes + lane) * runs + run, return_inverse=True)
+        label, below = self._runs(each // runs // lanes, each // runs % lanes, each % runs)
+        slot = rounds - run * RUN
+        return label[slot, which].astype(np.int32), below[slot, which].view(np.int64)
+
+    def _runs(
+        self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], run: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], Array]:
+        """Give child and child position of the rounds of runs of lanes, (4, runs) each."""
+        lanes = self._blend.lanes
+        total = self._all[epoch, 0]
+        share, longer = total // np.uint64(lanes), total % np.uint64(lanes)
+        number = lane.view(np.uint64)
+        begin = number * share + np.minimum(number, longer)
+        end = begin + share + (number < longer)
+        size = np.minimum((end - begin).view(np.int64) - run * RUN, RUN)
+        slots = np.arange(RUN)[:, None]
+        rounds = np.minimum(run * RUN + slots, (end - begin).view(np.int64) - 1).view(np.uint64)
+        node, at = self._descend(np.tile(epoch, RUN), np.tile(lane, RUN), rounds.reshape(-1), begin, end)
+        beyond = slots >= size  # rounds that the last run of a lane does not have: labels that occur once
+        label = np.where(beyond, len(self._tree) + slots, self._tree.low[node].reshape(beyond.shape))
+        key = fold_array(self._blend._key, _RUN, (epoch + self._first).view(np.uint64), number, run.view(np.uint64))
+        label, at = permute_run(label, at.reshape(beyond.shape), key, size)
+        child = np.where(beyond, 0, label)
+        return child, self._firsts[epoch, child] + at
+
+    def _descend(
+        self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], rounds: Array, begin: Array, end: Array
+    ) -> tuple[npt.NDArray[np.int64], Array]:
+        """Give the leaf of the share tree for rounds of lanes, and the place among the child's in this epoch."""
+        node = np.zeros(epoch.size, dtype=np.int64)
+        begin, end = np.tile(begin, RUN), np.tile(end, RUN)
+        for _ in range(self._tree.depth):
+            left, total = self._left[epoch, node], self._all[epoch, node]
+            left_begin, left_end = divide_product(left, begin, total)[0], divide_product(left, end, total)[0]
+            to_left, length = left_end - left_begin, end - begin
+            phase = length * self._blend._pi[node, lane] // np.uint64(self._blend.lanes)
+            before, rest = divide_product(to_left, rounds, length, phase)
+            is_left = rest >= length - to_left  # then one more round makes one more to the left
+            rounds = np.where(is_left, before, rounds - before)
+            begin = np.where(is_left, left_begin, begin - left_begin)
+            end = np.where(is_left, left_end, end - left_end)
+            node = np.where(is_left, self._tree.left[node], self._tree.right[node])
+        return node, begin + rounds

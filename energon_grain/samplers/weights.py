@@ -1,0 +1,64 @@
+"""Weights and repetitions as exact numbers: what the text says in decimals, not what a double makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+from energon_grain.errors import ConfigError
+
+Weight = int | float | str | Decimal | Fraction
+
+MAX_TOTAL = 1 << 31
+"""Integer weights add up to at most this, so that products of two of them fit 64 bits."""
+
+
+def exact(value: Weight, what: str = "weight") -> Fraction:
+    """Give a number as the fraction that its decimal text means: 0.1 is 1/10.
+
+    Raises:
+        ConfigError: the value is no number, not finite or negative.
+    """
+    try:
+        number = Fraction(float.__repr__(value)) if isinstance(value, float) else Fraction(value)
+    except (ValueError, TypeError, OverflowError, ZeroDivisionError):
+        raise ConfigError(f"{what} {value!r} is not a finite number") from None
+    if number < 0:
+        raise ConfigError(f"{what} {value!r} is negative: it must be at least 0")
+    return number
+
+
+def integer_weights(weights: Sequence[Weight], *, allow_zero: bool = False) -> tuple[int, ...]:
+    """Give integers in the ratio of the weights: `[0.7, "0.2", 0.1]` is `(7, 2, 1)`.
+
+    The ratio is exact if the smallest such integers add up to at most 2**31, else each share is off by under 2**-31.
+
+    Args:
+        weights: one number a child.
+        allow_zero: whether single weights may be 0 (inside a schedule).
+
+    Raises:
+        ConfigError: there is no weight, all are 0, one is 0 that may not be, or one would round to nothing.
+    """
+    fractions = [exact(weight) for weight in weights]
+    total = sum(fractions)
+    if not total:
+        raise ConfigError(f"weights {list(weights)}: at least one weight must be above 0")
+    if not allow_zero and 0 in fractions:
+        raise ConfigError(
+            f"weight {fractions.index(Fraction(0))} of {list(weights)} is 0: that child would never be drawn; "
+            "leave it out, or use a schedule"
+        )
+    scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))
+    if total * scale > MAX_TOTAL:
+        scale = Fraction(MAX_TOTAL - len(fractions)) / total
+    integers = tuple(round(f * scale) for f in fractions)
+    for number, (fraction, integer) in enumerate(zip(fractions, integers, strict=True)):
+        if fraction and not integer:
+            raise ConfigError(
+                f"weight {number} of {len(fractions)}, {weights[number]!r}, is {float(fraction / total):.2g} of all, "
+                f"rounded to nothing: a share must be at least {1 / MAX_TOTAL:.3g}"
+            )
+    return integers
