@@ -97,12 +97,14 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     if not any(block.language in {"python", "bash"} for block in code_blocks(page.read_text())):
         return
     environment = dict(os.environ)
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["PATH"] = os.pathsep.join([str(command_folder(tmp_path)), environment["PATH"]])
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment["JAX_PLATFORMS"] = "cpu"
+    folder = tmp_path / "page"
+    folder.mkdir()
     outcome = subprocess.run(
         [sys.executable, __file__, page],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -112,6 +114,15 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert outcome.returncode == 0, f"{page_name(page)} does not run:\n{outcome.stdout[-6000:]}"
+
+
+def command_folder(folder: Path) -> Path:
+    """A folder with the command `energon-grain` of this repository, whether or not it is installed."""
+    command = folder / "bin" / "energon-grain"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m energon_grain.cli "$@"\n')
+    command.chmod(0o755)
+    return command.parent
 
 
 def test_blocks_are_found_and_told_apart() -> None:
