@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.testing import make_text_dataset
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def text_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A prepared text dataset with one split part, made once for each set of arguments.
+
+    `text_dataset(n, shards, broken)` returns its folder; sample i has the key `f"{i:06d}"`.
+    """
+    made: dict[tuple[int, int, frozenset[int]], Path] = {}
+
+    def make(n: int, shards: int = 3, broken: Iterable[int] = ()) -> Path:
+        arguments = (n, shards, frozenset(broken))
+        if arguments not in made:
+            root = tmp_path_factory.mktemp("text") / "dataset"
+            make_text_dataset(root, n=n, shards=min(n, shards), broken=set(broken))
+            (root / ".nv-meta" / "split.yaml").write_text(
+                "split_parts:\n  train: ['" + "', '".join(read_info(root).shard_counts) + "']\nexclude: []\n"
+            )
+            made[arguments] = root
+        return made[arguments]
+
+    return make

@@ -45,4 +45,3 @@ def convert_fields(value: Any, target: type[Any]) -> Any:
             f"fields {sorted(fields)} of {type(value).__name__} do not fit {target.__name__}: {error}; name the fields "
             f"alike, or override the hook that converts"
         ) from error
-

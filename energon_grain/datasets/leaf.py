@@ -12,14 +12,13 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.subset_range import SubsetRange
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, resolve_class
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.sources.webdataset import PartFilter, WebDatasetSource
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
-
-DEFAULT_PARALLEL_SHARD_ITERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,28 +91,50 @@ class LeafDataset(SavableDataset):
             EmptyDatasetError: No sample is left.
         """
         root = Path(self.path)
+        finish_interrupted_prepare(root)
         info = read_info(root)
         config = read_dataset_config(root, self.dataset_config)
         splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
-        selected = select_shards(splits, self.split_part, info)
+        selected = select_shards(splits, config.split_part or self.split_part, info)
         total = sum(info.shard_counts[shard] for shard in selected.shards)
-        start, stop = (0, total) if self.subset is None else self.subset.resolve(total)
+        subset = SubsetRange.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
+        start, stop = (0, total) if subset is None else subset.resolve(total)
         sample_type, field_map = self._sample_type(config, root)
         parts: PartFilter = self.part_filter
         if field_map is not None:
             parts = frozenset(field_map.parts)
         elif parts is None and config.part_filter is not None:
             parts = _declared_parts(config.part_filter, root)
-        decoder = self.task_encoder.decoder if config.decoder is None else SampleDecoder(**config.decoder)
+        decoder = None if config.raw_bytes else self.task_encoder.decoder
+        if config.decoder is not None:
+            decoder = SampleDecoder(**config.decoder)
         source = WebDatasetSource(
             root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
         )
+        if field_map is not None:
+            field_map.check_parts(source.part_names, where=f"{root}: field_map")
         return ResolvedLeaf(
             source=source,
             sample_type=sample_type,
             field_map=field_map,
             decoder=decoder,
             subflavors={**config.subflavors, **self.subflavors} or None,
+            ordering=self._ordering(config),
+        )
+
+    def _ordering(self, config: DatasetConfig) -> Ordering:
+        """How samples are ordered: as the program asks, or as the dataset's own configuration insists."""
+        said = config.overrides
+
+        def choose(name: str, own: Any, theirs: Any) -> Any:
+            return theirs if name in said else own
+
+        return Ordering(
+            training=bool(choose("training", self.training, config.training)),
+            passes=choose("shuffle_over_epochs", self.shuffle_over_epochs_multiplier, config.shuffle_over_epochs),
+            block=choose("max_samples_per_sequence", self.max_samples_per_sequence, config.max_samples_per_sequence),
+            mixing=self.shuffle_buffer_size,
+            blocks_in_lane=choose("parallel_shard_iters", self.parallel_shard_iters, config.parallel_shard_iters),
         )
 
     def _sample_type(self, config: DatasetConfig, root: Path) -> tuple[type[Any] | None, FieldMap | None]:
@@ -147,6 +168,25 @@ def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ordering:
+    """How a leaf's samples are ordered, once its own configuration was asked.
+
+    Attributes:
+        training: Whether they are shuffled.
+        passes: Passes that are shuffled as one; -1: with replacement; None: no shuffling.
+        block: Consecutive samples that are read together; None: each sample by itself.
+        mixing: Samples that mix at least, where blocks are read.
+        blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
+    """
+
+    training: bool
+    passes: int | None
+    block: int | None
+    mixing: int | None
+    blocks_in_lane: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedLeaf:
     """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
 
@@ -155,6 +195,7 @@ class ResolvedLeaf:
         field_map: Where the fields of `sample_type` are found; None for a crude dataset.
         decoder: None leaves parts as bytes.
         subflavors: Tags of every sample; None when there are none.
+        ordering: How the samples are ordered.
     """
 
     source: WebDatasetSource
@@ -162,6 +203,7 @@ class ResolvedLeaf:
     field_map: FieldMap | None
     decoder: SampleDecoder | None
     subflavors: Mapping[str, Any] | None
+    ordering: Ordering
 
     @property
     def path(self) -> str:

@@ -59,7 +59,9 @@ class WorkerConfig:
         if self.worker_type not in ("thread", "process"):
             raise ConfigError(f"WorkerConfig(worker_type={self.worker_type!r}): 'thread' or 'process' is meant")
         if self.prefetch_bytes < 1:
-            raise ConfigError(f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): a positive number of bytes is meant")
+            raise ConfigError(
+                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): a positive number of bytes is meant"
+            )
 
     @classmethod
     def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> WorkerConfig:
@@ -68,9 +70,7 @@ class WorkerConfig:
         Without it (or without jax) there is one host.
         """
         rank, world_size = _jax_process()
-        return cls(
-            rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group
-        )
+        return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
 
 
 def _jax_process() -> tuple[int, int]:

@@ -121,7 +121,9 @@ class SavableDataLoader(grain.DatasetIterator[Any]):
         if src_rank is not None and self._stream.config.world_size > 1:
             state = _broadcast(state, src_rank)
         if state is None:
-            raise StateError("there is no state to restore on this host; pass it, or say which host has it by src_rank=")
+            raise StateError(
+                "there is no state to restore on this host; pass it, or say which host has it by src_rank="
+            )
         if not isinstance(state, Mapping):
             state = merge_cursors(state)
         self._stream.restore(state, allow_changes=allow_changes)
@@ -161,7 +163,6 @@ class SavableDataLoader(grain.DatasetIterator[Any]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
 
 
 def _broadcast(state: Any, src_rank: int) -> Any:

@@ -54,9 +54,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         self._plan = PassPlan.of(self._spec, config.world_size)
         lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
-        self._statistics = Statistics(
-            ["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler
-        )
+        self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)
         self._batches = BatchStage(
             self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
         )
@@ -97,10 +95,10 @@ class BatchMapDataset(grain.MapDataset[Any]):
         item = step * plan.global_batch
         first = share.first_at(item)
         positions = share.to_global(np.arange(first, first + plan.batch_size))
-        valid = None
+        valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
         if plan.length is not None and int(positions[-1]) >= plan.length:
             inside = positions < plan.length
-            valid = None if plan.keeps else inside
+            valid = inside if plan.pads else None
             positions = positions[inside] if plan.keeps else positions % plan.length
         draws = self._spec.draw(positions, pass_number)
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))

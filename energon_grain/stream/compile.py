@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
+from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.datasets.nodes import BatchDataset, EpochizeDataset, LimitDataset, MapDataset, RepeatDataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
@@ -129,26 +129,24 @@ def _leaf(node: LeafDataset, seed: int, lanes: int, occurrence: int) -> LeafSpec
     return LeafSpec(
         key=key,
         leaf=resolved,
-        order=_order(node, len(resolved.source), fold(seed, "leaf", *key), lanes),
+        order=_order(resolved.ordering, len(resolved.source), fold(seed, "leaf", *key), lanes),
         cook=cook,
     )
 
 
-def _order(node: LeafDataset, samples: int, key: int, lanes: int) -> LeafOrder:
-    multiplier = node.shuffle_over_epochs_multiplier
-    if not node.training or multiplier is None:
+def _order(ordering: Ordering, samples: int, key: int, lanes: int) -> LeafOrder:
+    if not ordering.training or ordering.passes is None:
         return LeafOrder(n=samples, key=key, shuffle=False)
-    block = node.max_samples_per_sequence
     window = 1
-    if block is not None:
-        window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=node.shuffle_buffer_size)
+    if ordering.block is not None:
+        window = window_blocks(block=ordering.block, lanes=lanes, shuffle_buffer_size=ordering.mixing)
     return LeafOrder(
         n=samples,
         key=key,
-        block=block,
+        block=ordering.block,
         window=window,
-        passes=1 if multiplier == -1 else multiplier,
-        replacement=multiplier == -1,
+        passes=1 if ordering.passes == -1 else ordering.passes,
+        replacement=ordering.passes == -1,
     )
 
 
@@ -180,4 +178,3 @@ class _CookWith:
 
     def __call__(self, sample: Any) -> Any:
         return self.encoder.cook_crude_sample(sample, self.cooker, {})
-

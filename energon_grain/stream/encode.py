@@ -94,6 +94,8 @@ def approximate_bytes(value: Any) -> int:
         return sum(approximate_bytes(entry) for entry in entries)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return sum(
-            approximate_bytes(getattr(value, field.name)) for field in dataclasses.fields(value) if field.name[:2] != "__"
+            approximate_bytes(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name[:2] != "__"
         )
     return 0

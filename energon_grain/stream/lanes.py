@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import FatalSampleError
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
 
@@ -46,6 +47,7 @@ class LaneAssembly:
         end: Local positions of a pass; None: endless.
         on_drop: Called for each dropped sample, once, in the order of items.
         on_success: Called when a sample was not dropped.
+        patience: Positions that a lane may drop on its way to one item.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LaneAssembly:
         end: int | None,
         on_drop: Callable[[Dropped], None],
         on_success: Callable[[], None],
+        patience: int,
     ) -> None:
         self._lanes = lanes
         self._set_drops(drops)
@@ -69,6 +72,7 @@ class LaneAssembly:
         self._end = end
         self._on_drop = on_drop
         self._on_success = on_success
+        self._patience = patience
 
     def _set_drops(self, drops: Int64Array) -> None:
         self._drops = drops
@@ -116,7 +120,7 @@ class LaneAssembly:
     def _find(self, item: int) -> int | None:
         """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
         lane = item % self._lanes
-        while True:
+        for _ in range(self._patience):
             position = item + int(self._drops[lane]) * self._lanes
             if self._end is not None and position >= self._end:
                 return None
@@ -129,6 +133,10 @@ class LaneAssembly:
             drops = self._drops.copy()
             drops[lane] += 1
             self._set_drops(drops)
+        raise FatalSampleError(
+            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip all "
+            f"(or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the dataset instead"
+        )
 
     def _fill(self, stop: int) -> None:
         """Make positions before `stop` available."""

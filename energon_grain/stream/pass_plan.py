@@ -18,6 +18,7 @@ class PassPlan:
         steps: Steps after which a pass ends at the latest; None: no such bound.
         drops_last: Whether an incomplete global batch at the end is left out.
         keeps: Whether it is delivered short (one host).
+        pads: Whether it is filled up, with a mask.
     """
 
     batch_size: int
@@ -26,6 +27,7 @@ class PassPlan:
     steps: int | None
     drops_last: bool
     keeps: bool
+    pads: bool
 
     @classmethod
     def of(cls, spec: StreamSpec, hosts: int) -> PassPlan:
@@ -39,6 +41,7 @@ class PassPlan:
             steps=min(bounds) if bounds else None,
             drops_last=spec.batch is not None and spec.batch.last == "drop",
             keeps=hosts == 1 and (spec.batch is None or spec.batch.last == "keep"),
+            pads=spec.length is not None and spec.batch is not None and spec.batch.last == "pad",
         )
 
     def exhausted(self, item: int) -> bool:

@@ -42,9 +42,7 @@ def plan_chunks(
             # As many samples as fit into the bytes of a chunk, at least one.
             fits = int(np.searchsorted(totals, totals[begin] + MAX_CHUNK_BYTES, side="right")) - 1
             until = min(max(fits, begin + 1), begin + chunk_size, len(draws))
-            yield Chunk(
-                number=number, draws=draws[begin:until], size_bytes=int(totals[until] - totals[begin])
-            )
+            yield Chunk(number=number, draws=draws[begin:until], size_bytes=int(totals[until] - totals[begin]))
             number += 1
             begin = until
             chunk_size = min(chunk_size * 2, MAX_CHUNK)

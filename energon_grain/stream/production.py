@@ -87,6 +87,7 @@ class Production:
             end=local_end(spec, share),
             on_drop=self._on_drop,
             on_success=statistics.succeeded,
+            patience=max(1000, 2 * sum(len(source) for source in stage.sources)),
         )
 
     def _on_drop(self, dropped: Dropped) -> None:
@@ -143,7 +144,9 @@ class Production:
         taken = self._assembly.take(first, plan.batch_size)
         behind = item + plan.global_batch
         if not taken.missing:
-            return taken.samples, taken.restore_keys, None, behind
+            # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
+            valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
+            return taken.samples, taken.restore_keys, valid, behind
         if plan.keeps:
             # One host: go on behind the gaps that dropped samples left near the end of the pass.
             while taken.missing and not plan.exhausted(behind):
@@ -178,7 +181,9 @@ class Production:
                     found.append((encoded.outcomes[0], encoded.restore_keys[0]))
                     break
             else:
-                raise EmptyDatasetError(f"every one of the {length} samples of the pass was dropped; see the log for why")
+                raise EmptyDatasetError(
+                    f"every one of the {length} samples of the pass was dropped; see the log for why"
+                )
         return found
 
     def close(self) -> None:

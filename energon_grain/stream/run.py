@@ -164,9 +164,7 @@ class Stream:
         Args:
             with_manifest: Add what lets a later mismatch be explained; for states that are kept.
         """
-        return to_cursor(
-            self._progress, self.share, self._fingerprint, self.spec.manifest() if with_manifest else None
-        )
+        return to_cursor(self._progress, self.share, self._fingerprint, self.spec.manifest() if with_manifest else None)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,14 +94,7 @@ def _place(plan: PassPlan, progress: Progress, step: int) -> tuple[int, int, int
     if plan.length is None:
         return 0, item + ahead * size, size
     # A finite stream: walk to the pass of the step, whose number of steps depends on this segment's batch size.
-    scaled = PassPlan(
-        batch_size=plan.batch_size,
-        global_batch=size,
-        length=plan.length,
-        steps=plan.steps,
-        drops_last=plan.drops_last,
-        keeps=plan.keeps,
-    )
+    scaled = dataclasses.replace(plan, global_batch=size)
     left = scaled.remaining(pass_step, item)
     whole = scaled.remaining(0, 0)
     assert left is not None
