@@ -72,7 +72,15 @@ def basic_sample_keys(crude_sample: Mapping[str, Any], additional_source_info: t
         crude_sample: What the cooker got.
         additional_source_info: Further provenance, appended to `__sources__`.
     """
-    fields = {name: crude_sample[name] for name in _BASE_FIELDS if name in crude_sample}
+    try:
+        fields = {
+            "__key__": crude_sample["__key__"],
+            "__restore_key__": crude_sample["__restore_key__"],
+            "__subflavors__": crude_sample["__subflavors__"],
+            "__sources__": crude_sample["__sources__"],
+        }
+    except KeyError:
+        fields = {name: crude_sample[name] for name in _BASE_FIELDS if name in crude_sample}
     if additional_source_info:
         fields["__sources__"] = (*crude_sample["__sources__"], *additional_source_info)
     return fields

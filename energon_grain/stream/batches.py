@@ -95,8 +95,8 @@ class BatchStage:
         raise_if_fatal(error, hook.name, "a batch")
         if self._hosts > 1:
             raise FatalSampleError(
-                f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the others "
-                f"would go on with a batch more. Drop samples in `encode_sample` instead"
+                f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
+                f"others would go on with a batch more. Drop samples in `encode_sample` instead"
             ) from error
         if isinstance(error, SkipSample):
             self._statistics.record(-1, hook.name, error)

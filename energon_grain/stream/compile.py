@@ -160,8 +160,8 @@ def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
             break
     else:
         raise ConfigError(
-            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are for "
-            f"{[cooker.has_subflavors for cooker in encoder.cookers]}"
+            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are "
+            f"for {[cooker.has_subflavors for cooker in encoder.cookers]}"
         )
     hook = _hook("cook_crude_sample", cooker.cook, encoder)
     if type(encoder).cook_crude_sample is not TaskEncoder.cook_crude_sample:

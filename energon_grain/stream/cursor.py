@@ -3,8 +3,9 @@
     {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
      "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1]}
 
-`host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one. Where
-samples were dropped, `"drops": "AAAB…"` holds the count of each lane of that host. A *saved* cursor also has a `"manifest"`, from which a mismatch names each setting that differs.
+`host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
+Where samples were dropped, `"drops": "AAAB…"` holds the count of each lane of that host. A *saved* cursor also has a
+`"manifest"`, from which a mismatch names each setting that differs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _INTEGERS = ("step", "pass", "pass_step", "item", "lanes")
 
 
 def to_cursor(progress: Progress, share: Share, fingerprint: str, manifest: dict[str, Any] | None = None) -> Cursor:
-    """The cursor of one host's progress. JSON-native; under 1 KiB unless samples were dropped or a manifest is added."""
+    """The cursor of one host's progress. JSON-native; under 1 KiB without drops and without a manifest."""
     cursor: Cursor = {
         "version": VERSION,
         "step": progress.step,
@@ -89,8 +90,8 @@ def from_cursor(cursor: Mapping[str, Any], share: Share) -> Progress:
     lanes: int = checked["lanes"]
     if lanes != share.lanes:
         raise StateError(
-            f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are a "
-            f"constant of a run"
+            f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
+            f"a constant of a run"
         )
     host, hosts = checked["host"]
     drops = np.zeros(share.local_lanes, np.int64)
@@ -103,13 +104,15 @@ def from_cursor(cursor: Mapping[str, Any], share: Share) -> Progress:
             drops = saved[share.host :: share.hosts]
         else:
             raise StateError(
-                f"the state of host {host} of {hosts} knows what was dropped in its own lanes only and cannot be restored "
-                f"on {share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep all hosts'"
+                f"the state of host {host} of {hosts} knows what was dropped in its own lanes only and cannot be "
+                f"restored on {share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep "
+                f"all hosts'"
             )
     elif hosts > 1 and hosts != share.hosts:
         _logger.warning(
-            "restoring the state of host %d of %d on %d hosts: it knows of no dropped sample, which is exact as long as "
-            "the other hosts dropped none either; save_state_global and the checkpoint handler keep all hosts' states",
+            "restoring the state of host %d of %d on %d hosts: it knows of no dropped sample, which is exact as long "
+            "as the other hosts dropped none either; save_state_global and the checkpoint handler keep all hosts' "
+            "states",
             host,
             hosts,
             share.hosts,
@@ -137,11 +140,11 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     saved = cursor.get("manifest")
     lines = _differences(saved, manifest, "") if isinstance(saved, Mapping) else []
     told = "\n".join(f"  {line}" for line in lines) or (
-        f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (this state has no manifest that says more)"
+        f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (this state has no manifest to say more)"
     )
     raise FingerprintError(
-        f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was saved "
-        f"with. To go on at the same position of the changed stream, pass allow_changes=True"
+        f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
+        f"saved with. To go on at the same position of the changed stream, pass allow_changes=True"
     )
 
 

@@ -60,6 +60,6 @@ def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
     """
     if isinstance(error, FATAL):
         raise FatalSampleError(
-            f"{hook} failed on {where} with {type(error).__name__}: {error}; such an error is a fault of the program, not "
-            f"of the sample, and is never skipped"
+            f"{hook} failed on {where} with {type(error).__name__}: {error}; such an error is a fault of the program, "
+            f"not of the sample, and is never skipped"
         ) from error

@@ -1,8 +1,8 @@
 """Assembly: from encoded positions to items.
 
 A lane turns its positions, in order, into items; a dropped sample makes the lane's later positions move up by one. As
-long as nothing was dropped item m is position m and this is a slice. The state is one count a lane: with d drops so far,
-the lane's item of round i is found at round i + d or behind it.
+long as nothing was dropped item m is position m and this is a slice. The state is one count a lane: with d drops so
+far, the lane's item of round i is found at round i + d or behind it.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ class LaneAssembly:
             drops[lane] += 1
             self._set_drops(drops)
         raise FatalSampleError(
-            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip all "
-            f"(or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the dataset instead"
+            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip "
+            f"all (or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the "
+            f"dataset instead"
         )
 
     def _fill(self, stop: int) -> None:

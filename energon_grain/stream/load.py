@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import DecodingError
@@ -12,6 +12,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.raw import RawBatch
+from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.flow import Flow
 
 Decode = Callable[[Any], Any]
@@ -48,10 +49,8 @@ class LeafLoader:
             dropped={},
             sources=self._sources_of(raw),
         )
-        if self._construct is None:
-            flow.values = self._crude(flow)
-        else:
-            flow.values = self._typed(flow)
+        with paused_collection():
+            flow.values = self._crude(flow) if self._construct is None else self._typed(flow)
         return flow
 
     def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:
@@ -72,16 +71,18 @@ class LeafLoader:
                 columns[part] = column
                 continue
             try:
-                columns[part] = (
-                    [None if data is None else decode(data) for data in column]
-                    if None in column
-                    else [decode(data) for data in column]
-                )
+                columns[part] = self._decoded_whole(part, decode, column)
             except Exception:
                 columns[part] = self._decoded_one_by_one(flow, part, decode, column)
         if flow.dropped:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns
+
+    def _decoded_whole(self, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
+        if None in column:
+            return [None if data is None else decode(data) for data in column]
+        assert self._leaf.decoder is not None
+        return self._leaf.decoder.decode_column(part, cast("list[bytes]", column))
 
     def _decoded_one_by_one(self, flow: Flow, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
         values: list[Any] = []
@@ -115,7 +116,7 @@ class LeafLoader:
         raw = flow.raw
         fields = {**self._metadata(flow), "__shard__": raw.shards, **columns}
         names = tuple(fields)
-        samples = [CrudeSample(zip(names, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        samples = list(map(CrudeSample, map(zip, repeat(names), zip(*fields.values(), strict=True))))
         for part, column in raw.columns.items():
             if None in column:
                 for sample, data in zip(samples, column, strict=True):

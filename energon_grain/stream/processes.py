@@ -1,9 +1,9 @@
 """Worker processes for the pure stage.
 
 A worker is a fresh interpreter that runs `energon_grain.stream.worker_process`; it does not import the user's script
-again, so scripts need no `__main__` guard. It gets the compiled dataset once (by cloudpickle, so hooks may be defined in
-the script) and then one chunk after the other. Results come back through a memory file that both sides map: nothing is
-written to `/dev/shm`, so nothing stays behind when a process is killed.
+again, so scripts need no `__main__` guard. It gets the compiled dataset once (by cloudpickle, so hooks may be defined
+in the script) and then one chunk after the other. Results come back through a memory file that both sides map: nothing
+is written to `/dev/shm`, so nothing stays behind when a process is killed.
 
 One thread of the parent waits for each worker; assembly and state stay in the parent.
 """
@@ -60,7 +60,8 @@ class WorkerProcess:
             os.close(self._arena)
             raise WorkerError(
                 f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
-                f"encoder holds something that cannot be pickled. Create it inside the hook, or use worker_type='thread'"
+                f"encoder holds something that cannot be pickled. Create it inside the hook, or use "
+                f"worker_type='thread'"
             ) from error
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(self._arena)],
@@ -119,8 +120,9 @@ class WorkerProcess:
             code = None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return WorkerError(
-            f"worker process {self._number} (pid {self._process.pid}) {how} while it was needed; its own messages are on "
-            f"stderr. Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller batches"
+            f"worker process {self._number} (pid {self._process.pid}) {how} while it was needed; its own messages are "
+            f"on stderr. Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller "
+            f"batches"
         )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Encoded chunks between processes: pickles whose large buffers travel beside them.
 
-Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to the
-receiver's own source again.
+Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
+the receiver's own source again.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Share:
         if not self.whole_lanes:
             fitting = [n for n in range(1, self.lanes + 1) if self.lanes % n == 0]
             raise HostsError(
-                f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own whole "
-                f"lanes so that the next sample of the lane is its own. Run on one of {fitting} hosts, or start the run "
-                f"with lanes= a multiple of every number of hosts that it shall continue on"
+                f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {fitting} hosts, or start "
+                f"the run with lanes= a multiple of every number of hosts that it shall continue on"
             )

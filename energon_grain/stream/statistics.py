@@ -71,8 +71,8 @@ class Statistics:
         if failure_tolerance and self._in_a_row[hook] >= failure_tolerance:
             raise FatalSampleError(
                 f"{hook} failed {self._in_a_row[hook]} times in a row, the last time on {where}: "
-                f"{type(error).__name__}: {error}; that many failures are no accident. Mend the hook or the data, or raise "
-                f"the tolerance (`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
+                f"{type(error).__name__}: {error}; that many failures are no accident. Mend the hook or the data, or "
+                f"raise the tolerance (`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
             ) from error
 
     def report(self) -> dict[str, Any]:

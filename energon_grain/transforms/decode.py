@@ -27,6 +27,7 @@ from energon_grain.transforms.text import (
     INTEGER_EXTENSIONS,
     JSON_EXTENSIONS,
     TEXT_EXTENSIONS,
+    WHOLE_COLUMN,
     integer_codec,
     json_codec,
     text_codec,
@@ -105,6 +106,19 @@ class SampleDecoder:
         except KeyError:
             codec = self._codecs[part] = self._resolve(part)
             return codec
+
+    def decode_column(self, part: str, column: list[bytes]) -> list[Any]:
+        """Decode the same part of many samples: what `decoder_for(part)` gives for each, at half its price for texts.
+
+        Raises:
+            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` tells.
+        """
+        codec = self.decoder_for(part)
+        if codec is None:
+            return list(column)
+        if type(self).decoder_for is SampleDecoder.decoder_for:
+            codec = WHOLE_COLUMN.get(part.rpartition(".")[2], codec)
+        return list(map(codec, column))
 
     def decode(self, fname: str, data: Buffer) -> Any:
         """Decode one file by its whole name, `folder/key.part`; a name without a part stays bytes.

@@ -60,3 +60,11 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
             raise DecodingError(f"part {part!r}: {type(error).__name__}: {error}") from error
 
     return decode
+
+
+WHOLE_COLUMN: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(TEXT_EXTENSIONS, bytes.decode),
+    **dict.fromkeys(JSON_EXTENSIONS, _decode_json),
+}
+"""Functions in C that give what the codecs give for good `bytes`, for `map` over many values. Whatever they raise, the
+codec decides what it means."""
