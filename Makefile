@@ -54,7 +54,7 @@ docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.ready $(PEERS_VENV)/.ready
-	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks.run $(BENCH_ARGS)
 
 peers: $(PEERS_VENV)/.ready
 
