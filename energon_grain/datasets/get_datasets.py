@@ -16,9 +16,9 @@ from energon_grain.datasets.nodes import (
     MapDataset,
     RepeatDataset,
 )
+from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.subset_range import SubsetRange
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden_hook
-from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 
@@ -136,8 +136,7 @@ def get_val_dataset(
 ) -> SavableDataset:
     """Describe validation batches: every sample once, in the order of the shards, the same in every pass.
 
-    Args:
-        limit: Batches per host of each pass; None: all. Other arguments as in `get_train_dataset`.
+    Arguments are those of `get_train_dataset`, and `limit`: batches per host of each pass; None: all.
 
     Raises:
         ConfigError: Arguments contradict each other.

@@ -143,13 +143,14 @@ class LeafDataset(SavableDataset):
             return None, None
         if config.kind != "standard" or config.sample_type is None:
             raise ConfigError(
-                f"{root}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` with "
-                f"a `field_map`, or make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder"
+                f"{root}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "
+                f"with a `field_map`, or make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder"
             )
         if config.field_map is None:
             raise ConfigError(
                 f"{root}: `sample_loader` runs code that lies beside the data, which is not supported; use a "
-                f"`field_map`, or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+                f"`field_map`, or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task "
+                f"encoder"
             )
         sample_type = resolve_class(config.sample_type, trusted_modules=self.trusted_modules)
         if self.sample_type is not None and not issubclass(sample_type, self.sample_type):
@@ -162,7 +163,8 @@ class LeafDataset(SavableDataset):
 def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
     if isinstance(declared, str):
         raise ConfigError(
-            f"{root}: `part_filter: {declared}` names code beside the data, which is not run; list the part names instead"
+            f"{root}: `part_filter: {declared}` names code beside the data, which is not run; list the part "
+            f"names instead"
         )
     return frozenset(str(name) for name in declared)
 

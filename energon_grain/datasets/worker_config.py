@@ -18,8 +18,8 @@ class WorkerConfig:
     """One data-parallel reader and its workers.
 
     The order of samples depends on none of these fields: `rank` and `world_size` choose a share of each global batch,
-    `num_workers` and `worker_type` change the speed alone. Processes with equal `rank` and `world_size` (tensor-parallel
-    replicas) get equal data. Two configurations are equal when rank, world_size and num_workers are.
+    `num_workers` and `worker_type` change the speed alone. Processes with equal `rank` and `world_size`
+    (tensor-parallel replicas) get equal data. Two configurations are equal when rank, world_size and num_workers are.
 
     Attributes:
         rank: This host, in [0, world_size).

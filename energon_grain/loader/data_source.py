@@ -24,8 +24,8 @@ from energon_grain.stream.statistics import Statistics
 class EnergonDataSource:
     """A `grain.sources.RandomAccessDataSource` over the decoded samples of one split part, in the order of the shards.
 
-    Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs speed
-    hands Grain whole batches (`BatchMapDataset`, `get_loader`).
+    Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs
+    speed hands Grain whole batches (`BatchMapDataset`, `get_loader`).
 
     Samples that do not decode are None, which Grain leaves out; they are counted and go to the error handler.
 

@@ -26,9 +26,9 @@ class BatchMapDataset(grain.MapDataset[Any]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
     Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
-    cannot move the lane's later samples up: its row is taken by the next good sample of the same batch, a validity mask is not
-    set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out. Where exact
-    batches are wanted although samples are broken, use `get_loader`.
+    cannot move the lane's later samples up: its row is taken by the next good sample of the same batch, a validity mask
+    is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out.
+    Where exact batches are wanted although samples are broken, use `get_loader`.
 
     `len` is the number of steps of one pass (of one pass over the data, where the dataset is endless); element
     `i + len·e` belongs to pass e.

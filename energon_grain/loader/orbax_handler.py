@@ -3,8 +3,8 @@
     manager.save(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointSave(loader)))
     manager.restore(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointRestore(loader)))
 
-Grain's own handler writes one file a process and refuses another number of processes; this one writes one file, and reads
-Grain's files too.
+Grain's own handler writes one file a process and refuses another number of processes; this one writes one file, and
+reads Grain's files too.
 """
 
 from __future__ import annotations

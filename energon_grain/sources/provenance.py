@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import msgspec
 
@@ -26,9 +26,7 @@ class LazySources(msgspec.Struct, gc=False, eq=False):
         """The plain tuple."""
         place = self.source.locate(self.index)
         names = tuple(f"{place.key}.{part}" for part in place.parts)
-        return (
-            SourceInfo(dataset_path=self.source.path, index=self.index, shard_name=place.shard, file_names=names),
-        )
+        return (SourceInfo(dataset_path=self.source.path, index=self.index, shard_name=place.shard, file_names=names),)
 
     def __len__(self) -> int:
         return 1
@@ -65,4 +63,4 @@ class LazySources(msgspec.Struct, gc=False, eq=False):
         return tuple, (self.resolve(),)
 
 
-Sequence.register(LazySources)
+cast("Any", Sequence).register(LazySources)

@@ -63,9 +63,7 @@ class RawBatch(Sequence[RawSample]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         parts = {name: value for name, column in self.columns.items() if (value := column[place]) is not None}
-        return RawSample(
-            key=self.keys[place], shard=self.shards[place], index=int(self.indices[place]), parts=parts
-        )
+        return RawSample(key=self.keys[place], shard=self.shards[place], index=int(self.indices[place]), parts=parts)
 
     def __iter__(self) -> Iterator[RawSample]:
         for place in range(len(self)):

@@ -242,8 +242,8 @@ class WebDatasetSource:
             if actual != expected or marker.strip(b"\0"):
                 found = f"it has {actual} bytes" if actual != expected else f"there is data at its end marker @ {end}"
                 raise StaleIndexError(
-                    f"{path} was indexed with {expected} bytes ending at {end}, but {found}; the shard was changed after "
-                    f"it was indexed: run `energon-grain prepare {self._root} --tar-index-only`"
+                    f"{path} was indexed with {expected} bytes ending at {end}, but {found}; the shard was changed "
+                    f"after it was indexed: run `energon-grain prepare {self._root} --tar-index-only`"
                 )
             self._verified[number] = True
 

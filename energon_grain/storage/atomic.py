@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     """Open a file for writing that takes the place of `path` only when the block ends without an error.
 
     The temporary file lies in the folder of `path` (a rename is atomic only inside one file system) and is removed on

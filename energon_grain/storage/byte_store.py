@@ -36,7 +36,11 @@ class ByteStore(Protocol):
         ...
 
     def read_spans(
-        self, paths: Sequence[str], file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+        self,
+        paths: Sequence[str],
+        file: npt.NDArray[np.int64],
+        start: npt.NDArray[np.int64],
+        stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
         """Read bytes [start[i], stop[i]) of object `paths[file[i]]` for every i, in that order.
 

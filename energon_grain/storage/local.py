@@ -80,12 +80,16 @@ class LocalFiles:
         return self._file(path).size
 
     def read_spans(
-        self, paths: Sequence[str], file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+        self,
+        paths: Sequence[str],
+        file: npt.NDArray[np.int64],
+        start: npt.NDArray[np.int64],
+        stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
         """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
-        files = file.tolist()
-        starts = start.tolist()
-        sizes = (stop - start).tolist()
+        files: list[int] = file.tolist()
+        starts: list[int] = start.tolist()
+        sizes: list[int] = (stop - start).tolist()
         if self._cold and len(files) > 1:
             self._advise(paths, files, starts, sizes)
         began = time.perf_counter()
@@ -102,7 +106,9 @@ class LocalFiles:
             try:
                 data = pread(descriptor, size, offset)
             except OSError as error:
-                raise ReadError(f"reading {paths[number]} @ {offset} ({size} bytes) failed: {error.strerror}") from error
+                raise ReadError(
+                    f"reading {paths[number]} @ {offset} ({size} bytes) failed: {error.strerror}"
+                ) from error
             if len(data) != size:
                 data = self._finish(paths[number], descriptor, data, offset, size)
             spans.append(data)
@@ -139,8 +145,8 @@ class LocalFiles:
                 raise ReadError(f"reading {path} @ {offset + have} failed: {error.strerror}") from error
             if not piece:
                 raise ReadError(
-                    f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the file "
-                    f"was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
+                    f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the "
+                    f"file was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
                 )
             pieces.append(piece)
             have += len(piece)

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +114,7 @@ def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
         batch["__valid__"] = valid
         return batch
     if dataclasses.is_dataclass(batch) and any(field.name == "__valid__" for field in dataclasses.fields(batch)):
-        batch.__valid__ = valid
+        cast("Any", batch).__valid__ = valid
         return batch
     raise ConfigError(
         f"last_batch='pad' fills the last batch up and says in `__valid__` which rows are real, but a "

@@ -118,7 +118,7 @@ class Production:
             batch = self._batches.make(
                 samples,
                 keys,
-                item=int(self._share.to_global(np.int64(self._share.first_at(item)))),
+                item=int(self._share.to_global(np.array(self._share.first_at(item)))),
                 pass_number=self._progress.pass_number,
                 valid=valid,
             )
