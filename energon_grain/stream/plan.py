@@ -9,29 +9,24 @@ import numpy.typing as npt
 
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Chunk
+from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 
 MAX_PLAN = 32_768
 """Positions that are drawn at once."""
-MAX_CHUNK = 4_096
-"""Samples that are read at once."""
 MAX_CHUNK_BYTES = 4 << 20
 """Bytes that are read at once: they stay in the processor's cache until they are decoded."""
 
 
 def plan_chunks(
-    spec: StreamSpec, sources: list[Source], share: Share, *, pass_number: int, first: int, batch_size: int
+    spec: StreamSpec, sources: list[Source], share: Share, *, pass_number: int, first: int, pace: ChunkPace
 ) -> Iterator[Chunk]:
-    """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
-
-    The first chunks are small, so that the first batch does not wait for more than itself.
-    """
+    """Chunks of one host's positions from local position `first` to the end of the pass (or for ever)."""
     end = local_end(spec, share)
     number = 0
-    plan_size = batch_size
-    chunk_size = batch_size
+    plan_size = pace.samples
     while end is None or first < end:
         stop = first + plan_size if end is None else min(first + plan_size, end)
         draws = spec.draw(share.to_global(np.arange(first, stop)), pass_number)
@@ -41,11 +36,10 @@ def plan_chunks(
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
             fits = int(np.searchsorted(totals, totals[begin] + MAX_CHUNK_BYTES, side="right")) - 1
-            until = min(max(fits, begin + 1), begin + chunk_size, len(draws))
+            until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
             yield Chunk(number=number, draws=draws[begin:until], size_bytes=int(totals[until] - totals[begin]))
             number += 1
             begin = until
-            chunk_size = min(chunk_size * 2, MAX_CHUNK)
         first = stop
         plan_size = min(plan_size * 4, MAX_PLAN)
 

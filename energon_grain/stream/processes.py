@@ -125,6 +125,13 @@ class WorkerProcess:
             f"batches"
         )
 
+    def interrupt(self, patience_s: float) -> None:
+        """End the process if it works on a chunk and goes on to; whoever waits for that chunk gets a WorkerError."""
+        if self._lock.acquire(timeout=patience_s):
+            self._lock.release()
+        else:
+            self._process.kill()
+
     def close(self) -> None:
         """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.lanes import LaneAssembly, Taken
@@ -23,6 +25,8 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.workers import OrderedWorkers, Run
+
+_PATIENCE_SECONDS = 1.0
 
 Step = tuple[Any, Progress]
 """A batch, and the place behind it."""
@@ -64,21 +68,22 @@ class Production:
         self._processes: list[WorkerProcess] = []
         first = share.first_at(start.item)
         local_first = first + int(start.drops.min()) * share.local_lanes
+        pace = ChunkPace(first=self._plan.batch_size)
         chunks = plan_chunks(
             spec,
             stage.sources,
             share,
             pass_number=start.pass_number,
             first=local_first,
-            batch_size=self._plan.batch_size,
+            pace=pace,
         )
         if workers:
             runs: list[Run] = [stage.run] * workers
             if config.worker_type == "process":
                 self._processes = [WorkerProcess(spec, stage.sources, number) for number in range(workers)]
                 runs = [process.run for process in self._processes]
-            self._ordered = OrderedWorkers(runs, chunks, config.prefetch_bytes)
-        encoded: Iterator[Encoded] = map(stage.run, chunks) if self._ordered is None else self._ordered
+            self._ordered = OrderedWorkers([pace.timed(run) for run in runs], chunks, config.prefetch_bytes)
+        encoded: Iterator[Encoded] = map(pace.timed(stage.run), chunks) if self._ordered is None else self._ordered
         self._assembly = LaneAssembly(
             lanes=share.local_lanes,
             drops=start.drops,
@@ -187,7 +192,12 @@ class Production:
         return found
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers after the chunk in hand; processes that take long over it are killed."""
+        if self._ordered is not None:
+            self._ordered.stop()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for process in self._processes:
+            process.interrupt(max(0.0, deadline - time.monotonic()))
         if self._ordered is not None:
             self._ordered.close()
         for process in self._processes:

@@ -7,12 +7,14 @@ import os
 import pickle
 import signal
 import sys
-from typing import Any, BinaryIO
+from io import TextIOWrapper
+from typing import Any, BinaryIO, cast
 
+from energon_grain.errors import WorkerError
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.processes import HEADER
-from energon_grain.stream.result_transport import SamplePickler
+from energon_grain.stream.result_transport import SamplePickler, portable_error, with_portable_errors
 
 
 def main() -> None:
@@ -23,26 +25,27 @@ def main() -> None:
     commands, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # Hooks that print must not write into the pipe of answers.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     start = _read(commands)
     if start is None:
         return
     setup: dict[str, Any] = pickle.loads(start)
     sys.path[:] = setup["path"]
-    failed: BaseException | None = None
+    failed: Any = None
     stage: PureStage | None = None
     try:
         stage = PureStage(pickle.loads(setup["spec"]))
     except BaseException as error:
-        failed = error
+        failed = portable_error(error)
     while (command := _read(commands)) is not None:
         if stage is None:
             _answer(answers, arena, failed, [])
             continue
         chunk: Chunk = pickle.loads(command)
         try:
-            result: Any = stage.run(chunk)
+            result: Any = with_portable_errors(stage.run(chunk))
         except BaseException as error:
-            result = error
+            result = portable_error(error)
         _answer(answers, arena, result, stage.sources)
 
 
@@ -58,7 +61,10 @@ def _answer(pipe: BinaryIO, arena: int, result: Any, sources: list[Any]) -> None
     except Exception as error:
         pickler = SamplePickler(sources)
         payload = pickler.payload(
-            TypeError(f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}")
+            WorkerError(
+                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
+                f"arrays, texts and instances of classes of a module or of the script, or use worker_type='thread'"
+            )
         )
     views = [payload, *(buffer.raw() for buffer in pickler.buffers)]
     sizes = [view.nbytes for view in views]

@@ -80,12 +80,16 @@ class OrderedWorkers:
             self._under_way.append(task)
             self._tasks.put(task)
 
-    def close(self) -> None:
-        """Stop the threads and wait until each has finished the chunk that it works on."""
+    def stop(self) -> None:
+        """Let the threads end after the chunk that each works on, and wake whoever waits for a result."""
         self._tasks.close()
         for task in tuple(self._under_way):
             task.error = task.error or BufferClosed()
             task.done.set()
+
+    def close(self) -> None:
+        """Stop the threads and wait for them."""
+        self.stop()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()

@@ -1,0 +1,40 @@
+"""How many samples make a chunk, so that none takes long: `close`, Ctrl-C and the first batch wait for whole chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from energon_grain.stream.chunk import Chunk, Encoded
+
+MAX_CHUNK = 4_096
+"""Samples that are read at once."""
+CHUNK_SECONDS = 0.25
+"""A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
+
+
+class ChunkPace:
+    """Learns the size of chunks from the time that the last one took. It changes speed alone, never what is made.
+
+    Args:
+        first: Size of the first chunks; small, so that the first batch does not wait for more than itself.
+
+    Attributes:
+        samples: What a chunk may hold at most now, 1 … `MAX_CHUNK`.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.samples = min(first, MAX_CHUNK)
+
+    def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
+        """`run`, with each call's time learnt from."""
+
+        def measure(chunk: Chunk) -> Encoded:
+            start = time.perf_counter()
+            try:
+                return run(chunk)
+            finally:
+                fitting = len(chunk.draws) * CHUNK_SECONDS / max(time.perf_counter() - start, 1e-6)
+                self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
+
+        return measure
