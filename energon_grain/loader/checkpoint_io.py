@@ -36,10 +36,14 @@ async def save_cursor(cursor: Cursor, directory: Any) -> Awaitable[None]:
 
 
 async def load_cursor(loader: Restorable, directory: Any) -> Awaitable[None]:
-    """The coroutine that restores the loader and lets it read ahead."""
+    """Restore the loader and let it read ahead; nothing is left to the coroutine that this returns.
 
-    async def read() -> None:
-        loader.restore_state_rank(await asyncio.to_thread(read_state, directory))
-        loader.start_prefetch()
+    Orbax reports any error of that coroutine as an "incompatible handler"; one that is raised here arrives as it is.
+    """
+    loader.restore_state_rank(read_state(directory))
+    loader.start_prefetch()
 
-    return read()
+    async def done() -> None:
+        return None
+
+    return done()

@@ -24,8 +24,8 @@ def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: i
             sharding says; `WorkerConfig.default_worker_config()` has the rank and world that fit.
         sharding: A `jax.sharding.Sharding` for every array, whose first dimension is the batch; or a function from an
             array to its sharding. Default: the default device (one process only).
-        buffer_size: Batches on the device that are not yet delivered, the next one included; 2 overlaps the copy of
-            the next batch with the work on this one.
+        buffer_size: Batches on the device at once: the one that was delivered last, and those that follow it. 2 overlaps
+            the copy of the next batch with the work on this one; 1 copies nothing ahead.
 
     Raises:
         ConfigError: There are several processes and no sharding.
@@ -52,43 +52,60 @@ class DeviceLoader(grain.DatasetIterator[Any]):
         self._sharding = sharding
         self._buffer_size = buffer_size
         self._buffer: deque[tuple[Any, Cursor]] = deque()
+        # Behind the last delivered batch; None while nothing is read ahead, so that the loader's own state tells.
         self._delivered: Cursor | None = None
+        self._failed: Exception | None = None
 
     def __iter__(self) -> DeviceLoader:
-        if not self._buffer:
+        if not self._buffer and self._failed is None:
+            self._delivered = None
             iter(self._loader)
         return self
 
     def __next__(self) -> Any:
         self._assert_not_closed()
+        # The copy of the batches behind the first one runs while the caller works on that.
         self._fill()
-        if not self._buffer:
-            raise StopIteration
-        batch, self._delivered = self._buffer.popleft()
-        # The copy of the batches behind this one runs while the caller works on it.
-        self._fill()
-        return batch
+        if self._buffer:
+            batch, self._delivered = self._buffer.popleft()
+            return batch
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        raise StopIteration
 
     def _fill(self) -> None:
-        while len(self._buffer) < self._buffer_size:
+        """Read ahead. What fails is raised when the batches before it are delivered, and tried again after that."""
+        if self._delivered is None:
+            self._delivered = self._loader.get_state()
+        while len(self._buffer) < self._buffer_size and self._failed is None:
+            before = self._loader.get_state()
             try:
                 batch = next(self._loader)
+                self._buffer.append((self._place(batch), self._loader.get_state()))
             except StopIteration:
                 return
-            self._buffer.append((self._place(batch), self._loader.get_state()))
+            except Exception as error:
+                self._failed = error
+                if self._loader.get_state() != before:
+                    self._loader.set_state(before)
 
     def _place(self, batch: Any) -> Any:
         import jax
 
-        def place(leaf: Any) -> Any:
+        def place(path: Any, leaf: Any) -> Any:
             if not isinstance(leaf, np.ndarray) or leaf.dtype.kind in "OUSVMm":
                 return leaf
-            sharding = self._sharding(leaf) if callable(self._sharding) else self._sharding
-            if sharding is None:
-                return jax.device_put(leaf)
-            return jax.make_array_from_process_local_data(sharding, leaf)
+            try:
+                sharding = self._sharding(leaf) if callable(self._sharding) else self._sharding
+                if sharding is None:
+                    return jax.device_put(leaf)
+                return jax.make_array_from_process_local_data(sharding, leaf)
+            except Exception as error:
+                error.add_note(f"while placing {jax.tree_util.keystr(path)}, {leaf.dtype} of shape {leaf.shape}")
+                raise
 
-        return jax.tree.map(place, batch)
+        return jax.tree_util.tree_map_with_path(place, batch)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -113,7 +130,7 @@ class DeviceLoader(grain.DatasetIterator[Any]):
         self._loader.restore_state_rank(state, allow_changes=allow_changes)
         if state is not None:
             self._buffer.clear()
-            self._delivered = None
+            self._delivered = self._failed = None
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Write the state of the last delivered batch into a checkpoint (`orbax.checkpoint.v1`)."""

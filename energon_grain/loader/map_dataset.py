@@ -31,10 +31,10 @@ class BatchMapDataset(grain.MapDataset[Any]):
     Where exact batches are wanted although samples are broken, use `get_loader`.
 
     `len` is the number of steps of one pass (of one pass over the data, where the dataset is endless); element
-    `i + len·e` belongs to pass e.
+    `i + len·e` belongs to pass e. A negative index counts from the end of the first pass.
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size and without virtual epochs.
+        dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size.
 
     Raises:
         ConfigError: The dataset does not batch.
@@ -79,11 +79,15 @@ class BatchMapDataset(grain.MapDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
+        number = int(index)
+        if number < 0:
+            number %= len(self)
         steps = self._plan.remaining(0, 0)
-        pass_number, step = (0, int(index)) if steps is None else divmod(int(index), steps)
-        if steps is None and step < 0:
-            raise IndexError(f"batch {step} of an endless dataset; batches are counted from 0")
-        return self._batch(pass_number, step)
+        pass_number, step = (0, number) if steps is None else divmod(number, steps)
+        with self._stats.record_self_time():
+            # An endless stream goes on where its virtual epochs end.
+            batch = self._batch(pass_number, step if self._plan.length is not None else number)
+            return self._stats.record_output_spec(batch)
 
     def _getitems(self, indices: Any) -> list[Any]:
         return [self[index] for index in indices]
