@@ -90,6 +90,15 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int) -> npt.NDArray[Any]
     return np.ndarray((rows,), dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
 
 
+def release_pages(column: npt.NDArray[Any]) -> None:
+    """Unmap the pages of a column of `read_column` that were touched; they stay in the page cache.
+
+    Reading them again maps them again, 64 KiB at about 1 µs. Does nothing for columns that were read instead of mapped.
+    """
+    if isinstance(column.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        column.base.madvise(mmap.MADV_DONTNEED)
+
+
 def _npy_header(dtype: np.dtype[Any], rows: int) -> bytes:
     """Return the header of NPY format 1.0 (numpy.lib.format) at a fixed size, so that it can be filled in last."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({rows},), }}"

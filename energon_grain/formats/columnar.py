@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,11 @@ class ColumnarIndex:
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.part_start) - 1
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All columns, in the order of `COLUMN_TYPES`."""
+        return tuple(getattr(self, name) for name in COLUMN_TYPES)
 
     def shard_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the shard of each sample."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from energon_grain.errors import IndexFileError
+from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 
 COLUMNAR_FOLDER = "columnar"
@@ -70,7 +71,7 @@ def content_id(shards: list[tuple[str, int, int]], part_names: list[str], column
     `key_order` follows from the keys and has no part in it, nor has the folder of the dataset.
     """
     described = {name: columns[name] for name in COLUMN_TYPES if name != "key_order"}
-    return hashlib.blake2b(msgspec.json.encode([shards, part_names, described]), digest_size=16).hexdigest()
+    return hashlib.blake2b(encode_json([shards, part_names, described]), digest_size=16).hexdigest()
 
 
 def columnar_folder(root: Path) -> Path:
@@ -80,7 +81,7 @@ def columnar_folder(root: Path) -> Path:
 
 def encode_header(header: ColumnarHeader) -> bytes:
     """Return the bytes of `header.json`."""
-    return msgspec.json.encode(header) + b"\n"
+    return encode_json(header) + b"\n"
 
 
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
@@ -95,13 +96,13 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = decode_json(data, _Version).version
         if version > HEADER_VERSION:
             raise IndexFileError(
                 f"{path}: has version {version}, this release of energon-grain reads up to {HEADER_VERSION}; "
                 f"install a newer one or {mending(root)}"
             )
-        header = msgspec.json.decode(data, type=ColumnarHeader)
+        header = decode_json(data, ColumnarHeader)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
     missing = COLUMN_TYPES.keys() - header.columns.keys()

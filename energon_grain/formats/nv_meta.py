@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError
+from energon_grain.formats.json_text import decode_json
 from energon_grain.storage.atomic import atomic_write_text
 
 META_FOLDER = ".nv-meta"
@@ -84,7 +85,7 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        content = msgspec.json.decode(data, type=_Info)
+        content = decode_json(data, _Info)
     except msgspec.MsgspecError as error:
         raise _damaged(meta / INFO_JSON, error) from error
     return _info(meta / INFO_JSON, content)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import EmptyDatasetError, StaleIndexError
+from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.byte_store import ByteStore
@@ -68,8 +70,7 @@ class WebDatasetSource:
         index = self._index
         self._paths = [os.fspath(self._root / name) for name in index.shards]
         numbers = {name: number for number, name in enumerate(index.shards)}
-        chosen = range(len(index.shards)) if shards is None else [numbers[name] for name in shards]
-        self._shard_order = np.asarray(chosen, np.int64)
+        self._shard_order = self._chosen_shards(shards, numbers)
         counts = index.shard_first[self._shard_order + 1] - index.shard_first[self._shard_order]
         self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         total = int(self._first[-1])
@@ -82,6 +83,8 @@ class WebDatasetSource:
                 f"range [{start}, {stop}) and {len(excluded)} excludes; widen the subset or the split"
             )
         self._wanted = self._wanted_parts(parts)
+        self._pages = IndexPages(index)
+        self._pages.release()  # looking up excluded keys goes all over the index
         self._verified = np.zeros(len(index.shards), np.bool_)
         # Plain arrays: indexing a memmap costs microseconds of subclass bookkeeping each time.
         self._sample_start = np.asarray(index.sample_start)
@@ -98,18 +101,33 @@ class WebDatasetSource:
 
     def _raw_ranks(self, excluded: Sequence[tuple[str, str]], numbers: dict[str, int]) -> Int64Array:
         """Ranks, over the chosen shards, of the samples to leave out. Samples that do not exist exclude nothing."""
-        place = {int(number): position for position, number in enumerate(self._shard_order)}
         ranks: list[int] = []
         for shard, key in excluded:
             number = numbers.get(shard)
-            position = None if number is None else place.get(number)
-            if number is None or position is None:
-                continue
-            sample = self._index.find(key)
-            first, last = int(self._index.shard_first[number]), int(self._index.shard_first[number + 1])
-            if sample is not None and first <= sample < last:
-                ranks.append(int(self._first[position]) + sample - first)
+            places = () if number is None else np.flatnonzero(self._shard_order == number).tolist()
+            if number is not None and places:
+                ranks += [int(self._first[place]) + sample for place in places for sample in self._within(number, key)]
         return np.unique(np.asarray(ranks, np.int64))
+
+    def _within(self, shard: int, key: str) -> list[int]:
+        """Places in a shard of the samples with this key: none or one, but for datasets with repeated keys."""
+        first, last = int(self._index.shard_first[shard]), int(self._index.shard_first[shard + 1])
+        sample = self._index.find(key)
+        if sample is None:
+            return []
+        if first <= sample < last:
+            return [sample - first]
+        return [place for place, other in enumerate(self._index.keys(np.arange(first, last))) if other == key]
+
+    def _chosen_shards(self, shards: Sequence[str] | None, numbers: dict[str, int]) -> Int64Array:
+        names = self._index.shards if shards is None else shards
+        unknown = [name for name in names if name not in numbers]
+        if unknown:
+            raise ConfigError(
+                f"{self._root}: has no shard {unknown[0]!r}; it has {len(numbers)}, such as "
+                f"{next(iter(numbers), None)!r}"
+            )
+        return np.array([numbers[name] for name in names], np.int64)
 
     def _wanted_parts(self, parts: PartFilter) -> npt.NDArray[np.bool_] | None:
         names = self._index.part_names
@@ -127,8 +145,6 @@ class WebDatasetSource:
     @property
     def content_id(self) -> str:
         """Digest of the index and of which of its samples are served."""
-        from energon_grain.samplers.hashing import fold
-
         selection = self._selection
         return "{}-{:016x}".format(
             self._index.content_id[:16],
@@ -162,9 +178,12 @@ class WebDatasetSource:
         samples, shard = self._resolve(indices)
         if self._wanted is None:
             row = samples + shard
-            return self._sample_start[row + 1] - self._sample_start[row]
-        owner, rows = self._part_rows(samples)
-        return np.bincount(owner, weights=self._part_size[rows], minlength=len(samples)).astype(np.int64)
+            taken = self._sample_start[row + 1] - self._sample_start[row]
+        else:
+            owner, rows = self._part_rows(samples)
+            taken = np.bincount(owner, weights=self._part_size[rows], minlength=len(samples)).astype(np.int64)
+        self._pages.touch(samples)
+        return taken
 
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns."""
@@ -201,12 +220,14 @@ class WebDatasetSource:
             )
         ]
         names = self._index.shards
-        return RawBatch(
+        batch = RawBatch(
             indices=indices,
             keys=self._index.keys(samples),
             shards=[names[number] for number in shard.tolist()],
             columns=self._columns(len(samples), owner, self._part_name[rows], values),
         )
+        self._pages.touch(samples)
+        return batch
 
     def _columns(
         self, count: int, owner: Int64Array, name: npt.NDArray[np.int32], values: list[bytes | None]

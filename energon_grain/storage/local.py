@@ -8,6 +8,7 @@ fast as sixteen reading threads. While reads come back at the speed of memory, t
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,8 +21,11 @@ import numpy.typing as npt
 
 from energon_grain.errors import ReadError
 
-_COLD_SECONDS_PER_SPAN = 10e-6
-_COLD_SECONDS_PER_BYTE = 1 / 2e9
+_logger = logging.getLogger("energon_grain")
+_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+"""How long to wait before each new attempt to read a range."""
+_COLD_SECONDS_PER_SPAN = 50e-6
+_COLD_SECONDS_PER_BYTE = 1 / 0.5e9
 
 
 class _OpenFile:
@@ -105,12 +109,12 @@ class LocalFiles:
                 current = number
             try:
                 data = pread(descriptor, size, offset)
+                if len(data) != size:
+                    data = _finish(paths[number], descriptor, data, offset, size)
+            except ReadError:
+                raise
             except OSError as error:
-                raise ReadError(
-                    f"reading {paths[number]} @ {offset} ({size} bytes) failed: {error.strerror}"
-                ) from error
-            if len(data) != size:
-                data = self._finish(paths[number], descriptor, data, offset, size)
+                data = self._read_again(paths[number], offset, size, error)
             spans.append(data)
         # An estimate that threads may overwrite at any time: it decides about advice alone, never about data.
         allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
@@ -125,37 +129,60 @@ class LocalFiles:
         if len(set(files)) > self._max_open_files or not hasattr(os, "posix_fadvise"):
             return
         current = -1
-        descriptor = -1
-        handles: list[_OpenFile] = []
+        handle: _OpenFile | None = None
         for number, offset, size in zip(files, starts, sizes, strict=True):
-            if number != current:
-                handles.append(self._file(paths[number]))
-                descriptor = handles[-1].descriptor
+            if handle is None or number != current:
+                handle = self._file(paths[number])
                 current = number
-            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(handle.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
-    def _finish(self, path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
-        """Go on after a short read (a signal, or more than 2 GiB at once)."""
-        pieces = [data]
-        have = len(data)
-        while have < size:
+    def _read_again(self, path: str, offset: int, size: int, error: OSError) -> bytes:
+        """Read a range that could not be read, through a new file handle (a network file system may have lost the old).
+
+        Raises:
+            ReadError: It still cannot be read after `_PAUSES_SECONDS`.
+        """
+        for pause in _PAUSES_SECONDS:
+            _logger.warning("reading %s @ %d failed (%s); trying again in %g s", path, offset, error.strerror, pause)
+            time.sleep(pause)
+            with self._lock:
+                self._open.pop(path, None)
+            file = self._file(path)
             try:
-                piece = os.pread(descriptor, size - have, offset + have)
-            except OSError as error:
-                raise ReadError(f"reading {path} @ {offset + have} failed: {error.strerror}") from error
-            if not piece:
-                raise ReadError(
-                    f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the "
-                    f"file was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
-                )
-            pieces.append(piece)
-            have += len(piece)
-        return b"".join(pieces)
+                return _finish(path, file.descriptor, b"", offset, size)
+            except ReadError:
+                raise
+            except OSError as again:
+                error = again
+        raise ReadError(
+            f"reading {path} @ {offset} ({size} bytes) failed {len(_PAUSES_SECONDS) + 1} times: {error.strerror}"
+        ) from error
 
     def close(self) -> None:
         """Close every file that no reader is using."""
         with self._lock:
             self._open.clear()
+
+
+def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
+    """Go on after a short read (a signal, or more than 2 GiB at once).
+
+    Raises:
+        OSError: The kernel refuses.
+        ReadError: The file ends before the range does.
+    """
+    pieces = [data]
+    have = len(data)
+    while have < size:
+        piece = os.pread(descriptor, size - have, offset + have)
+        if not piece:
+            raise ReadError(
+                f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the file "
+                f"was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
+            )
+        pieces.append(piece)
+        have += len(piece)
+    return b"".join(pieces)
 
 
 def _restore(max_open_files: int) -> LocalFiles:
