@@ -1,0 +1,172 @@
+"""The form that joins datasets by the keys of their samples: `join:`."""
+
+# ruff: noqa: RUF009 (`key` is a field specifier)
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from energon_grain.formats.class_ref import ClassRef
+from energon_grain.metadataset.keys import build, check, form_schema, key
+from energon_grain.metadataset.place import Place, as_mapping, unknown, wrong, wrong_type
+from energon_grain.metadataset.references import (
+    DATASET_CONFIG_DOC,
+    NAME_DOC,
+    PASSES_DOC,
+    SPLIT_CONFIG_DOC,
+    SPLIT_DOC,
+    SUBFLAVORS_DOC,
+    SUBSET_DOC,
+)
+from energon_grain.metadataset.subset import Subset
+from energon_grain.metadataset.values import Choice, Passes, PathText, SubsetRange, Tags, Text
+
+Nonmatch = Literal["error", "skip", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joiner:
+    """What makes one sample of the joined ones. Reading it imports nothing.
+
+    Attributes:
+        ref: The class or function that a file names; None where the program passed `target` itself.
+        is_function: Whether it is called as it is; else it is a sample class whose `from_joined` is called.
+        target: The class or function itself.
+    """
+
+    ref: ClassRef | None = None
+    is_function: bool
+    target: Callable[..., Any] | None = None
+
+    def __str__(self) -> str:
+        return str(self.ref) if self.ref is not None else repr(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinerName:
+    """`__module__` with `__class__` or `__function__`."""
+
+    def convert(self, value: Any, place: Place) -> Joiner:
+        """Read it; from Python, a class or function itself is taken too."""
+        if isinstance(value, Joiner):
+            return value
+        if callable(value):
+            return Joiner(target=value, is_function=not isinstance(value, type))
+        named = as_mapping(value, place, "a mapping with __module__ and __class__ or __function__")
+        for name in named:
+            if name not in ("__module__", "__class__", "__function__"):
+                raise unknown(place, name, ("__module__", "__class__", "__function__"))
+        is_function = "__function__" in named
+        if "__module__" not in named or is_function == ("__class__" in named):
+            raise wrong(place, "needs `__module__`, and either `__class__` or `__function__`")
+        kind = "__function__" if is_function else "__class__"
+        module, name = (Text().convert(named[part], place.at(part)) for part in ("__module__", kind))
+        return Joiner(ref=ClassRef(module=module, name=name), is_function=is_function)
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema."""
+        text = Text().schema()
+        return {
+            "type": "object",
+            "properties": {"__module__": text, "__class__": text, "__function__": text},
+            "required": ["__module__"],
+            "oneOf": [{"required": ["__class__"]}, {"required": ["__function__"]}],
+            "additionalProperties": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinDatasetReference:
+    """A dataset that takes part in a join."""
+
+    path: str = key(PathText(), "A prepared dataset folder, relative to this file.")
+    nonmatch: Nonmatch = key(
+        Choice(("error", "skip", "none")),
+        "What happens to a row whose key this dataset lacks: an error, the row is left out, or None takes its place.",
+        default="error",
+    )
+    split_part: str | None = key(Text(), SPLIT_DOC, default=None)
+    subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
+    dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
+    split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+_IGNORED = {
+    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled as one; write it at the join",
+    "subset": "a range is taken of the rows of a join; write it at the join",
+    "aux": "a joined sample has no auxiliary stores",
+    "name": "a join is one dataset with one name; write it at the join",
+}
+"""Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinMembers:
+    """A list of joined datasets, or a mapping of argument names to them. The first is the primary."""
+
+    def convert(self, value: Any, place: Place) -> tuple[JoinDatasetReference, ...] | dict[str, JoinDatasetReference]:
+        """Read them."""
+        if not isinstance(value, list | tuple | Mapping):
+            raise wrong_type(place, "a list of datasets, or a mapping of names to them,", value)
+        if not value:
+            raise wrong(place, "there is no dataset to join")
+        if isinstance(value, Mapping):
+            named = as_mapping(value, place, "")
+            members = {name: _member(member, place.at(name)) for name, member in named.items()}
+            primary, first = next(iter(members.values())), next(iter(members))
+        else:
+            members = tuple(_member(member, place.at(number)) for number, member in enumerate(value))
+            primary, first = members[0], 0
+        if primary.nonmatch != "error":
+            raise wrong(
+                place.at(first, "nonmatch"),
+                f"the first dataset of a join is the primary, whose keys are looked up in the others; "
+                f"`{primary.nonmatch}` has no meaning there, leave it out",
+            )
+        return members
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema."""
+        member = form_schema(JoinDatasetReference)
+        return {
+            "anyOf": [
+                {"type": "array", "items": member, "minItems": 1},
+                {"type": "object", "additionalProperties": member, "minProperties": 1},
+            ]
+        }
+
+
+def _member(value: Any, place: Place) -> JoinDatasetReference:
+    if isinstance(value, Mapping):
+        for name, reason in _IGNORED.items():
+            without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
+            if name in value and value[name] != without_effect:
+                raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
+        value = {name: item for name, item in value.items() if name not in _IGNORED}
+    return build(JoinDatasetReference, value, place)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetadatasetJoin:
+    """Samples with the same key in several datasets, made into one."""
+
+    join: tuple[JoinDatasetReference, ...] | Mapping[str, JoinDatasetReference] = key(
+        JoinMembers(), "The datasets, in order or by argument name. The first is the primary."
+    )
+    joiner: Joiner = key(
+        JoinerName(), "The sample class whose from_joined makes the joined sample, or the function that does."
+    )
+    split_part: str | None = key(Text(), SPLIT_DOC, default=None)
+    subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
+    shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
+    subset: Subset | None = key(SubsetRange(), SUBSET_DOC, default=None)
+    name: str | None = key(Text(), NAME_DOC, default=None)
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)

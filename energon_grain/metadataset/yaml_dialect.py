@@ -1,0 +1,168 @@
+"""YAML as Energon types it: its own rules for plain scalars, on top of full YAML with anchors and merge keys.
+
+Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of 1.2, and files rely on them:
+
+* quoted text, and block text (`|`, `>`), is text;
+* `null` and `~` are None, `true` and `yes`, `false` and `no` are truth values, all in any case; `on` and `off` are
+  text;
+* what holds a `.` or an `e` and reads as a float in Python is one; what else reads as an int in Python is one, so
+  `1_000` is 1000 and `012` is 12, while `0x1f`, `.inf` and `2024-01-31` are text;
+* keys are text, and of equal keys the last one counts.
+
+Beyond Energon's own reader, an empty value is None, anchors, aliases and merge keys (`<<`) work, and the standard tags
+(`!!str 12`) are obeyed. Other tags are refused: a file cannot name code to run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from energon_grain.errors import ConfigError
+
+_PLAIN = "energon:plain"
+_TAGS = "tag:yaml.org,2002:"
+_MERGE = "<<"
+
+
+class WrittenFloat(float):
+    """A float that remembers its decimal text, so that `0.1` can be read as one tenth.
+
+    Attributes:
+        text: The number as it is written in the file.
+    """
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        """Read the number.
+
+        Raises:
+            ValueError: The text is no number.
+        """
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+def parse_yaml(data: bytes | str, *, where: str) -> Any:
+    """Read one YAML document into dicts, lists and scalars; floats come as `WrittenFloat`.
+
+    Raises:
+        ConfigError: It is not valid YAML, or uses tags other than the standard ones. Names `where`, line and column.
+    """
+    try:
+        loader = _Loader(data)
+        try:
+            node: Any = loader.get_single_node()
+            return None if node is None else _Native().value(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+
+
+if TYPE_CHECKING:
+    _Composer = yaml.SafeLoader
+else:
+    _Composer = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Composer):
+    """Composes nodes; untagged plain scalars are marked, and no other rule for scalars applies."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode:
+            return _PLAIN if implicit[0] else f"{_TAGS}str"
+        return super().resolve(kind, value, implicit)
+
+
+class _Native:
+    """Turns composed nodes into Python values; what an alias repeats is made once and shared."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def value(self, node: yaml.Node) -> Any:
+        if id(node) in self._done:
+            return self._done[id(node)]
+        if id(node) in self._open:
+            raise yaml.MarkedYAMLError(problem="an alias inside of what it stands for", problem_mark=node.start_mark)
+        self._open.add(id(node))
+        if isinstance(node, yaml.ScalarNode):
+            value = _scalar(node)
+        elif isinstance(node, yaml.SequenceNode):
+            _expect(node, "seq")
+            value = [self.value(item) for item in node.value]
+        else:
+            value = self._mapping(node)
+        self._open.discard(id(node))
+        self._done[id(node)] = value
+        return value
+
+    def _mapping(self, node: yaml.Node) -> dict[str, Any]:
+        _expect(node, "map")
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
+            if key.value == _MERGE and key.tag == _PLAIN:
+                merged = self._merged(item) | merged
+            else:
+                own[key.value] = self.value(item)
+        return {**merged, **own}
+
+    def _merged(self, node: yaml.Node) -> dict[str, Any]:
+        """What `<<:` brings in: a mapping, or a list of them of which the first that has a key counts."""
+        value = self.value(node)
+        sources: list[Any] = value if isinstance(value, list) else [value]
+        found: dict[str, Any] = {}
+        for source in sources:
+            if not isinstance(source, dict):
+                raise yaml.MarkedYAMLError(
+                    problem="`<<` takes a mapping or a list of mappings", problem_mark=node.start_mark
+                )
+            found = {**source, **found}
+        return found
+
+
+def _expect(node: yaml.Node, kind: str) -> None:
+    if node.tag != _TAGS + kind:
+        raise yaml.MarkedYAMLError(problem=f"the tag {node.tag!r} has no meaning here", problem_mark=node.start_mark)
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text: str = node.value
+    kind = node.tag.removeprefix(_TAGS)
+    if kind == "str":
+        return text
+    value = cast_scalar(text)
+    if kind in (_PLAIN, "null" if value is None else type(value).__name__):
+        return value
+    if kind == "float":
+        if type(value) is int:
+            return WrittenFloat(text)
+        if isinstance(value, float):
+            return value
+    raise yaml.MarkedYAMLError(problem=f"{text!r} is not valid for the tag {node.tag!r}", problem_mark=node.start_mark)
+
+
+def cast_scalar(text: str) -> str | int | float | bool | None:
+    """Give a plain (unquoted) scalar its type, by the rules of the module."""
+    lower = text.lower()
+    if lower in ("", "null", "~"):
+        return None
+    if lower in ("true", "yes"):
+        return True
+    if lower in ("false", "no"):
+        return False
+    try:
+        return WrittenFloat(text) if "." in text or "e" in lower else int(text)
+    except ValueError:
+        return text
