@@ -11,6 +11,8 @@ MAX_CHUNK = 4_096
 """Samples that are read at once."""
 CHUNK_SECONDS = 0.25
 """A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
+CHUNK_BYTES = 16 << 20
+"""A chunk is cut so that its samples hold about this much memory: smaller ones cost numpy calls, larger ones caches."""
 
 
 class ChunkPace:
@@ -21,20 +23,22 @@ class ChunkPace:
 
     Attributes:
         samples: What a chunk may hold at most now, 1 … `MAX_CHUNK`.
+        size_bytes: What it may take to read at most now, so that it holds `CHUNK_BYTES` once it is decoded.
     """
 
     def __init__(self, first: int) -> None:
         self.samples = min(first, MAX_CHUNK)
+        self.size_bytes = CHUNK_BYTES
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
         """`run`, with each call's time learnt from."""
 
         def measure(chunk: Chunk) -> Encoded:
             start = time.perf_counter()
-            try:
-                return run(chunk)
-            finally:
-                fitting = len(chunk.draws) * CHUNK_SECONDS / max(time.perf_counter() - start, 1e-6)
-                self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
+            encoded = run(chunk)
+            fitting = len(chunk.draws) * CHUNK_SECONDS / max(time.perf_counter() - start, 1e-6)
+            self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
+            self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
+            return encoded
 
         return measure

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -93,9 +94,10 @@ def approximate_bytes(value: Any) -> int:
         entries = cast("list[Any]", value)
         return sum(approximate_bytes(entry) for entry in entries)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(
-            approximate_bytes(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name[:2] != "__"
-        )
+        return sum(approximate_bytes(getattr(value, name)) for name in _data_fields(type(value)))
     return 0
+
+
+@lru_cache(maxsize=1024)
+def _data_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls) if field.name[:2] != "__")

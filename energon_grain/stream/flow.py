@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from energon_grain.datasets.draw_context import Draw, current
@@ -12,6 +13,10 @@ from energon_grain.sources.raw import RawBatch
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.seeds import seeded_globals
 from energon_grain.stream.spec import HookSpec
+
+
+_hook_key = lru_cache(maxsize=4096)(fold)
+"""64-bit key of a hook's random numbers on a leaf."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +50,7 @@ class Flow:
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
         """
-        draw = Draw(fold(self.leaf_key, hook.name), *self.draws)
+        draw = Draw(_hook_key(self.leaf_key, hook.name), *self.draws)
         function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
         results: list[Any] = []
         append = results.append

@@ -16,8 +16,6 @@ from energon_grain.stream.spec import StreamSpec
 
 MAX_PLAN = 32_768
 """Positions that are drawn at once."""
-MAX_CHUNK_BYTES = 4 << 20
-"""Bytes that are read at once: they stay in the processor's cache until they are decoded."""
 
 
 def plan_chunks(
@@ -35,7 +33,7 @@ def plan_chunks(
         totals = np.concatenate([[0], np.cumsum(sizes)])
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
-            fits = int(np.searchsorted(totals, totals[begin] + MAX_CHUNK_BYTES, side="right")) - 1
+            fits = int(np.searchsorted(totals, totals[begin] + pace.size_bytes, side="right")) - 1
             until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
             yield Chunk(number=number, draws=draws[begin:until], size_bytes=int(totals[until] - totals[begin]))
             number += 1
