@@ -24,8 +24,8 @@ def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: i
             sharding says; `WorkerConfig.default_worker_config()` has the rank and world that fit.
         sharding: A `jax.sharding.Sharding` for every array, whose first dimension is the batch; or a function from an
             array to its sharding. Default: the default device (one process only).
-        buffer_size: Batches on the device at once: the one that was delivered last, and those that follow it. 2 overlaps
-            the copy of the next batch with the work on this one; 1 copies nothing ahead.
+        buffer_size: Batches on the device at once: the one that was delivered last, and those that follow it.
+            2 overlaps the copy of the next batch with the work on this one; 1 copies nothing ahead.
 
     Raises:
         ConfigError: There are several processes and no sharding.
@@ -158,3 +158,9 @@ class DeviceLoader(grain.DatasetIterator[Any]):
             self._buffer.clear()
             self._loader.close()
         super().close()
+
+    def __enter__(self) -> DeviceLoader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

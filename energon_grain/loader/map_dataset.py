@@ -84,10 +84,11 @@ class BatchMapDataset(grain.MapDataset[Any]):
             number %= len(self)
         steps = self._plan.remaining(0, 0)
         pass_number, step = (0, number) if steps is None else divmod(number, steps)
-        with self._stats.record_self_time():
+        statistics: Any = self._stats
+        with statistics.record_self_time():
             # An endless stream goes on where its virtual epochs end.
             batch = self._batch(pass_number, step if self._plan.length is not None else number)
-            return self._stats.record_output_spec(batch)
+            return statistics.record_output_spec(batch)
 
     def _getitems(self, indices: Any) -> list[Any]:
         return [self[index] for index in indices]
