@@ -100,6 +100,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         item = step * plan.global_batch
         first = share.first_at(item)
         positions = share.to_global(np.arange(first, first + plan.batch_size))
+        number = int(positions[0])
         valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
         if plan.length is not None and int(positions[-1]) >= plan.length:
             inside = positions < plan.length
@@ -119,7 +120,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
             samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
         else:
             self._statistics.succeeded()
-        batch = self._batches.make(samples, keys, item=int(positions[0]), pass_number=pass_number, valid=valid)
+        batch = self._batches.make(samples, keys, item=number, pass_number=pass_number, valid=valid)
         if batch is NO_BATCH:
             return None
         self._statistics.delivered(len(samples))

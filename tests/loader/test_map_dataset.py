@@ -1,0 +1,161 @@
+"""`BatchMapDataset` in pipelines that Grain drives."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import grain
+import numpy as np
+import pytest
+from absl import flags
+
+from energon_grain import ConfigError, SkipSample, TaskEncoder, get_loader, get_val_dataset
+from energon_grain.loader import BatchMapDataset
+
+Train = Callable[..., Any]
+
+
+def keys(batches: Any, steps: int | None = None) -> list[list[str]]:
+    found = []
+    for batch in batches:
+        found.append(list(batch.__key__))
+        if len(found) == steps:
+            break
+    return found
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"max_samples_per_sequence": None},
+    {"repeat": False},
+    {"repeat": False, "last_batch": "drop"},
+    {"repeat": False, "last_batch": "pad"},
+    {"virtual_epoch_length": 5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_the_batches_are_those_of_the_loader(train: Train, options: dict[str, Any], hosts: int) -> None:
+    for rank in range(hosts):
+        dataset = train(n=50, rank=rank, world_size=hosts, **options)
+        batches = BatchMapDataset(dataset)
+        loader = get_loader(dataset)
+        assert len(batches) == len(loader)
+        for number in range(3 * len(batches)):
+            try:
+                expected = next(loader)
+            except StopIteration:
+                expected = next(iter(loader))
+            batch = batches[number]
+            assert batch.__key__ == expected.__key__
+            assert batch.text == expected.text
+            assert batch.__restore_key__ == expected.__restore_key__
+            np.testing.assert_equal(batch.__valid__, expected.__valid__)
+        assert batches[-1].__key__ == batches[len(batches) - 1].__key__
+
+
+def test_validation_is_the_same_in_every_pass(text_dataset: Callable[..., Path]) -> None:
+    batches = BatchMapDataset(get_val_dataset(text_dataset(24), split_part="train", batch_size=7, limit=3))
+    assert len(batches) == 3
+    assert keys(batches) == keys(batches[number] for number in range(3, 6))
+
+
+def test_grain_knows_it_as_a_dataset(train: Train) -> None:
+    batches = BatchMapDataset(train())
+    assert isinstance(batches, grain.MapDataset)
+    assert "dataset/train" in str(batches)
+    expected = [batches[number].__key__ for number in range(12)]
+    assert keys(batches[2:8:2]) == expected[2:8:2]
+    assert keys(batches.slice(slice(1, None, 3)), 4) == expected[1::3]
+    assert batches[np.int64(3)].__key__ == expected[3]
+    assert [batch.__key__ for batch in batches._getitems([3, 1])] == [expected[3], expected[1]]
+    assert keys(batches.map(lambda batch: batch).repeat(2))[:12] == expected
+    mixed = grain.MapDataset.mix([batches, BatchMapDataset(train(seed=1))], weights=[2, 1])
+    assert mixed[0].__key__ == expected[0]
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+def test_copies_read_the_same(train: Train, copied: Callable[[Any], Any]) -> None:
+    batches = BatchMapDataset(train())
+    again = copied(batches)
+    assert keys([again[5], again[100]]) == keys([batches[5], batches[100]])
+    assert len(pickle.dumps(batches)) < 5000
+
+
+class KeysOnly(TaskEncoder):
+    """Some samples skipped; arrays only, so that batches can be compared and sent."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.__key__)
+        if number % 10 == 7:
+            raise SkipSample
+        return {"number": np.int64(number), "noise": self.rng.random()}
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+@pytest.mark.parametrize("options", [grain.ReadOptions(4, 8), grain.ReadOptions(0, 0)])
+def test_threads_change_nothing(train: Train, options: grain.ReadOptions) -> None:
+    batches = BatchMapDataset(train(task_encoder=KeysOnly(), batch_size=5))
+    expected = [batches[number] for number in range(30)]
+    iterator = iter(batches.repeat(4).to_iter_dataset(options))
+    for reference in expected[:10]:
+        np.testing.assert_equal(next(iterator), reference)
+    state = json.loads(json.dumps(iterator.get_state()))
+    iterator.close()
+    iterator = iter(batches.repeat(4).to_iter_dataset(options))
+    iterator.set_state(state)
+    for reference in expected[10:30]:
+        np.testing.assert_equal(next(iterator), reference)
+    iterator.close()
+
+
+def test_broken_samples_give_their_rows_to_neighbours_and_are_counted(train: Train) -> None:
+    dataset = train(n=24, broken=frozenset({0, 5}), shuffle_over_epochs_multiplier=None, repeat=False, batch_size=3)
+    batches = BatchMapDataset(dataset)
+    assert keys(batches.to_iter_dataset(grain.ReadOptions(2, 4)))[:3] == [
+        ["000001", "000001", "000002"],
+        ["000003", "000004", "000003"],
+        ["000006", "000007", "000008"],
+    ]
+    assert batches.stats()["dropped_total"] == 2
+    assert batches.stats()["batches"] == 8
+    # Nothing good in a batch: Grain leaves the step out.
+    dataset = train(n=24, broken=frozenset({3, 4, 5}), shuffle_over_epochs_multiplier=None, repeat=False, batch_size=3)
+    batches = BatchMapDataset(dataset)
+    assert batches[1] is None
+    assert len(keys(batches.to_iter_dataset())) == 7
+
+
+def test_output_after_checkpoints(train: Train) -> None:
+    dataset = BatchMapDataset(train(n=24, task_encoder=KeysOnly(), repeat=False, batch_size=5))
+    grain.experimental.assert_equal_output_after_checkpoint(dataset.to_iter_dataset(grain.ReadOptions(2, 4)))
+
+
+def test_worker_processes_of_grain(train: Train) -> None:
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    batches = BatchMapDataset(train(task_encoder=KeysOnly(), batch_size=5))
+    cloudpickle.register_pickle_by_value(sys.modules[KeysOnly.__module__])
+    options = grain.MultiprocessingOptions(num_workers=2)
+    iterator = iter(batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(options))
+    try:
+        for number in range(8):
+            np.testing.assert_equal(next(iterator), batches[number])
+    finally:
+        iterator.close()
+        cloudpickle.unregister_pickle_by_value(sys.modules[KeysOnly.__module__])
+
+
+def test_single_samples_are_refused(train: Train) -> None:
+    with pytest.raises(ConfigError, match=r"give a batch_size, or use EnergonDataSource"):
+        BatchMapDataset(train(batch_size=None))
