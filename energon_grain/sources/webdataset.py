@@ -251,8 +251,10 @@ class WebDatasetSource:
 
     def _check_shards(self, shard: Int64Array) -> None:
         """Compare size and end marker of shards that have not been read from before with the index."""
-        fresh = np.unique(shard[~self._verified[shard]])
-        for number in fresh.tolist():
+        verified = self._verified[shard]
+        if verified.all():
+            return
+        for number in np.unique(shard[~verified]).tolist():
             path, expected = self._paths[number], int(self._index.shard_bytes[number])
             actual = self._store.size(path)
             end = int(self._sample_start[int(self._index.shard_first[number + 1]) + number])

@@ -76,9 +76,8 @@ def test_threads_that_compete_for_few_files(paths: list[str], tmp_path: Path) ->
         rng = np.random.default_rng(seed)
         try:
             for _ in range(60):
-                ranges = [
-                    (int(f), int(a), int(a) + 50) for f, a in zip(rng.integers(0, 30, 8), rng.integers(0, 4900, 8))
-                ]
+                begins = rng.integers(0, 4900, 8).tolist()
+                ranges = [(file, at, at + 50) for file, at in zip(rng.integers(0, 30, 8).tolist(), begins, strict=True)]
                 assert read(store, paths, ranges) == [content(f, 5000)[a:b] for f, a, b in ranges]
                 most = max(most, open_below(tmp_path))
         except BaseException as error:

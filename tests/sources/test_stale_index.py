@@ -1,0 +1,124 @@
+"""Shards that changed after they were indexed are refused, with the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_grain.errors import IndexFileError, ReadError, StaleIndexError
+from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.testing import make_blob_dataset, write_tars
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """12 blobs of 40 kB in 3 shards: none small enough to be read with its neighbours."""
+    return make_blob_dataset(tmp_path / "blobs", n=12, shards=3, sample_bytes=40_000)
+
+
+def read_all(source: WebDatasetSource) -> list[bytes]:
+    return [raw.parts["bin"] for raw in source.read(np.arange(len(source)))]
+
+
+def longer(shard: Path) -> None:
+    with open(shard, "ab") as file:
+        file.write(bytes(512))
+
+
+def overwritten_end(shard: Path) -> None:
+    """Same size, but data where the archive ended: somebody appended a sample over the padding."""
+    with open(shard, "r+b") as file:
+        file.seek(4 * (512 + 40_448))
+        assert file.read(512) == bytes(512)
+        file.seek(-512, os.SEEK_CUR)
+        file.write(b"more.bin".ljust(512, b"\0"))
+
+
+def shorter(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(longer, "it has"), (shorter, "it has"), (overwritten_end, "there is data at its end marker @ 163840")],
+)
+def test_a_changed_shard(dataset: Path, change: Callable[[Path], None], found: str) -> None:
+    shard = dataset / "shard_001.tar"
+    change(shard)
+    source = WebDatasetSource(dataset)
+    assert len(source.read(np.arange(4))) == 4, "other shards are none of its business"
+    for _ in range(2):
+        with pytest.raises(StaleIndexError, match=rf"shard_001\.tar was indexed .* {found}.*`energon-grain prepare "):
+            source.read(np.array([5]))
+
+
+def test_the_command_mends_it(dataset: Path) -> None:
+    write_tars(dataset, [{"__key__": "new", "bin": b"new"}], name="shard_001.tar")
+    with pytest.raises(StaleIndexError, match=rf"`energon-grain prepare {dataset} --tar-index-only`"):
+        read_all(WebDatasetSource(dataset))
+    prepare_dataset(dataset, tar_index_only=True, num_workers=0)
+    assert len(read_all(WebDatasetSource(dataset))) == 9
+
+
+def test_a_missing_shard(dataset: Path) -> None:
+    (dataset / "shard_002.tar").unlink()
+    with pytest.raises(ReadError, match=r"cannot open .*shard_002\.tar: No such file"):
+        read_all(WebDatasetSource(dataset))
+
+
+def test_a_shard_that_shrinks_while_it_is_read(dataset: Path) -> None:
+    source = WebDatasetSource(dataset)
+    first = read_all(source)
+    os.truncate(dataset / "shard_000.tar", 50_000)
+    assert source.read(np.array([0]))[0].parts["bin"] == first[0]
+    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were asked for"):
+        source.read(np.array([1]))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"version": 1, "generation": "\xff"}', b"[]", b"null"])
+def test_a_damaged_header(dataset: Path, damage: bytes) -> None:
+    path = columnar_folder(dataset) / HEADER_NAME
+    path.write_bytes(damage)
+    with pytest.raises(IndexFileError, match=rf"^{path}: .*--force-overwrite"):
+        WebDatasetSource(dataset)
+
+
+@pytest.mark.parametrize("name", [".info.json", "header.json"])
+def test_no_byte_of_a_json_file_can_break_more_than_that(dataset: Path, name: str) -> None:
+    """Whatever single byte is damaged: either the samples as before, or one of our errors."""
+    path = columnar_folder(dataset) / name if name == HEADER_NAME else dataset / ".nv-meta" / name
+    good, expected = path.read_bytes(), read_all(WebDatasetSource(dataset))
+    rng = np.random.default_rng(0)
+    refused = 0
+    for at in range(0, len(good), 3):
+        bad = bytearray(good)
+        bad[at] = rng.choice([0x00, 0x22, 0x30, 0x39, 0x5C, 0x7B, 0x80, 0xFF])
+        path.write_bytes(bad)
+        try:
+            assert read_all(WebDatasetSource(dataset)) == expected
+        except (IndexFileError, ReadError):
+            refused += 1
+        path.write_bytes(good)
+    assert refused
+
+
+def test_part_names_and_keys_that_are_not_utf8(tmp_path: Path) -> None:
+    write_tars(tmp_path, [{"__key__": os.fsdecode(b"k\xff"), os.fsdecode(b"t\xfct"): b"payload"}], name="shärd.tar")
+    for _ in range(2):
+        source = WebDatasetSource(prepare(tmp_path))
+        (raw,) = source.read(np.array([0]))
+        assert (os.fsencode(raw.key), raw.shard) == (b"k\xff", "shärd.tar")
+        assert {os.fsencode(name): data for name, data in raw.parts.items()} == {b"t\xfct": b"payload"}
+        assert read_info(tmp_path).shard_counts == {"shärd.tar": 1}
+
+
+def prepare(root: Path) -> Path:
+    prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False, force_overwrite=True)
+    return root
