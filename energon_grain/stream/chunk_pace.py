@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from energon_grain.stream.chunk import Chunk, Encoded
 
-MAX_CHUNK = 4_096
+MAX_CHUNK = 8_192
 """Samples that are read at once."""
 CHUNK_SECONDS = 0.25
 """A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""

@@ -57,6 +57,7 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
     leaf = _leaf(leaf_node, seed, lanes, occurrence=0)
     return StreamSpec(
         seed=seed,
+        written_seed=(settings.seed, config.seed_offset),
         lanes=lanes,
         leaves=(leaf,),
         length=None if found.endless else len(leaf.leaf.source),

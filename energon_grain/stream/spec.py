@@ -76,7 +76,8 @@ class StreamSpec:
     """What `compile_dataset` makes of a dataset; what worker processes get.
 
     Attributes:
-        seed: 64-bit hash of the user's seed and seed offset.
+        seed: 64-bit hash of `written_seed`.
+        written_seed: The user's seed and seed offset.
         lanes: L.
         length: Positions of one pass; None: endless.
         sample_hooks: Hooks on each sample, in order, after it was made (and cooked).
@@ -89,6 +90,7 @@ class StreamSpec:
     """
 
     seed: int
+    written_seed: tuple[int, int]
     lanes: int
     leaves: tuple[LeafSpec, ...]
     length: int | None
@@ -115,7 +117,8 @@ class StreamSpec:
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
         return {
-            "seed": f"{self.seed:016x}",
+            "seed": self.written_seed[0],
+            "seed_offset": self.written_seed[1],
             "lanes": self.lanes,
             "endless": self.length is None,
             "leaves": {

@@ -1,6 +1,6 @@
 """Putting samples together into batches.
 
-Arrays, and nothing else, are stacked, the smaller ones padded with zeros at their ends; dictionaries, dataclasses and
+Arrays (numpy scalars among them), and nothing else, are stacked, the smaller ones padded with zeros at their ends; dictionaries, dataclasses and
 named tuples are entered; everything else, numbers and strings too, becomes a list. What happens to a field follows from
 its value in the first sample, so a batch costs a few operations a field and one list element a sample.
 """
@@ -200,6 +200,8 @@ def _by_type(batch: list[Any], where: str, arrays: Callable[..., Array], *, dele
         return batch
     if isinstance(first, np.ndarray):
         return arrays(batch, where=where)
+    if isinstance(first, np.generic) and arrays is batch_pad_stack:
+        return np.asarray(batch)  # numpy scalars are arrays without dimensions
     if delegate and is_dataclass(first) and hasattr(first, "from_samples"):
         return first.from_samples(batch)  # pyright: ignore[reportAttributeAccessIssue]
     columns = batch_columns(batch, where)

@@ -194,3 +194,10 @@ def test_results_own_their_memory():
     single = batch_pad_stack([source])
     single[:] = 5
     assert source[0, 0] == 1
+
+
+def test_numpy_scalars_are_stacked() -> None:
+    batch = generic_batch([{"label": np.int32(3), "number": 4}, {"label": np.int32(5), "number": 6}])
+    assert batch["label"].dtype == np.int32
+    assert batch["label"].tolist() == [3, 5]
+    assert batch["number"] == [4, 6]
