@@ -1,8 +1,9 @@
 """Putting samples together into batches.
 
-Arrays (numpy scalars among them), and nothing else, are stacked, the smaller ones padded with zeros at their ends; dictionaries, dataclasses and
-named tuples are entered; everything else, numbers and strings too, becomes a list. What happens to a field follows from
-its value in the first sample, so a batch costs a few operations a field and one list element a sample.
+Arrays (numpy scalars among them), and nothing else, are stacked, the smaller ones padded with zeros at their ends;
+dictionaries, dataclasses and named tuples are entered; everything else, numbers and strings too, becomes a list. What
+happens to a field follows from its value in the first sample, so a batch costs a few operations a field and one list
+element a sample.
 """
 
 from __future__ import annotations
