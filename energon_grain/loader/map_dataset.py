@@ -106,7 +106,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
             inside = positions < plan.length
             valid = inside if plan.pads else None
             positions = positions[inside] if plan.keeps else positions % plan.length
-        draws = self._spec.draw(positions, pass_number)
+        draws = self._spec.order.draw(positions, pass_number)
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
         samples, keys = encoded.outcomes, encoded.restore_keys
         if encoded.drops:

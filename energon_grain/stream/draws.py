@@ -24,6 +24,13 @@ class Draws:
     index: npt.NDArray[np.int64]
     epoch: npt.NDArray[np.int64]
 
+    def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp]]]:
+        """Each leaf that is drawn, and the places of its draws in ascending order."""
+        order = np.argsort(self.leaf, kind="stable")
+        leaves = self.leaf[order]
+        bounds = np.flatnonzero(np.diff(leaves)) + 1
+        return [(int(self.leaf[places[0]]), places) for places in np.split(order, bounds) if len(places)]
+
     def __len__(self) -> int:
         return len(self.leaf)
 

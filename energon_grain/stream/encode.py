@@ -52,8 +52,7 @@ class PureStage:
             outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
         else:
             outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
-            for leaf in np.unique(draws.leaf).tolist():
-                places = np.flatnonzero(draws.leaf == leaf)
+            for leaf, places in draws.by_leaf():
                 flow = self._encode(leaf, draws[places])
                 drops += len(flow.dropped)
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):

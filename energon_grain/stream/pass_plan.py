@@ -30,18 +30,19 @@ class PassPlan:
     pads: bool
 
     @classmethod
-    def of(cls, spec: StreamSpec, hosts: int) -> PassPlan:
-        """The plan of a compiled dataset on a number of hosts."""
+    def of(cls, spec: StreamSpec, hosts: int, pass_number: int = 0) -> PassPlan:
+        """The plan of one pass of a compiled dataset on a number of hosts."""
+        length = spec.order.length(pass_number)
         size = 1 if spec.batch is None else spec.batch.size
         bounds = [bound for bound in (spec.steps, spec.limit) if bound is not None]
         return cls(
             batch_size=size,
             global_batch=size * hosts,
-            length=spec.length,
+            length=length,
             steps=min(bounds) if bounds else None,
             drops_last=spec.batch is not None and spec.batch.last == "drop",
             keeps=hosts == 1 and (spec.batch is None or spec.batch.last == "keep"),
-            pads=spec.length is not None and spec.batch is not None and spec.batch.last == "pad",
+            pads=length is not None and spec.batch is not None and spec.batch.last == "pad",
         )
 
     def exhausted(self, item: int) -> bool:

@@ -22,12 +22,12 @@ def plan_chunks(
     spec: StreamSpec, sources: list[Source], share: Share, *, pass_number: int, first: int, pace: ChunkPace
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever)."""
-    end = local_end(spec, share)
+    end = local_end(spec, share, pass_number)
     number = 0
     plan_size = pace.samples
     while end is None or first < end:
         stop = first + plan_size if end is None else min(first + plan_size, end)
-        draws = spec.draw(share.to_global(np.arange(first, stop)), pass_number)
+        draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
         sizes = draw_sizes(draws, sources)
         begin = 0
         totals = np.concatenate([[0], np.cumsum(sizes)])
@@ -42,9 +42,10 @@ def plan_chunks(
         plan_size = min(plan_size * 4, MAX_PLAN)
 
 
-def local_end(spec: StreamSpec, share: Share) -> int | None:
+def local_end(spec: StreamSpec, share: Share, pass_number: int) -> int | None:
     """Positions that a pass has for this host; None: endless."""
-    return None if spec.length is None else share.first_at(spec.length)
+    length = spec.order.length(pass_number)
+    return None if length is None else share.first_at(length)
 
 
 def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
@@ -52,7 +53,6 @@ def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
     if len(sources) == 1:
         return sources[0].sizes(draws.index)
     sizes = np.empty(len(draws), np.int64)
-    for leaf in np.unique(draws.leaf).tolist():
-        places = np.flatnonzero(draws.leaf == leaf)
+    for leaf, places in draws.by_leaf():
         sizes[places] = sources[leaf].sizes(draws.index[places])
     return sizes

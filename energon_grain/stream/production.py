@@ -62,7 +62,7 @@ class Production:
         self._stage = stage
         self._batches = batches
         self._statistics = statistics
-        self._plan = PassPlan.of(spec, share.hosts)
+        self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
         self._progress = start
         self._ordered: OrderedWorkers | None = None
         self._processes: list[WorkerProcess] = []
@@ -89,7 +89,7 @@ class Production:
             drops=start.drops,
             chunks=encoded,
             first=local_first,
-            end=local_end(spec, share),
+            end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
             on_success=statistics.succeeded,
             patience=max(1000, 2 * sum(len(source) for source in stage.sources)),
@@ -174,13 +174,13 @@ class Production:
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
         """One good sample for each item beyond the pass: of position `item mod length`, or of the next good one."""
-        length = self._spec.length
+        length = self._plan.length
         assert length is not None
         found: list[tuple[Any, tuple[Any, ...]]] = []
         for item in items.tolist():
             for offset in range(length):
                 position = np.array([(item + offset) % length])
-                draws = self._spec.draw(position, self._progress.pass_number)
+                draws = self._spec.order.draw(position, self._progress.pass_number)
                 encoded = self._stage.run(Chunk(number=-1, draws=draws, size_bytes=0))
                 if not encoded.drops:
                     found.append((encoded.outcomes[0], encoded.restore_keys[0]))

@@ -62,7 +62,7 @@ class Stream:
         self._closed = False
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
-                f"a pass of {spec.length} samples has no complete batch of {self.plan.global_batch} "
+                f"a pass of {self.plan.length} samples has no complete batch of {self.plan.global_batch} "
                 f"({config.world_size} hosts): use a smaller batch, or last_batch='pad' or 'keep'"
             )
 
@@ -124,9 +124,10 @@ class Stream:
         progress = dataclasses.replace(
             self._progress, pass_number=self._progress.pass_number + 1, pass_step=0, ended=False
         )
-        if self.spec.length is not None:
+        if self.plan.length is not None:
             progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(progress.drops))
         self._progress = progress
+        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _start(self) -> None:
         production = Production(
@@ -179,6 +180,7 @@ class Stream:
             HostsError: The number of hosts does not fit its lanes.
         """
         progress = from_cursor(cursor, self.share)
+        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         if not allow_changes:
             check_fingerprint(cursor, self._fingerprint, self.spec.manifest())
         if not progress.history:
@@ -193,10 +195,11 @@ class Stream:
             )
             kept = tuple(old for old in progress.history if old[0] < progress.step)
             progress = dataclasses.replace(progress, history=(*kept, segment))
-        if not progress.ended and self.plan.over(progress.pass_step, progress.item):
+        if not progress.ended and plan.over(progress.pass_step, progress.item):
             progress = dataclasses.replace(progress, ended=True)
         self._stop()
         self._progress = progress
+        self.plan = plan
 
     def which(self, step: int) -> list[SampleRecord]:
         """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""

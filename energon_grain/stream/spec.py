@@ -8,16 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.datasets.nodes import LastBatch
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
-from energon_grain.stream.draws import Draws
-
-Int64Array = npt.NDArray[np.int64]
+from energon_grain.samplers.leaf_order import LeafOrder
+from energon_grain.stream.index_map import IndexMap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,40 +74,26 @@ class StreamSpec:
         seed: 64-bit hash of `written_seed`.
         written_seed: The user's seed and seed offset.
         lanes: L.
-        length: Positions of one pass; None: endless.
+        order: From positions to draws, and how long passes are.
         sample_hooks: Hooks on each sample, in order, after it was made (and cooked).
         batch: None: single samples are delivered.
         steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
         limit: Batches per host after which a pass ends; None: at its natural end.
-        same_pass: Every pass is pass 0 again.
+        mixture: How leaves are mixed, for the manifest; None: there is one.
         owner: The task encoder whose hooks run.
-        table: The kernel that draws all leaves.
     """
 
     seed: int
     written_seed: tuple[int, int]
     lanes: int
     leaves: tuple[LeafSpec, ...]
-    length: int | None
+    order: IndexMap
     sample_hooks: tuple[HookSpec, ...]
     batch: BatchSpec | None
     steps: int | None
     limit: int | None
-    same_pass: bool
+    mixture: dict[str, Any] | None
     owner: TaskEncoder | None
-    table: LeafTable
-
-    def draw(self, positions: Int64Array, pass_number: int) -> Draws:
-        """Draws of positions of one pass.
-
-        Args:
-            positions: (n,) in [0, length), or any where the stream is endless.
-            pass_number: 0 where the stream is endless.
-        """
-        child = positions if self.length is None else positions + self.length * (0 if self.same_pass else pass_number)
-        leaf = np.zeros(len(positions), np.int32)
-        index, epoch = self.table.draw(leaf, child)
-        return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
@@ -120,7 +101,8 @@ class StreamSpec:
             "seed": self.written_seed[0],
             "seed_offset": self.written_seed[1],
             "lanes": self.lanes,
-            "endless": self.length is None,
+            "endless": self.order.passes is None,
+            "mixture": self.mixture,
             "leaves": {
                 "/".join(leaf.key): {
                     "samples": len(leaf.leaf.source),

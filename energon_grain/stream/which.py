@@ -61,9 +61,10 @@ def which(
             f"which({step}): samples were dropped in this run, so which samples make a batch depends on data that was "
             f"read; ask a stream that was just restored from the nearest state before step {step}"
         )
-    pass_number, item, size = _place(plan, progress, step)
-    stop = item + size if spec.length is None else min(item + size, spec.length)
-    draws = spec.draw(np.arange(item, stop), pass_number)
+    pass_number, item, size = _place(spec, share, plan, progress, step)
+    length = spec.order.length(pass_number)
+    stop = item + size if length is None else min(item + size, length)
+    draws = spec.order.draw(np.arange(item, stop), pass_number)
     records: list[SampleRecord] = []
     for number, leaf, index, epoch in zip(
         range(item, stop), draws.leaf.tolist(), draws.index.tolist(), draws.epoch.tolist(), strict=True
@@ -85,7 +86,9 @@ def which(
     return records
 
 
-def _place(plan: PassPlan, progress: Progress, step: int) -> tuple[int, int, int]:
+def _place(
+    spec: StreamSpec, share: Share, plan: PassPlan, progress: Progress, step: int
+) -> tuple[int, int, int]:
     """(pass, first item, items) of a step."""
     history = progress.history
     number = max(at for at, segment in enumerate(history) if segment[0] <= step)
@@ -93,13 +96,12 @@ def _place(plan: PassPlan, progress: Progress, step: int) -> tuple[int, int, int
     ahead = step - start
     if plan.length is None:
         return 0, item + ahead * size, size
-    # A finite stream: walk to the pass of the step, whose number of steps depends on this segment's batch size.
-    scaled = dataclasses.replace(plan, global_batch=size)
-    left = scaled.remaining(pass_step, item)
-    whole = scaled.remaining(0, 0)
-    assert left is not None
-    assert whole is not None
-    if ahead < left:
-        return pass_number, item + ahead * size, size
-    passes, rest = divmod(ahead - left, whole)
-    return pass_number + 1 + passes, rest * size, size
+    # A finite stream: walk to the pass of the step. Passes may differ in length, and so in steps.
+    while True:
+        shape = dataclasses.replace(PassPlan.of(spec, share.hosts, pass_number), global_batch=size)
+        left = shape.remaining(pass_step, item)
+        assert left is not None
+        if ahead < left:
+            return pass_number, item + ahead * size, size
+        ahead -= left
+        pass_number, pass_step, item = pass_number + 1, 0, 0

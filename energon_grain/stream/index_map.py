@@ -1,0 +1,83 @@
+"""From positions of a stream to draws: routers over leaves, and where passes begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.samplers.leaf_order import LeafTable
+from energon_grain.samplers.routing import RouteTree
+from energon_grain.stream.draws import Draws
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Passes(Protocol):
+    """Where the passes of a finite stream lie among all its positions."""
+
+    def start(self, epoch: int) -> int:
+        """First position of a pass."""
+        ...
+
+    def length(self, epoch: int) -> int:
+        """Positions of a pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EqualPasses:
+    """Passes of one length."""
+
+    samples: int
+
+    def start(self, epoch: int) -> int:
+        """First position of a pass."""
+        return epoch * self.samples
+
+    def length(self, epoch: int) -> int:
+        """Positions of a pass."""
+        del epoch
+        return self.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexMap:
+    """The order of a stream, as arithmetic.
+
+    Attributes:
+        routes: From positions to leaves and their own positions; None: there is one leaf, whose positions they are.
+        table: Draws of all leaves.
+        passes: Of a finite stream; None: endless.
+        same_pass: Every pass is the first again.
+    """
+
+    routes: RouteTree | None
+    table: LeafTable
+    passes: Passes | None
+    same_pass: bool
+
+    def length(self, pass_number: int) -> int | None:
+        """Positions of a pass; None: endless."""
+        return None if self.passes is None else self.passes.length(self._counted(pass_number))
+
+    def draw(self, positions: Int64Array, pass_number: int) -> Draws:
+        """Draws of positions of one pass.
+
+        Args:
+            positions: (n,) in [0, length), or any from 0 on where the stream is endless.
+            pass_number: Of no meaning where the stream is endless.
+        """
+        if self.passes is not None:
+            positions = positions + self.passes.start(self._counted(pass_number))
+        if self.routes is None:
+            leaf, child = np.zeros(len(positions), np.int32), positions
+        else:
+            leaf, child = self.routes.route(positions)
+        index, epoch = self.table.draw(leaf, child)
+        return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
+
+    def _counted(self, pass_number: int) -> int:
+        return 0 if self.same_pass else pass_number
