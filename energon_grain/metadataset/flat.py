@@ -132,8 +132,9 @@ _Course = tuple[tuple[int, Fraction], ...]
 
 def _dissolve(blend: Blend, outer: _Course) -> Sequence[tuple[TreeNode, _Course]]:
     found: list[tuple[TreeNode, _Course]] = []
+    totals = [sum(weights) for _, weights in blend.schedule]
     for number, child in enumerate(blend.children):
-        own = tuple((start, weights[number] / sum(weights)) for start, weights in blend.schedule)
+        own = tuple((at[0], at[1][number] / total) for at, total in zip(blend.schedule, totals, strict=True))
         course = _times(outer, own)
         found.extend(_dissolve(child, course) if isinstance(child, Blend) else [(child, course)])
     return found

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.metadataset.documents import DatasetLoader, MetadatasetV2
+from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.load import load_document, load_metadataset
+from energon_grain.metadataset.references import AuxReference
+from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
+from energon_grain.metadataset.subset import Subset
+from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a V2 metadataset with the splits given as YAML."""
+
+    def write(name: str, splits: str) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        frame = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        file.write_text(frame + "\n".join("  " + line for line in splits.splitlines()))
+        return file
+
+    return write
+
+
+def load(file: Path, split_part: str = "train", **options: Any) -> TreeNode:
+    return load_metadataset(file, split_part=split_part, require_data=False, **options)
+
+
+def only_leaf(tree: TreeNode) -> LeafReference:
+    (leaf,) = leaves_of(tree)
+    assert isinstance(leaf, LeafReference)
+    return leaf
+
+
+def prepared(folder: Path) -> Path:
+    (folder / ".nv-meta").mkdir(parents=True)
+    (folder / ".nv-meta" / ".info.json").write_text('{"shard_counts": {}}')
+    return folder
+
+
+def test_paths_are_relative_to_the_file_that_has_them(write: Write, tmp_path: Path) -> None:
+    write("deep/sub.yaml", "train: {blend: [{path: ./a}, {path: ../b}, {path: /abs/c}, {path: msc://store/d}]}")
+    tree = load(write("meta.yaml", "train: {path: deep/sub.yaml}"))
+    leaves = [leaf for leaf in leaves_of(tree) if isinstance(leaf, LeafReference)]
+    assert [leaf.path for leaf in leaves] == [f"{tmp_path}/deep/a", f"{tmp_path}/b", "/abs/c", "msc://store/d"]
+    assert [leaf.written for leaf in leaves] == ["./a", "../b", "/abs/c", "msc://store/d"]
+    assert {leaf.through for leaf in leaves} == {("deep/sub.yaml",)}
+    assert str(leaves[1].place) == f"{tmp_path}/deep/sub.yaml: $.splits.train.blend[1]"
+
+
+def test_paths_of_a_relative_file_are_absolute(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("sets/meta.yaml", "train: {path: a}")
+    monkeypatch.chdir(tmp_path)
+    assert only_leaf(load(Path("sets/meta.yaml"))).path == str(tmp_path / "sets" / "a")
+
+
+def test_a_mapping_is_relative_to_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"__class__": "MetadatasetV2", "splits": {"train": {"path": "a"}}}
+    rooted = load_metadataset(content, split_part="train", root=tmp_path, require_data=False)
+    assert only_leaf(rooted).path == str(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    assert only_leaf(load_metadataset(content, split_part="train", require_data=False)).path == str(tmp_path / "a")
+
+
+def test_the_nearest_split_part_counts(write: Write) -> None:
+    write("sub.yaml", "train: {blend: [{path: a}, {path: b, split_part: x}]}\nval: {path: c}")
+    tree = load(write("meta.yaml", "train: {concat: [{path: sub.yaml}, {path: sub.yaml, split_part: val}, {path: d}]}"))
+    got = [(leaf.written, leaf.split_part) for leaf in leaves_of(tree) if isinstance(leaf, LeafReference)]
+    assert got == [("a", "train"), ("b", "x"), ("c", "val"), ("d", "train")]
+
+
+def test_the_outermost_subflavors_win(write: Write) -> None:
+    write("inner.yaml", "train: {path: a, subflavors: {a: 1, b: 1, c: {x: 1}}}")
+    write("middle.yaml", "train: {blend: [{path: inner.yaml, subflavors: {b: 2, c: {y: 2}, d: 2}}]}")
+    file = write("outer.yaml", "train: {path: middle.yaml, subflavors: {d: 3}}")
+    assert only_leaf(load(file)).subflavors == {"a": 1, "b": 2, "c": {"y": 2}, "d": 3}
+    assert only_leaf(load(file, subflavors={"a": 4})).subflavors["a"] == 4
+
+
+def test_passes_combine_over_levels(write: Write) -> None:
+    write("inner.yaml", "train: {path: a, shuffle_over_epochs_multiplier: 3}")
+    file = write("outer.yaml", "train: {path: inner.yaml, shuffle_over_epochs_multiplier: 2}")
+    assert only_leaf(load(file)).shuffle_over_epochs_multiplier == 6
+    assert only_leaf(load(file, shuffle_over_epochs_multiplier=-1)).shuffle_over_epochs_multiplier == -1
+    assert only_leaf(load(file, shuffle_over_epochs_multiplier=None)).shuffle_over_epochs_multiplier is None
+    with pytest.raises(ConfigError, match="shuffle_over_epochs_multiplier"):
+        load(file, shuffle_over_epochs_multiplier=0)
+
+
+def test_subsets_of_all_levels_compose(write: Write) -> None:
+    write("inner.yaml", "train: {blend: [{path: a, subset: {range: [10, 30]}}], subset: {range: [20%, 80%]}}")
+    file = write("outer.yaml", "train: {concat: [{path: inner.yaml, subset: {range: [25%, 75%]}}]}")
+    subset = only_leaf(load(file, subset=["0%", "50%"])).subset
+    assert subset is not None
+    assert subset.resolve(55) == (17, 20)
+    assert only_leaf(load(write("plain.yaml", "train: {path: a}"))).subset is None
+
+
+@pytest.mark.parametrize(
+    ("splits", "place"),
+    [
+        ("train: {blend: [{path: a}], subset: {range: [0, 1]}}", "$.splits.train.subset"),
+        ("train: {concat: [{path: a}], subset: {range: [0, 1]}}", "$.splits.train.subset"),
+        ("train: {blend: [{path: inner.yaml, subset: {range: [0, 1]}}]}", "$.splits.train.blend[0].subset"),
+    ],
+)
+def test_sample_numbers_are_for_single_datasets(write: Write, splits: str, place: str) -> None:
+    write("inner.yaml", "train: {path: a}")
+    with pytest.raises(ConfigError, match="single dataset") as caught:
+        load(write("meta.yaml", splits))
+    assert f"meta.yaml: {place}: " in str(caught.value)
+
+
+def test_the_program_counts_samples_of_a_single_dataset_only(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="single dataset"):
+        load(write("meta.yaml", "train: {path: a}"), subset=[0, 10])
+    leaf = load_metadataset(prepared(tmp_path / "a"), split_part="train", subset=[0, 10])
+    assert isinstance(leaf, LeafReference)
+    assert leaf.subset == Subset(absolute=(0, 10))
+
+
+def test_weights_and_repetitions_do_not_mix_along_a_path(write: Write) -> None:
+    write("weights.yaml", "train: {blend: [{path: a}]}\nval: {path: a}")
+    message = r"a `blend` cannot be inside the `blend_epochized` at .*meta\.yaml: \$\.splits\.train"
+    with pytest.raises(ConfigError, match=message):
+        load(write("meta.yaml", "train: {blend_epochized: [{path: weights.yaml}]}"))
+    with pytest.raises(ConfigError, match="cannot be inside"):
+        load(write("meta.yaml", "train: {blend: [{concat: [{blend_epochized: [{path: a}]}]}]}"))
+    load(write("meta.yaml", "train: {blend_epochized: [{path: weights.yaml, split_part: val}]}"))
+    load(write("meta.yaml", "train: {concat: [{blend: [{path: a}]}, {blend_epochized: [{path: b}]}]}"))
+
+
+def test_a_circle_is_told_with_its_files(write: Write, tmp_path: Path) -> None:
+    write("b.yaml", "train: {blend: [{path: x}, {path: c.yaml}]}")
+    write("c.yaml", "train: {path: ./b.yaml}")
+    file = write("a.yaml", "train: {path: b.yaml}")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    chain = " -> ".join(f"{tmp_path}/{name}.yaml [train]" for name in "abcb")
+    assert str(caught.value) == f"{tmp_path}/c.yaml: $.splits.train.path: the metadataset refers to itself: {chain}"
+
+
+def test_a_file_may_refer_to_another_of_its_splits(write: Write) -> None:
+    assert (
+        only_leaf(load(write("a.yaml", "train: {path: a.yaml, split_part: val}\nval: {path: x}"))).split_part == "val"
+    )
+
+
+def test_a_link_to_itself_is_a_circle(write: Write, tmp_path: Path) -> None:
+    file = write("a.yaml", "train: {path: link.yaml}")
+    os.symlink(file, tmp_path / "link.yaml")
+    with pytest.raises(ConfigError, match="refers to itself"):
+        load(file)
+
+
+def test_settings_of_datasets_are_refused_for_metadatasets(write: Write) -> None:
+    write("inner.yaml", "train: {path: a}")
+    for key in ("aux: {x: y}", "dataset_config: d.yaml", "split_config: s.yaml", "name: n"):
+        with pytest.raises(ConfigError, match=f"{key.split(':')[0]}: .*is a metadataset"):
+            load(write("meta.yaml", f"train: {{path: inner.yaml, {key}}}"))
+
+
+def test_a_nested_file_without_the_split_is_told(write: Write) -> None:
+    write("inner.yaml", "val: {path: a}")
+    with pytest.raises(ConfigError, match=r"inner\.yaml: \$\.splits: there is no split 'train'"):
+        load(write("meta.yaml", "train: {path: inner.yaml}"))
+
+
+def test_old_and_new_documents_nest(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(
+        "splits: {train: {datasets: [{path: new.yaml, weight: 3, subflavor: s}, {path: b}]}}"
+    )
+    write("new.yaml", "train: {blend: [{path: a, weight: 2}]}")
+    tree = load(write("meta.yaml", "train: {path: old.yaml}"))
+    assert isinstance(tree, Blend)
+    assert tree.schedule == ((0, (Fraction(3), Fraction(1))),)
+    assert isinstance(tree.children[0], Blend)
+    assert only_leaf(tree.children[0]).subflavors == {"__subflavor__": "s"}
+    # The older form is the default of a nested file, too, and its list is named in errors as it is written.
+    assert str(only_leaf(tree.children[1]).place) == f"{tmp_path}/old.yaml: $.splits.train.datasets[1]"
+
+
+def test_the_tree_has_the_shape_of_the_files(write: Write) -> None:
+    write("inner.yaml", "train: {blend_epochized: [{path: a, repetitions: 0.5}, {path: b}]}")
+    tree = load(write("meta.yaml", "train: {concat: [{path: inner.yaml}, {path: c}]}"))
+    assert isinstance(tree, Concat)
+    assert isinstance(tree.children[0], BlendEpochized)
+    assert tree.children[0].repetitions == (Fraction(1, 2), 1)
+    assert pickle.loads(pickle.dumps(tree)) == tree
+
+
+def test_joins_merge_their_levels(write: Write, tmp_path: Path) -> None:
+    file = write(
+        "meta.yaml",
+        """\
+train:
+  blend:
+    - weight: 2
+      join:
+        text: {path: a, split_part: own, subflavors: {a: 1, b: 1, c: 1}}
+        image: {path: b, nonmatch: skip, dataset_config: d.yaml}
+      joiner: {__module__: megatron.energon, __class__: CaptioningSample}
+      split_part: joined
+      subflavors: {b: 2, c: 2}
+      shuffle_over_epochs_multiplier: 2
+      subset: {range: [5, 10]}
+      name: pair
+""",
+    )
+    outer = write("outer.yaml", "train: {path: meta.yaml, subflavors: {c: 3}, subset: {range: [0%, 50%]}}")
+    (join,) = leaves_of(load(outer, shuffle_over_epochs_multiplier=3))
+    assert isinstance(join, Join)
+    assert join.split_part == "joined"
+    assert join.shuffle_over_epochs_multiplier == 6
+    assert join.subset is not None
+    assert join.subset.resolve(10) == (5, 7)
+    assert join.metadataset == str(file)
+    assert join.name == "pair"
+    text, image = join.members
+    assert (text.argument, text.nonmatch, text.leaf.split_part) == ("text", "error", "own")
+    assert (image.argument, image.nonmatch, image.leaf.split_part) == ("image", "skip", "joined")
+    assert text.leaf.subflavors == {"a": 1, "b": 2, "c": 3}
+    assert image.leaf.subflavors == {"b": 2, "c": 3}
+    assert image.leaf.path == str(tmp_path / "b")
+    assert image.leaf.dataset_config == "d.yaml"
+    assert str(image.leaf.place) == f"{file}: $.splits.train.blend[0].join.image"
+
+
+def test_only_folders_are_joined(write: Write) -> None:
+    write("inner.yaml", "train: {path: a}")
+    joiner = "joiner: {__module__: megatron.energon, __class__: CaptioningSample}"
+    with pytest.raises(ConfigError, match=r"join\[0\]\.path: .*can be joined, not a metadataset file"):
+        load(write("meta.yaml", f"train: {{join: [{{path: inner.yaml}}], {joiner}}}"))
+
+
+def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> None:
+    def fails(splits: str, says: str, error: type[Exception] = DatasetNotFoundError) -> None:
+        with pytest.raises(error) as caught:
+            load_metadataset(write("meta.yaml", splits), split_part="train")
+        assert str(caught.value).startswith(f"{tmp_path}/meta.yaml: $.splits.train")
+        assert says in str(caught.value)
+
+    prepared(tmp_path / "good")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "store" / ".nv-meta").mkdir(parents=True)
+    (tmp_path / "store" / ".nv-meta" / "index.sqlite").write_bytes(b"")
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    fails("train: {path: nothing}", "there is nothing there; run `energon-grain prepare")
+    fails("train: {path: empty}", "is not a prepared dataset")
+    fails("train: {path: nothing.yaml}", "nothing.yaml: no such file")
+    fails("train: {path: store}", "auxiliary store", ConfigError)
+    fails("train: {path: good, aux: {x: good}}", "filesystem://good")
+    fails("train: {path: good, aux: {x: filesystem://nothing}}", "no such folder")
+    fails("train: {path: x.jsonl, split_config: s.yaml}", "no `split_config`", ConfigError)
+    tree = load_metadataset(
+        write("meta.yaml", "train: {concat: [{path: good, aux: {x: store, y: filesystem://empty}}, {path: x.jsonl}]}"),
+        split_part="train",
+    )
+    good, lines = leaves_of(tree)
+    assert isinstance(good, LeafReference)
+    assert isinstance(lines, LeafReference)
+    assert (good.kind, lines.kind) == (DatasetKind.WEBDATASET, DatasetKind.JSONL)
+    assert good.aux == {
+        "x": AuxReference(path=str(tmp_path / "store")),
+        "y": AuxReference(kind="filesystem", path=str(tmp_path / "empty")),
+    }
+
+
+def test_a_dataset_by_itself_is_its_leaf(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "set")
+    document = load_document(folder)
+    assert isinstance(document, DatasetLoader)
+    leaf = load_metadataset(document, split_part="val", subflavors={"a": 1})
+    assert isinstance(leaf, LeafReference)
+    assert (leaf.path, leaf.written, leaf.split_part, leaf.subflavors) == (str(folder), "set", "val", {"a": 1})
+    with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
+        load_metadataset(tmp_path / "nothing", split_part="train")
+    own = DatasetLoader(path=str(folder), split_part="x", dataset_config="d.yaml")
+    leaf = load_metadataset(own, split_part="val")
+    assert isinstance(leaf, LeafReference)
+    assert (leaf.split_part, leaf.dataset_config) == ("x", "d.yaml")
+
+
+def test_documents_made_in_python_resolve(tmp_path: Path) -> None:
+    document = MetadatasetV2(path=tmp_path / "meta.yaml", splits={"train": {"path": "a"}})  # type: ignore[dict-item]
+    assert only_leaf(load_metadataset(document, split_part="train", require_data=False)).path == str(tmp_path / "a")
+
+
+def test_only_the_split_that_is_loaded_is_followed(write: Write) -> None:
+    load(write("meta.yaml", "train: {path: a}\nval: {path: nothing.yaml}"))
+
+
+passes = st.none() | st.just(-1) | st.integers(1, 50)
+
+
+@given(st.lists(passes, min_size=1, max_size=5))
+def test_passes_combine_like_the_rule(levels: list[int | None]) -> None:
+    combined: int | None = 1
+    for level in levels:
+        combined = combine_passes(combined, level)
+    if None in levels:
+        assert combined is None
+    elif -1 in levels:
+        assert combined == -1
+    else:
+        expected = 1
+        for level in levels:
+            expected *= level or 0
+        assert combined == expected
+
+
+tags = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), max_size=4)
+
+
+@given(st.lists(tags, min_size=1, max_size=5))
+def test_subflavors_merge_like_the_rule(levels: list[Mapping[str, int]]) -> None:
+    """Naively: for each key, the value of the outermost level that has it. Levels go from the outside in."""
+    merged: Mapping[str, Any] = {}
+    for level in levels:
+        merged = merge_subflavors(merged, level)
+    assert merged == {key: next(level[key] for level in levels if key in level) for level in levels for key in level}
+
+
+@given(st.lists(st.tuples(tags, passes, st.sampled_from([None, "x", "y"])), min_size=1, max_size=4))
+def test_files_nest_like_the_rules(
+    tmp_path_factory: pytest.TempPathFactory, levels: list[tuple[Any, Any, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("nest")
+    for number, (subflavors, multiplier, part) in enumerate(levels):
+        path = "leaf" if number == len(levels) - 1 else f"{number + 1}.yaml"
+        node = {
+            "path": path,
+            "subflavors": subflavors,
+            "shuffle_over_epochs_multiplier": multiplier,
+            "split_part": part,
+        }
+        content = {"__class__": "MetadatasetV2", "splits": dict.fromkeys(("train", "x", "y"), node)}
+        (folder / f"{number}.yaml").write_text(json.dumps(content))
+    leaf = only_leaf(load(folder / "0.yaml"))
+    expected: dict[str, Any] = {}
+    for subflavors, _, _ in reversed(levels):
+        expected.update(subflavors)
+    assert leaf.subflavors == expected
+    assert leaf.split_part == ([part for _, _, part in levels if part] or ["train"])[-1]
+    assert leaf.through == tuple(f"{number + 1}.yaml" for number in range(len(levels) - 1))
