@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from energon_grain.datasets.draw_context import Draw, current_draw
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+    from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
     from energon_grain.datasets.stateless import stateless
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
     from energon_grain.datasets.worker_config import WorkerConfig
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from energon_grain.loader.get_loader import get_loader, get_savable_loader
+    from energon_grain.metadataset.documents import DatasetLoader, DatasetLoaderInterface, Metadataset, MetadatasetV2
+    from energon_grain.metadataset.flat import traverse_metadataset
+    from energon_grain.metadataset.load import load_dataset
     from energon_grain.samples.batch import Batch
     from energon_grain.samples.crude import CrudeSample
     from energon_grain.samples.edataclass import edataclass
@@ -72,10 +76,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "BlendDataset",
+    "BlendEpochizedDataset",
     "CaptioningSample",
+    "ConcatDataset",
     "ConfigError",
     "Cooker",
     "CrudeSample",
+    "DatasetLoader",
+    "DatasetLoaderInterface",
     "DatasetNotFoundError",
     "DecodingError",
     "DefaultTaskEncoder",
@@ -92,6 +101,8 @@ __all__ = [
     "ImageSample",
     "IndexFileError",
     "InterleavedSample",
+    "Metadataset",
+    "MetadatasetV2",
     "MultiChoiceVQASample",
     "OCRSample",
     "RawBatch",
@@ -136,10 +147,12 @@ __all__ = [
     "get_train_dataset",
     "get_val_dataset",
     "homogeneous_concat_mix",
+    "load_dataset",
     "log_exception",
     "merge_cursors",
     "reraise_exception",
     "stateless",
+    "traverse_metadataset",
 ]
 
 _MODULES = {
@@ -148,10 +161,14 @@ _MODULES = {
     "datasets.draw_context": ("Draw", "current_draw"),
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset"),
+    "datasets.mixtures": ("BlendDataset", "BlendEpochizedDataset", "ConcatDataset"),
     "datasets.stateless": ("stateless",),
     "datasets.task_encoder": ("DefaultTaskEncoder", "TaskEncoder"),
     "datasets.worker_config": ("WorkerConfig",),
     "loader.get_loader": ("get_loader", "get_savable_loader"),
+    "metadataset.documents": ("DatasetLoader", "DatasetLoaderInterface", "Metadataset", "MetadatasetV2"),
+    "metadataset.flat": ("traverse_metadataset",),
+    "metadataset.load": ("load_dataset",),
     "samples.batch": ("Batch",),
     "samples.crude": ("CrudeSample",),
     "samples.edataclass": ("edataclass",),

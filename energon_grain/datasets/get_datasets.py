@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.from_metadataset import LeafOptions, training_dataset, validation_dataset
 from energon_grain.datasets.nodes import (
     BatchDataset,
     EpochizeDataset,
     LastBatch,
     LimitDataset,
     MapDataset,
-    RepeatDataset,
 )
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.subset_range import SubsetRange
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden_hook
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.metadataset.load import Source, load_metadataset
 
 
 def get_train_dataset(
-    path: str | os.PathLike[str],
+    path: Source,
     *,
     split_part: str = "train",
     worker_config: WorkerConfig | None = None,
@@ -43,7 +41,7 @@ def get_train_dataset(
     subset: Any = None,
     sample_type: type[Any] | None = None,
     part_filter: Callable[[str], bool] | Collection[str] | None = None,
-    dataset_config: str = "dataset.yaml",
+    dataset_config: str | None = None,
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
 ) -> SavableDataset:
@@ -53,7 +51,8 @@ def get_train_dataset(
     alone; `worker_config` decides who reads what, never what is read.
 
     Args:
-        path: Folder of a prepared dataset (`energon-grain prepare`).
+        path: Folder of a prepared dataset (`energon-grain prepare`), or a metadataset: a YAML file, its content as a
+            mapping, or a `MetadatasetV2` made in Python.
         split_part: Part of the split to read.
         worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
             says, without workers.
@@ -76,7 +75,7 @@ def get_train_dataset(
         subset: Range of samples, `[start, end]` in numbers or percent.
         sample_type: What the dataset must hold; checked.
         part_filter: Parts to read of a crude dataset: names, or a predicate.
-        dataset_config: Name of the dataset's configuration in `.nv-meta`.
+        dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
 
@@ -85,25 +84,26 @@ def get_train_dataset(
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
-    dataset: SavableDataset = LeafDataset(
+    options = LeafOptions(
         worker_config=worker_config,
-        path=os.fspath(path),
-        split_part=split_part,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        subset=None if subset is None else SubsetRange.parse(subset),
+        task_encoder=encoder,
         training=True,
         max_samples_per_sequence=max_samples_per_sequence,
         shuffle_buffer_size=shuffle_buffer_size,
         parallel_shard_iters=parallel_shard_iters,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        task_encoder=encoder,
+        dataset_config=dataset_config,
+        split_config=split_config,
         part_filter=part_filter,
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    if repeat:
-        dataset = RepeatDataset(worker_config=worker_config, dataset=dataset)
+    tree = load_metadataset(
+        path,
+        split_part=split_part,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        subset=subset,
+    )
+    dataset = training_dataset(tree, options, repeat=repeat)
     dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise ConfigError(
@@ -116,7 +116,7 @@ def get_train_dataset(
 
 
 def get_val_dataset(
-    path: str | os.PathLike[str],
+    path: Source,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
@@ -130,7 +130,7 @@ def get_val_dataset(
     subset: Any = None,
     sample_type: type[Any] | None = None,
     part_filter: Callable[[str], bool] | Collection[str] | None = None,
-    dataset_config: str = "dataset.yaml",
+    dataset_config: str | None = None,
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
 ) -> SavableDataset:
@@ -143,20 +143,17 @@ def get_val_dataset(
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
-    dataset: SavableDataset = LeafDataset(
+    options = LeafOptions(
         worker_config=worker_config,
-        path=os.fspath(path),
-        split_part=split_part,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        subset=None if subset is None else SubsetRange.parse(subset),
-        training=False,
-        shuffle_over_epochs_multiplier=None,
         task_encoder=encoder,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
         part_filter=part_filter,
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
+    dataset = validation_dataset(load_metadataset(path, split_part=split_part, subset=subset), options)
     dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
     if limit is not None:
         dataset = LimitDataset(worker_config=worker_config, dataset=dataset, length=limit)
@@ -165,6 +162,8 @@ def get_val_dataset(
 
 def _last_batch(last_batch: LastBatch | None, batch_drop_last: bool, worker_config: WorkerConfig) -> LastBatch:
     if last_batch is not None:
+        if last_batch not in ("keep", "drop", "pad"):
+            raise ConfigError(f"last_batch={last_batch!r}: 'keep', 'drop' or 'pad' is meant")
         if batch_drop_last and last_batch != "drop":
             raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
         return last_batch

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.subset_range import SubsetRange
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, resolve_class
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.metadataset.subset import Subset
 from energon_grain.sources.webdataset import PartFilter, WebDatasetSource
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -46,7 +46,7 @@ class LeafDataset(SavableDataset):
     split_part: str
     split_config: str | None = None
     dataset_config: str = "dataset.yaml"
-    subset: SubsetRange | None = None
+    subset: Subset | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: bool = True
     max_samples_per_sequence: int | None = None
@@ -97,7 +97,7 @@ class LeafDataset(SavableDataset):
         splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
         selected = select_shards(splits, config.split_part or self.split_part, info)
         total = sum(info.shard_counts[shard] for shard in selected.shards)
-        subset = SubsetRange.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
+        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
         start, stop = (0, total) if subset is None else subset.resolve(total)
         sample_type, field_map = self._sample_type(config, root)
         parts: PartFilter = self.part_filter

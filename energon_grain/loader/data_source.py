@@ -10,9 +10,9 @@ import numpy as np
 
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.subset_range import SubsetRange
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.metadataset.subset import Subset
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.draws import Draws
@@ -56,7 +56,7 @@ class EnergonDataSource:
             split_part=split_part,
             split_config=split_config,
             dataset_config=dataset_config,
-            subset=None if subset is None else SubsetRange.parse(subset),
+            subset=None if subset is None else Subset.parse(subset),
             training=False,
             shuffle_over_epochs_multiplier=None,
             task_encoder=task_encoder or DefaultTaskEncoder(),

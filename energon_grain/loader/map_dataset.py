@@ -17,6 +17,7 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.share import Share
 from energon_grain.stream.statistics import Statistics
@@ -48,6 +49,11 @@ class BatchMapDataset(grain.MapDataset[Any]):
     def _open(self) -> None:
         config = self._dataset.worker_config
         self._spec = compile_dataset(self._dataset)
+        if self._spec.order.passes is not None and not isinstance(self._spec.order.passes, EqualPasses):
+            raise ConfigError(
+                "BatchMapDataset needs passes of one length, but the epochs of a blend by fractional repetitions "
+                "differ by a sample: use repeat=True, or get_loader"
+            )
         if self._spec.batch is None:
             raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
         self._share = Share(config.rank, config.world_size, self._spec.lanes)

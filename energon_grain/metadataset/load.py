@@ -26,7 +26,7 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderIn
 """A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
 
 
-def load_document(source: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
+def load_dataset(source: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
     """Read a metadataset, or describe a dataset by itself. What it refers to is not opened.
 
     Args:
@@ -67,19 +67,19 @@ def load_metadataset(
     itself gives its leaf.
 
     Args:
-        source: As in `load_document`.
+        source: As in `load_dataset`.
         split_part: The split to load, and the part of datasets that name none.
         subflavors: Tags that override all others.
         shuffle_over_epochs_multiplier: Combined with those of all levels.
         subset: A range by percentages, taken of every leaf; by numbers too for a dataset by itself.
-        root: As in `load_document`.
+        root: As in `load_dataset`.
         require_data: Whether each dataset must exist on this machine and be prepared.
 
     Raises:
         ConfigError: A document is not valid or breaks a rule; names the file and the place in it.
         DatasetNotFoundError: A file or a dataset is missing; names the place of the reference.
     """
-    document = load_document(source, root=root)
+    document = load_dataset(source, root=root)
     passes = Passes().convert(
         shuffle_over_epochs_multiplier, Place("load_metadataset").at("shuffle_over_epochs_multiplier")
     )

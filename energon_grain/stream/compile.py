@@ -17,7 +17,8 @@ from energon_grain.datasets.stateless import failure_tolerance_of, restores_seed
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
+from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
+from energon_grain.stream.mixture import compile_mixture, mixture_leaves
 from energon_grain.stream.spec import BatchSpec, HookSpec, LeafSpec, StreamSpec
 
 DEFAULT_LANES = 48
@@ -25,15 +26,15 @@ DEFAULT_LANES = 48
 
 @dataclass(slots=True)
 class _Found:
-    """What a walk down the graph has met so far."""
+    """What a walk down the graph has met until it came to leaves, or mixtures of leaves."""
 
+    mixture: SavableDataset
     steps: int | None = None
     limit: int | None = None
     batch: BatchDataset | None = None
     batch_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
     sample_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
     endless: bool = False
-    leaf: LeafDataset | None = None
 
 
 def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> StreamSpec:
@@ -52,27 +53,30 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
     lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts or config.world_size)
     seed = fold(settings.seed, config.seed_offset)
     found = _walk(settings.dataset)
-    leaf_node = found.leaf
-    assert leaf_node is not None
-    leaf = _leaf(leaf_node, seed, lanes, occurrence=0)
+
+    def compile_leaf(node: LeafDataset, number: int, occurrence: int, runs: bool) -> LeafSpec:
+        return _leaf(node, seed, lanes, occurrence, runs)
+
+    order, leaves, mixture = compile_mixture(
+        found.mixture, compile_leaf, lanes=lanes, seed=seed, same_pass=settings.same_pass, endless=found.endless
+    )
     return StreamSpec(
         seed=seed,
         written_seed=(settings.seed, config.seed_offset),
         lanes=lanes,
-        leaves=(leaf,),
-        length=None if found.endless else len(leaf.leaf.source),
+        leaves=leaves,
+        order=order,
+        mixture=mixture,
         sample_hooks=tuple(reversed(found.sample_hooks)),
         batch=_batch(found),
         steps=found.steps,
         limit=found.limit,
-        same_pass=settings.same_pass,
-        owner=leaf_node.task_encoder,
-        table=LeafTable([leaf.order], lanes),
+        owner=mixture_leaves(found.mixture)[0].task_encoder,
     )
 
 
 def _walk(node: SavableDataset) -> _Found:
-    found = _Found()
+    found = _Found(mixture=node)
     while True:
         match node:
             case EpochizeDataset():
@@ -87,11 +91,9 @@ def _walk(node: SavableDataset) -> _Found:
                 found.sample_hooks.append(_hook(node.hook, node.map_fn, node.task_encoder))
             case RepeatDataset():
                 found.endless = True
-            case LeafDataset():
-                found.leaf = node
-                return found
             case _:
-                raise ConfigError(f"a {type(node).__name__} cannot stand here in a dataset")
+                found.mixture = node
+                return found
         node = node.dataset
 
 
@@ -123,21 +125,21 @@ def _hook(name: str, function: Callable[..., Any], owner: TaskEncoder | None) ->
     )
 
 
-def _leaf(node: LeafDataset, seed: int, lanes: int, occurrence: int) -> LeafSpec:
+def _leaf(node: LeafDataset, seed: int, lanes: int, occurrence: int, runs: bool) -> LeafSpec:
     resolved = node.resolve()
     key = (*node.identity, str(occurrence))
     cook = None if resolved.sample_type is not None else _cook(node, resolved)
     return LeafSpec(
         key=key,
         leaf=resolved,
-        order=_order(resolved.ordering, len(resolved.source), fold(seed, "leaf", *key), lanes),
+        order=_order(resolved.ordering, len(resolved.source), fold(seed, "leaf", *key), lanes, runs),
         cook=cook,
     )
 
 
-def _order(ordering: Ordering, samples: int, key: int, lanes: int) -> LeafOrder:
+def _order(ordering: Ordering, samples: int, key: int, lanes: int, runs: bool) -> LeafOrder:
     if not ordering.training or ordering.passes is None:
-        return LeafOrder(n=samples, key=key, shuffle=False)
+        return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
     window = 1
     if ordering.block is not None:
         window = window_blocks(block=ordering.block, lanes=lanes, shuffle_buffer_size=ordering.mixing)
@@ -148,6 +150,7 @@ def _order(ordering: Ordering, samples: int, key: int, lanes: int) -> LeafOrder:
         window=window,
         passes=1 if ordering.passes == -1 else ordering.passes,
         replacement=ordering.passes == -1,
+        runs=runs,
     )
 
 

@@ -119,15 +119,19 @@ class Stream:
         self._statistics.delivered(self.plan.batch_size)
         return batch
 
-    def _begin_pass(self) -> None:
-        self._stop()
+    def _next_pass(self) -> Progress:
+        """The beginning of the pass behind the current one."""
         progress = dataclasses.replace(
             self._progress, pass_number=self._progress.pass_number + 1, pass_step=0, ended=False
         )
         if self.plan.length is not None:
             progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(progress.drops))
-        self._progress = progress
-        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+        return progress
+
+    def _begin_pass(self) -> None:
+        self._stop()
+        self._progress = self._next_pass()
+        self.plan = PassPlan.of(self.spec, self.share.hosts, self._progress.pass_number)
 
     def _start(self) -> None:
         production = Production(
@@ -210,8 +214,15 @@ class Stream:
         return self._statistics.report()
 
     def __len__(self) -> int:
-        """Steps per host of the current pass; of one pass over the data where the stream is endless."""
-        return pass_steps(self.spec, self.plan, self._progress)
+        """Steps per host of the current pass, or of the next one where it is over.
+
+        Where the stream is endless: of one pass over the data.
+        """
+        progress, plan = self._progress, self.plan
+        if progress.ended:
+            progress = self._next_pass()
+            plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+        return pass_steps(self.spec, plan, progress)
 
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""

@@ -86,9 +86,7 @@ def which(
     return records
 
 
-def _place(
-    spec: StreamSpec, share: Share, plan: PassPlan, progress: Progress, step: int
-) -> tuple[int, int, int]:
+def _place(spec: StreamSpec, share: Share, plan: PassPlan, progress: Progress, step: int) -> tuple[int, int, int]:
     """(pass, first item, items) of a step."""
     history = progress.history
     number = max(at for at, segment in enumerate(history) if segment[0] <= step)

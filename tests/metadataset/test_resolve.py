@@ -16,7 +16,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.documents import DatasetLoader, MetadatasetV2
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_document, load_metadataset
+from energon_grain.metadataset.load import load_dataset, load_metadataset
 from energon_grain.metadataset.references import AuxReference
 from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
 from energon_grain.metadataset.subset import Subset
@@ -285,7 +285,7 @@ def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> No
 
 def test_a_dataset_by_itself_is_its_leaf(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "set")
-    document = load_document(folder)
+    document = load_dataset(folder)
     assert isinstance(document, DatasetLoader)
     leaf = load_metadataset(document, split_part="val", subflavors={"a": 1})
     assert isinstance(leaf, LeafReference)

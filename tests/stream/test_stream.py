@@ -84,7 +84,7 @@ class Oracle:
             for _ in range(1000):
                 position = rounds[lane] * spec.lanes + lane
                 rounds[lane] += 1
-                index = int(spec.draw(np.array([position]), 0).index[0])
+                index = int(spec.order.draw(np.array([position]), 0).index[0])
                 if index not in self.broken:
                     items.append(f"{index:06d}")
                     break

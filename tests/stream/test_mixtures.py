@@ -1,0 +1,305 @@
+"""Metadatasets, blends and concatenations, run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from energon_grain import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    ConfigError,
+    SavableDataset,
+    Stream,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+    merge_cursors,
+)
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.testing import make_text_dataset
+
+Folder = Path
+
+
+def quiet(error: Exception, sample: Any, sources: Any = None) -> None:
+    """An error handler that lets samples go without a word."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Datasets a (55 samples), b (31) and c (20, some of them broken)."""
+    root = tmp_path_factory.mktemp("mixture")
+    for name, n, broken in (("a", 55, ()), ("b", 31, ()), ("c", 20, (3, 4))):
+        make_text_dataset(root / name, n=n, shards=2, seed=n, broken=set(broken))
+        shards = list(read_info(root / name).shard_counts)
+        parts = {"train": shards, "val": shards}
+        (root / name / ".nv-meta" / "split.yaml").write_text(yaml.safe_dump({"split_parts": parts, "exclude": []}))
+    return root
+
+
+def write(folder: Folder, name: str, train: Any, **splits: Any) -> Path:
+    path = folder / name
+    content = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": train, **splits},
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def streams(path: Any, hosts: int = 1, batch_size: int = 5, **options: Any) -> list[Stream]:
+    arguments = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 24, **options}
+    return [
+        Stream.of(
+            get_train_dataset(
+                path,
+                worker_config=WorkerConfig(host, hosts, 0, global_error_handler=quiet),
+                batch_size=batch_size,
+                **arguments,
+            )
+        )
+        for host in range(hosts)
+    ]
+
+
+def rows(batch: Any) -> list[tuple[str, str]]:
+    """(leaf, key) of each sample of a batch."""
+    return [
+        (sources[0].dataset_path.rsplit("/", 1)[1], key)
+        for sources, key in zip(batch.__sources__, batch.__key__, strict=True)
+    ]
+
+
+def taken(stream: Stream, steps: int) -> list[tuple[str, str]]:
+    return [row for _ in range(steps) for row in rows(next(stream))]
+
+
+def test_a_blend_keeps_its_shares_after_any_prefix(folder: Folder) -> None:
+    path = write(folder, "blend.yaml", {"blend": [{"path": "a", "weight": 0.7}, {"path": "./b", "weight": 0.3}]})
+    [stream] = streams(path, batch_size=50)
+    assert stream.spec.order.length(0) is None
+    counts: Counter[str] = Counter()
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+    for place, (leaf, key) in enumerate(taken(stream, 60), 1):
+        counts[leaf] += 1
+        seen[leaf].append(key)
+        assert abs(counts["a"] - 0.7 * place) <= 19
+    # Inside the blend each leaf still goes over its samples evenly: passes may overlap by a few rounds of the lanes.
+    visits = Counter(seen["a"])
+    assert set(visits.values()) <= {37, 38, 39}
+
+
+def test_nested_files_flatten_and_tags_merge(folder: Folder) -> None:
+    write(folder, "inner.yaml", {"blend": [{"path": "a", "subflavors": {"x": 1, "y": 1}}, {"path": "b"}]})
+    path = write(
+        folder,
+        "outer.yaml",
+        {"blend": [{"path": "inner.yaml", "weight": 2, "subflavors": {"y": 2}}, {"path": "c", "weight": 2}]},
+    )
+    [stream] = streams(path, batch_size=20)
+    tags: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
+    for _ in range(60):
+        batch = next(stream)
+        for (leaf, _), subflavors in zip(rows(batch), batch.__subflavors__, strict=True):
+            counts[leaf] += 1
+            tags[leaf] = subflavors
+    assert tags["a"] == {"x": 1, "y": 2}
+    assert tags["b"] == {"y": 2}
+    assert counts["a"] == pytest.approx(300, abs=40)
+    assert counts["c"] == pytest.approx(600, abs=80)
+
+
+def test_an_epochized_blend_is_exact(folder: Folder) -> None:
+    path = write(
+        folder, "epochs.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b", "repetitions": 2}]}
+    )
+    [stream] = streams(path, repeat=False)
+    total: Counter[tuple[str, str]] = Counter()
+    for _ in range(10):
+        length = len(stream)
+        epoch = [row for batch in stream for row in rows(batch)]
+        assert length == -(-len(epoch) // 5)
+        counts = Counter(leaf for leaf, _ in epoch)
+        assert counts["a"] in (38, 39)
+        assert counts["b"] == 62
+        total.update(epoch)
+    assert {visits for (leaf, _), visits in total.items() if leaf == "a"} == {7}
+    assert {visits for (leaf, _), visits in total.items() if leaf == "b"} == {20}
+    [endless] = streams(path)
+    again: Counter[tuple[str, str]] = Counter(taken(endless, sum(total.values()) // 5))
+    assert sum(again.values()) == sum(total.values()) // 5 * 5
+    assert max(again.values()) <= 20
+
+
+def test_states_of_passes_of_different_length_restore(folder: Folder) -> None:
+    path = write(folder, "uneven.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.7}]})
+    [stream] = streams(path, repeat=False, batch_size=4)
+    told = [sorted(record.key for record in stream.which(step)) for step in range(40)]
+    batches: list[list[str]] = []
+    cursors: list[Any] = []
+    while len(batches) < 40:
+        for batch in stream:
+            batches.append(batch.__key__)
+            cursors.append(json.loads(json.dumps(stream.cursor())))
+            if len(batches) == 40:
+                break
+    assert [sorted(batch) for batch in batches] == told
+    for step in (3, 9, 17, 30):
+        [other] = streams(path, repeat=False, batch_size=4)
+        other.restore(cursors[step])
+        assert next(iter(other)).__key__ == batches[step + 1]
+
+
+@hypothesis_settings(max_examples=12)
+@given(
+    mixture=st.sampled_from(
+        [
+            {"blend": [{"path": "a", "weight": 3}, {"path": "b"}, {"path": "c", "weight": 0.5}]},
+            {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "c", "repetitions": 1.5}]},
+            {"concat": [{"path": "b"}, {"path": "c"}]},
+            {"blend": [{"concat": [{"path": "a"}, {"path": "b"}]}, {"path": "c"}]},
+            {
+                "blend": [{"path": "a"}, {"path": "b"}],
+                "schedule": [
+                    {"from_position": 0, "weights": [1, 0]},
+                    {"from_position": 60, "weights": [1, 3]},
+                ],
+            },
+        ]
+    ),
+    block=st.sampled_from([None, 4]),
+    hosts=st.sampled_from([2, 3, 8]),
+)
+def test_mixtures_are_the_same_sets_on_any_number_of_hosts(
+    folder: Folder, mixture: Any, block: int | None, hosts: int
+) -> None:
+    path = write(folder, "any.yaml", mixture)
+    options = {"max_samples_per_sequence": block}
+    [single] = streams(path, batch_size=24, **options)
+    several = streams(path, hosts, 24 // hosts, **options)
+    for step in range(14):
+        if step == 7:
+            cursor = merge_cursors([stream.cursor(with_manifest=True) for stream in several])
+            several = streams(path, 4, 6, **options)
+            for stream in several:
+                stream.restore(cursor)
+        assert sorted(rows(next(single))) == sorted(row for stream in several for row in rows(next(stream)))
+
+
+def test_a_schedule_changes_the_shares(folder: Folder) -> None:
+    steps = [{"from_position": 0, "weights": [1, 0]}, {"from_position": 240, "weights": [1, 3]}]
+    path = write(folder, "schedule.yaml", {"blend": [{"path": "a"}, {"path": "b"}], "schedule": steps})
+    [stream] = streams(path, batch_size=24)
+    leaves = [leaf for leaf, _ in taken(stream, 40)]
+    assert set(leaves[:240]) == {"a"}
+    assert leaves[240:].count("b") == pytest.approx(540, abs=20)
+
+
+def orders(dataset: Any) -> dict[str, list[str]]:
+    """The order of each leaf of a mixture, by itself."""
+    spec = dataset.spec
+    found: dict[str, list[str]] = {}
+    for number, leaf in enumerate(spec.leaves):
+        import numpy as np
+
+        index, _ = spec.order.table.draw(number, np.arange(40))
+        found["/".join(leaf.key)] = index.tolist()
+    return found
+
+
+def test_the_same_leaf_twice_has_two_orders_and_siblings_leave_others_alone(folder: Folder) -> None:
+    twice = write(folder, "twice.yaml", {"blend": [{"path": "a"}, {"path": "a"}]})
+    first, second = orders(streams(twice)[0]).values()
+    assert first != second
+    alone = orders(streams(write(folder, "one.yaml", {"blend": [{"path": "a"}, {"path": "b"}]}))[0])
+    more = orders(streams(write(folder, "more.yaml", {"blend": [{"path": "c"}, {"path": "b"}, {"path": "a"}]}))[0])
+    assert all(more[key] == order for key, order in alone.items())
+    named = write(folder, "named.yaml", {"blend": [{"path": "a", "name": "images"}, {"path": "b"}]})
+    renamed = write(folder, "renamed.yaml", {"blend": [{"path": "./a", "name": "images"}, {"path": "b"}]})
+    assert orders(streams(named)[0]) == orders(streams(renamed)[0])
+
+
+def test_validation_concatenates_all_leaves(folder: Folder) -> None:
+    blend = {"blend": [{"path": "a", "weight": 9}, {"path": "b"}]}
+    path = write(folder, "val.yaml", blend, val=blend)
+    dataset = get_val_dataset(path, batch_size=10, worker_config=WorkerConfig(0, 1))
+    assert len(dataset) == 9
+    passes = [[row for batch in dataset for row in rows(batch)] for _ in range(2)]
+    assert passes[0] == passes[1]
+    assert [leaf for leaf, _ in passes[0]] == ["a"] * 55 + ["b"] * 31
+    assert [key for _, key in passes[0]] == [f"{i:06d}" for i in [*range(55), *range(31)]]
+
+
+def test_an_old_metadataset_loads(folder: Folder) -> None:
+    path = folder / "v1.yaml"
+    path.write_text(
+        "__module__: megatron.energon\n__class__: Metadataset\nsplits:\n  train:\n    datasets:\n"
+        "      - {path: ./a, weight: 5, subflavor: old}\n      - {path: ./b}\n"
+    )
+    [stream] = streams(path, batch_size=12)
+    batch = next(stream)
+    tags = {leaf: tag for (leaf, _), tag in zip(rows(batch), batch.__subflavors__, strict=True)}
+    assert tags["a"] == {"__subflavor__": "old"}
+
+
+def test_mixtures_made_in_python_equal_those_of_files(folder: Folder) -> None:
+    path = write(folder, "py.yaml", {"blend": [{"path": "a", "weight": 0.25}, {"path": "b", "weight": 0.75}]})
+    content = yaml.safe_load(path.read_text())
+    for leaf, name in zip(content["splits"]["train"]["blend"], "ab", strict=True):
+        leaf["path"] = str(folder / name)
+        leaf["name"] = name
+    named = write(
+        folder,
+        "py-named.yaml",
+        {"blend": [{"path": "a", "weight": 0.25, "name": "a"}, {"path": "b", "weight": 0.75, "name": "b"}]},
+    )
+    assert taken(streams(content)[0], 20) == taken(streams(named)[0], 20)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "options", "message"),
+    [
+        ({"blend": [{"path": "a"}]}, {"repeat": False}, "a blend by weights has no end, so repeat=False"),
+        ({"concat": [{"blend": [{"path": "a"}]}, {"path": "b"}]}, {}, "nothing can follow it"),
+        (
+            {"concat": [{"blend_epochized": [{"path": "a", "repetitions": 0.7}]}, {"path": "b"}]},
+            {},
+            "cannot hold a blend by repetitions",
+        ),
+        ({"blend": [{"path": "a", "wieght": 2}]}, {}, r"\$\.splits\.train\.blend\[0\].*Did you mean `weight`"),
+        ({"blend": [{"path": "nowhere"}]}, {}, "nowhere"),
+    ],
+)
+def test_mistakes_are_named(folder: Folder, mixture: Any, options: Any, message: str) -> None:
+    path = write(folder, "mistake.yaml", mixture)
+    with pytest.raises((ConfigError, FileNotFoundError), match=message):
+        streams(path, **options)
+
+
+def test_mixtures_of_nothing_are_refused() -> None:
+    for mixture in (BlendDataset, BlendEpochizedDataset, ConcatDataset):
+        make: Callable[..., SavableDataset] = mixture
+        with pytest.raises(ConfigError, match="nothing to"):
+            make()
+
+
+def test_a_hundred_leaves_have_a_small_cursor(folder: Folder) -> None:
+    path = write(folder, "hundred.yaml", {"blend": [{"path": "abc"[i % 3], "weight": 1 + i} for i in range(100)]})
+    [stream] = streams(path, batch_size=32)
+    for _ in range(30):
+        next(stream)
+    assert len(stream.spec.leaves) == 100
+    assert len(json.dumps(stream.cursor())) < 1024
