@@ -165,6 +165,8 @@ def get_val_dataset(
 
 def _last_batch(last_batch: LastBatch | None, batch_drop_last: bool, worker_config: WorkerConfig) -> LastBatch:
     if last_batch is not None:
+        if last_batch not in ("keep", "drop", "pad"):
+            raise ConfigError(f"last_batch={last_batch!r}: 'keep', 'drop' or 'pad' is meant")
         if batch_drop_last and last_batch != "drop":
             raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
         return last_batch
