@@ -14,7 +14,6 @@ from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.seeds import seeded_globals
 from energon_grain.stream.spec import HookSpec
 
-
 _hook_key = lru_cache(maxsize=4096)(fold)
 """64-bit key of a hook's random numbers on a leaf."""
 
