@@ -36,6 +36,8 @@ def convert_fields(value: Any, target: type[Any]) -> Any:
     if isinstance(value, target):
         return value
     fields = fields_of(value)
+    if fields.get("__valid__", 0) is None:
+        del fields["__valid__"]  # a place for the mask of padded batches, which other types need not have
     if issubclass(target, dict):
         return target(fields)
     try:

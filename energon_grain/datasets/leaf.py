@@ -61,15 +61,13 @@ class LeafDataset(SavableDataset):
     trusted_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        multiplier = self.shuffle_over_epochs_multiplier
-        if multiplier is not None and multiplier != -1 and multiplier < 1:
-            raise ConfigError(
-                f"shuffle_over_epochs_multiplier={multiplier}: 1 or more, -1 (with replacement) or None (keep order)"
-            )
-        if self.max_samples_per_sequence is not None and self.max_samples_per_sequence < 1:
-            raise ConfigError(f"max_samples_per_sequence={self.max_samples_per_sequence}: 1 or more, or None")
-        if self.shuffle_buffer_size is not None and self.shuffle_buffer_size < 0:
-            raise ConfigError(f"shuffle_buffer_size={self.shuffle_buffer_size}: 0 or more, or None")
+        Ordering(
+            training=self.training,
+            passes=self.shuffle_over_epochs_multiplier,
+            block=self.max_samples_per_sequence,
+            mixing=self.shuffle_buffer_size,
+            blocks_in_lane=self.parallel_shard_iters,
+        )
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -107,7 +105,7 @@ class LeafDataset(SavableDataset):
             parts = _declared_parts(config.part_filter, root)
         decoder = None if config.raw_bytes else self.task_encoder.decoder
         if config.decoder is not None:
-            decoder = SampleDecoder(**config.decoder)
+            decoder = _declared_decoder(config.decoder, root)
         source = WebDatasetSource(
             root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
         )
@@ -130,6 +128,7 @@ class LeafDataset(SavableDataset):
             return theirs if name in said else own
 
         return Ordering(
+            said_by=f"{self.path}: " if said else "",
             training=bool(choose("training", self.training, config.training)),
             passes=choose("shuffle_over_epochs", self.shuffle_over_epochs_multiplier, config.shuffle_over_epochs),
             block=choose("max_samples_per_sequence", self.max_samples_per_sequence, config.max_samples_per_sequence),
@@ -160,6 +159,13 @@ class LeafDataset(SavableDataset):
         return sample_type, FieldMap.parse(config.field_map, sample_type)
 
 
+def _declared_decoder(options: Mapping[str, Any], root: Path) -> SampleDecoder:
+    try:
+        return SampleDecoder(**options)
+    except TypeError as error:
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
+
+
 def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
     if isinstance(declared, str):
         raise ConfigError(
@@ -174,6 +180,7 @@ class Ordering:
     """How a leaf's samples are ordered, once its own configuration was asked.
 
     Attributes:
+        said_by: Where the numbers come from, to begin a message with.
         training: Whether they are shuffled.
         passes: Passes that are shuffled as one; -1: with replacement; None: no shuffling.
         block: Consecutive samples that are read together; None: each sample by itself.
@@ -181,11 +188,25 @@ class Ordering:
         blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
     """
 
+    said_by: str = ""
     training: bool
     passes: int | None
     block: int | None
     mixing: int | None
     blocks_in_lane: int | None
+
+    def __post_init__(self) -> None:
+        if self.passes is not None and self.passes != -1 and self.passes < 1:
+            raise ConfigError(
+                f"{self.said_by}shuffle_over_epochs_multiplier={self.passes}: 1 or more, -1 (with replacement) or None "
+                f"(keep order)"
+            )
+        if self.block is not None and self.block < 1:
+            raise ConfigError(f"{self.said_by}max_samples_per_sequence={self.block}: 1 or more, or None")
+        if self.mixing is not None and self.mixing < 0:
+            raise ConfigError(f"{self.said_by}shuffle_buffer_size={self.mixing}: 0 or more, or None")
+        if self.blocks_in_lane is not None and self.blocks_in_lane < 1:
+            raise ConfigError(f"{self.said_by}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

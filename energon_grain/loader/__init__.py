@@ -60,3 +60,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"energon_grain.loader.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -57,7 +57,7 @@ class LocalFiles:
     merge_gap_bytes = 8192
     solo_bytes = 16384
 
-    def __init__(self, *, max_open_files: int = 48) -> None:
+    def __init__(self, *, max_open_files: int = 40) -> None:
         self._max_open_files = max_open_files
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, cast
 
-from energon_grain.errors import SkipSample
+from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Encoded
@@ -60,7 +60,13 @@ class SampleUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """Provenance, bound to this process's source; or a class of the script."""
         if isinstance(pid, str):
-            return attrgetter(pid)(sys.modules["__main__"])
+            try:
+                return attrgetter(pid)(sys.modules["__main__"])
+            except AttributeError as error:
+                raise WorkerError(
+                    f"a hook returned an instance of {pid}, which the script does not define at its top level, so that "
+                    f"it cannot be found in the main process; define it at the top level, or in a module"
+                ) from error
         number, index = pid
         return LazySources(self._sources[number], index)
 

@@ -16,6 +16,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError, StateError
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
+from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, from_cursor, to_cursor
 from energon_grain.stream.encode import PureStage
@@ -112,6 +113,8 @@ class Stream:
             self._progress = dataclasses.replace(self._progress, ended=True)
             self._stop()
             raise
+        except BufferClosed:
+            raise ValueError("the stream was closed while its next batch was waited for") from None
         except BaseException:
             # What failed is tried again by the next call, from the same place on.
             self._stop()

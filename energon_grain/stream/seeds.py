@@ -21,7 +21,8 @@ def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any]
         python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the hook uses the globals)
         seed = draw.seed
         random.seed(seed)
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002
+        # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
+        np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
         try:
             return function(value)
         finally:

@@ -7,6 +7,8 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from io import TextIOWrapper
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +23,7 @@ def main() -> None:
     """Serve chunks until the parent closes the pipe."""
     # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     arena = int(sys.argv[1])
     commands, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # Hooks that print must not write into the pipe of answers.
@@ -47,6 +50,13 @@ def main() -> None:
         except BaseException as error:
             result = portable_error(error)
         _answer(answers, arena, result, stage.sources)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A parent that was killed cannot end a worker that is busy in a hook; and nothing may stay behind."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _read(pipe: BinaryIO) -> bytes | None:

@@ -26,7 +26,11 @@ def run_script(tmp_path: Path) -> RunScript:
     """Runs a script as a user would: `run_script(source, *arguments, env={…})`."""
 
     def run(
-        source: str, *arguments: object, env: dict[str, str] | None = None, timeout_s: float = 60
+        source: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout_s: float = 60,
+        new_group: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(source)
@@ -38,6 +42,7 @@ def run_script(tmp_path: Path) -> RunScript:
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(env or {})},
             check=False,
+            process_group=0 if new_group else None,
         )
 
     return run

@@ -1,0 +1,149 @@
+"""The entry points: impossible arguments are refused where they are given, with what is meant instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_grain import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    SplitError,
+    TextSample,
+    VQASample,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+)
+
+MakeDataset = Callable[..., Path]
+TWO_HOSTS = WorkerConfig(rank=0, world_size=2)
+USUAL: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+
+
+def train(path: str | os.PathLike[str] = "nowhere", **arguments: Any) -> Any:
+    return get_train_dataset(path, **{**USUAL, **arguments})
+
+
+def keys(dataset: Any, batches: int | None = None) -> list[str]:
+    found: list[str] = []
+    for number, batch in enumerate(dataset):
+        if number == batches:
+            break
+        found += batch.__key__
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size=0: a positive number"),
+        ({"last_batch": "half"}, r"last_batch='half': 'keep', 'drop' or 'pad' is meant"),
+        ({"last_batch": "half", "batch_size": None}, r"last_batch='half'"),
+        ({"last_batch": "pad", "batch_drop_last": True}, r"batch_drop_last=True and last_batch='pad' contradict"),
+        ({"last_batch": "keep", "worker_config": TWO_HOSTS}, r"last_batch='keep' with 2 hosts.*'drop' or 'pad'"),
+        ({"max_samples_per_sequence": 0}, r"max_samples_per_sequence=0: 1 or more, or None"),
+        ({"shuffle_buffer_size": -1}, r"shuffle_buffer_size=-1: 0 or more, or None"),
+        ({"parallel_shard_iters": 0}, r"parallel_shard_iters=0: 1 or more, or None"),
+        ({"shuffle_over_epochs_multiplier": 0}, r"shuffle_over_epochs_multiplier=0: 1 or more, -1 .* or None"),
+        ({"shuffle_over_epochs_multiplier": -2}, r"shuffle_over_epochs_multiplier=-2"),
+        ({"virtual_epoch_length": -1}, r"virtual_epoch_length=-1 with repeat=True"),
+        ({"virtual_epoch_length": 5, "repeat": False}, r"virtual_epoch_length=5 with repeat=False: .* endless"),
+        ({"lanes": 0}, r"lanes=0: a positive number"),
+        ({"subset": [3, 1]}, r"subset \[3, 1\]: the range is empty"),
+    ],
+)
+def test_impossible_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"limit": 0}, r"limit=0: a positive number of batches, or None for all"),
+        ({"batch_size": -3}, r"batch_size=-3"),
+        ({"last_batch": "keep", "worker_config": TWO_HOSTS}, r"last_batch='keep' with 2 hosts"),
+        ({"subset": "10%"}, r"subset '10%': a range \[start, end\] of two values"),
+    ],
+)
+def test_impossible_arguments_of_validation(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        get_val_dataset("nowhere", **{"batch_size": 2, **arguments})
+
+
+def test_describing_reads_nothing() -> None:
+    dataset = train("/there/is/no/such/dataset")
+    assert dataset
+    with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
+        len(dataset)
+
+
+def test_what_the_dataset_lacks(text_dataset: MakeDataset, tmp_path: Path) -> None:
+    path = text_dataset(12)
+    with pytest.raises(SplitError, match=r"no split part 'test'"):
+        len(train(path, split_part="test"))
+    with pytest.raises(ConfigError, match=r"holds TextSample, but sample_type=VQASample was asked for"):
+        len(train(path, sample_type=VQASample))
+    assert len(train(path, sample_type=TextSample)) == 6
+    with pytest.raises(ConfigError, match=r"subset \[5, 13\]: the split part has 12 samples"):
+        len(train(path, subset=[5, 13]))
+    with pytest.raises(ConfigError, match=r"dataset\.yml"):
+        len(train(path, dataset_config="dataset.yml"))
+    with pytest.raises(SplitError, match=r"other\.yaml: no such split file; there is split\.yaml"):
+        len(train(path, split_config="other.yaml"))
+    with pytest.raises(DatasetNotFoundError, match=r"run `energon-grain prepare "):
+        len(train(tmp_path))
+    with pytest.raises(EmptyDatasetError, match=r"use a smaller batch, or last_batch="):
+        keys(train(path, batch_size=13, batch_drop_last=True, repeat=False))
+
+
+@pytest.mark.parametrize("form", [str, Path, lambda path: Path(os.path.relpath(path))])
+def test_paths(text_dataset: MakeDataset, form: Callable[[Any], Any]) -> None:
+    path = text_dataset(12)
+    assert keys(get_val_dataset(form(path), split_part="train", batch_size=5)) == [f"{i:06d}" for i in range(12)]
+    assert keys(train(form(path)), 6) == keys(train(path), 6)
+
+
+def test_lengths(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12)
+    assert len(train(path, batch_size=5)) == 2, "whole batches that one pass over the data makes"
+    assert len(train(path, batch_size=5, repeat=False)) == 3
+    assert len(train(path, batch_size=5, repeat=False, batch_drop_last=True)) == 2
+    assert len(train(path, batch_size=5, virtual_epoch_length=7)) == 7
+    assert len(train(path, batch_size=None, repeat=False)) == 12
+    assert len(get_val_dataset(path, split_part="train", batch_size=5, limit=2)) == 2
+    assert len(get_val_dataset(path, split_part="train", batch_size=5, worker_config=TWO_HOSTS)) == 2
+
+
+def test_a_whole_pass(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12)
+    everything = [f"{i:06d}" for i in range(12)]
+    once = train(path, batch_size=5, repeat=False)
+    assert keys(once) != everything
+    assert sorted(keys(once)) == everything
+    assert keys(once) == keys(once), "each `iter` over a description starts from the beginning"
+    assert keys(train(path, repeat=False, shuffle_over_epochs_multiplier=None)) == everything
+    limited = get_val_dataset(path, split_part="train", batch_size=5, limit=2)
+    assert keys(limited) == keys(limited) == everything[:10]
+    assert keys(get_val_dataset(path, split_part="train", batch_size=4, subset=["25%", "75%"])) == everything[3:9]
+
+
+def test_seeds(text_dataset: MakeDataset) -> None:
+    path = text_dataset(24)
+    orders = [
+        keys(train(path, seed=seed, worker_config=WorkerConfig(0, 1, seed_offset=offset)), 12)
+        for seed, offset in ((0, 0), (1, 0), (0, 1))
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_single_samples(text_dataset: MakeDataset) -> None:
+    samples = list(train(text_dataset(12), batch_size=None, repeat=False))
+    assert len(samples) == 12
+    assert all(type(sample) is TextSample for sample in samples)

@@ -1,0 +1,159 @@
+"""What a dataset's own configuration says, and what it cannot say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from energon_grain import ConfigError, UntrustedCodeError, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder
+from energon_grain.formats.commit_journal import JOURNAL, PREPARE_FOLDER
+from energon_grain.testing import make_captioning_dataset, make_text_dataset
+
+IN_ORDER = [f"{i:06d}" for i in range(12)]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return make_text_dataset(tmp_path / "text", n=12, shards=1)
+
+
+def say(root: Path, **content: Any) -> Path:
+    path = root / ".nv-meta" / "dataset.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **content}))
+    return root
+
+
+def train(root: Path, **options: Any) -> Any:
+    arguments = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    return get_train_dataset(root, **{**arguments, **options})
+
+
+def keys(dataset: Any) -> list[str]:
+    return [key for batch in dataset for key in batch.__key__]
+
+
+def test_it_overrides_the_order(dataset: Path) -> None:
+    assert keys(train(dataset)) != IN_ORDER
+    assert keys(train(say(dataset, shuffle_over_epochs=None))) == IN_ORDER
+    assert keys(train(say(dataset, shuffle_over_epochs=1))) != IN_ORDER
+    assert keys(train(say(dataset, training=False))) == IN_ORDER
+
+
+def test_it_overrides_blocks(dataset: Path) -> None:
+    asked_for = keys(train(dataset, max_samples_per_sequence=3))
+    assert asked_for != keys(train(dataset))
+    assert keys(train(say(dataset, max_samples_per_sequence=3))) == asked_for
+    assert keys(train(dataset, max_samples_per_sequence=1000)) == asked_for
+
+
+def test_it_overrides_the_subset(dataset: Path) -> None:
+    say(dataset, subset={"range": ["25%", "75%"]})
+    assert keys(get_val_dataset(dataset, split_part="train", batch_size=4)) == IN_ORDER[3:9]
+    assert keys(get_val_dataset(dataset, split_part="train", batch_size=4, subset=[0, 1])) == IN_ORDER[3:9]
+
+
+def test_split_part_and_split_file(dataset: Path) -> None:
+    meta = dataset / ".nv-meta"
+    (meta / "mine.yaml").write_text("split_parts: {mine: [shard_000.tar]}\nexclude: [shard_000.tar/000002]\n")
+    say(dataset, split_config="mine.yaml", split_part="mine")
+    assert keys(get_val_dataset(dataset, batch_size=4)) == IN_ORDER[:2] + IN_ORDER[3:]
+
+
+def test_subflavors(dataset: Path) -> None:
+    say(dataset, subflavors={"lang": "en"})
+    (batch,) = get_val_dataset(dataset, batch_size=12)
+    assert batch.__subflavors__ == [{"lang": "en"}] * 12
+
+
+def test_decoders(tmp_path: Path) -> None:
+    root = make_captioning_dataset(tmp_path / "captions", n=2, shards=1)
+
+    def image(**content: Any) -> Any:
+        return next(iter(get_val_dataset(say(root, **content), batch_size=None))).image
+
+    assert image().dtype == np.float32
+    assert type(image(decoder=None)) is bytes
+    ours = {"__module__": "megatron.energon", "__class__": "SampleDecoder", "image_decode": "rgb8"}
+    assert image(decoder=ours).dtype == np.uint8
+    with pytest.raises(ConfigError, match="decoder"):
+        image(decoder={**ours, "no_such_option": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"shuffle_over_epochs": 0}, r"text: shuffle_over_epochs_multiplier=0"),
+        ({"max_samples_per_sequence": 0}, r"text: max_samples_per_sequence=0"),
+        ({"feild_map": {}}, r"dataset\.yaml.*feild_map.*field_map"),
+        ({"subset": {"range": [5, 13]}}, r"the split part has 12 samples"),
+        ({"field_map": {"text": "nowhere"}}, r"text: field_map.*nowhere"),
+        ({"field_map": {"txt": "txt"}}, r"txt"),
+    ],
+)
+def test_impossible_configurations(dataset: Path, content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        len(train(say(dataset, **content)))
+
+
+def test_code_beside_the_data_is_not_run(dataset: Path) -> None:
+    path = dataset / ".nv-meta" / "dataset.yaml"
+    typed = yaml.safe_load(path.read_text())
+    code = {"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:wanted"}
+    path.write_text(yaml.safe_dump({"sample_type": typed["sample_type"], **code}))
+    with pytest.raises(ConfigError, match=r"`sample_loader` runs code that lies beside the data"):
+        len(train(dataset))
+    path.write_text(yaml.safe_dump(typed))
+    own = {"__module__": "my_samples", "__class__": "MySample"}
+    with pytest.raises(UntrustedCodeError, match=r"trusted_modules=\['my_samples'\]"):
+        len(train(say(dataset, sample_type=own)))
+
+
+def test_an_interrupted_prepare_is_finished_first(dataset: Path) -> None:
+    """The journal is there, half of the renames are done: whoever opens the dataset does the rest."""
+    meta, staged = dataset / ".nv-meta", dataset / PREPARE_FOLDER / "staged-abc"
+    (staged / ".nv-meta").mkdir(parents=True)
+    new = {"split_parts": {"train": ["shard_000.tar"], "new": ["shard_000.tar"]}, "exclude": ["shard_000.tar/000000"]}
+    (staged / ".nv-meta" / "split.yaml").write_text(json.dumps(new))
+    shutil.copy(meta / "dataset.yaml", staged / ".nv-meta" / "dataset.yaml")
+    os.unlink(meta / "dataset.yaml")
+    journal = {"version": 1, "staged": "staged-abc", "remove": [".nv-meta/old"]}
+    journal["put"] = [".nv-meta/dataset.yaml", ".nv-meta/split.yaml"]
+    (meta / "old").write_text("obsolete")
+    (dataset / JOURNAL).write_text(json.dumps(journal))
+    assert keys(get_val_dataset(dataset, split_part="new", batch_size=4)) == IN_ORDER[1:]
+    assert not (dataset / JOURNAL).exists()
+    assert not staged.exists()
+    assert not (meta / "old").exists()
+
+
+def test_identities_do_not_depend_on_where_the_data_lies(dataset: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "text"
+    shutil.copytree(dataset, moved)
+    assert keys(train(moved)) == keys(train(dataset))
+    renamed = tmp_path / "renamed"
+    shutil.copytree(dataset, renamed)
+    assert keys(train(renamed)) != keys(train(dataset))
+
+
+def test_the_occurrence_and_the_name_are_identities() -> None:
+    def leaf(**options: Any) -> LeafDataset:
+        return LeafDataset(
+            worker_config=WorkerConfig(0, 1),
+            path="a/b",
+            split_part="train",
+            task_encoder=DefaultTaskEncoder(),
+            **options,
+        )
+
+    assert leaf().identity == ("path", "b", "train", "")
+    assert leaf(written="../b").identity == ("path", "../b", "train", "")
+    assert leaf(name="mine").identity == ("name", "mine")

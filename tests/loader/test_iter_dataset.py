@@ -1,0 +1,98 @@
+"""`BatchIterDataset` below Grain's own transformations."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+
+from energon_grain import ConfigError, DefaultTaskEncoder, get_loader
+from energon_grain.loader import BatchIterDataset, SavableDataLoader
+
+Train = Callable[..., Any]
+BROKEN = frozenset({3, 11})
+
+
+class Numbers(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"number": np.int64(sample.__key__), "noise": self.rng.random()}
+
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "number": batch["number"] * 2}
+
+
+def pipelines(dataset: Any) -> dict[str, grain.IterDataset[Any]]:
+    batches = BatchIterDataset(dataset)
+    return {
+        "plain": batches,
+        "map": batches.map(doubled),
+        "thread": grain.experimental.ThreadPrefetchIterDataset(batches.map(doubled), prefetch_buffer_size=2),
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "map", "thread"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_checkpoints_between_transformations(train: Train, kind: str, num_workers: int) -> None:
+    def fresh() -> Any:
+        return iter(pipelines(train(broken=BROKEN, task_encoder=Numbers(), num_workers=num_workers))[kind])
+
+    iterator = fresh()
+    states, batches = [], []
+    for _ in range(14):
+        states.append(json.dumps(iterator.get_state()))
+        batches.append(next(iterator))
+    iterator.close()
+    for step in (0, 6, 9):
+        other = fresh()
+        other.set_state(json.loads(states[step]))
+        for expected in batches[step : step + 4]:
+            np.testing.assert_equal(next(other), expected)
+        other.close()
+
+
+@pytest.mark.parametrize("kind", ["plain", "map", "thread"])
+def test_grains_own_check_of_checkpoints(train: Train, kind: str) -> None:
+    dataset = pipelines(train(n=24, task_encoder=Numbers(), repeat=False, batch_size=5))[kind]
+    grain.experimental.assert_equal_output_after_checkpoint(dataset)
+
+
+class ThroughJson(grain.IterDataset[Any]):
+    """States go through JSON on their way, as they do in a checkpoint."""
+
+    def __iter__(self) -> Any:
+        iterator = self._parent.__iter__()
+        get_state = iterator.get_state
+        iterator.get_state = lambda: json.loads(json.dumps(get_state()))
+        return iterator
+
+
+def test_grains_own_check_through_json(train: Train) -> None:
+    dataset = BatchIterDataset(train(n=24, task_encoder=Numbers(), virtual_epoch_length=6, batch_size=5))
+    grain.experimental.assert_equal_output_after_checkpoint(ThroughJson(dataset))
+
+
+def test_each_iteration_is_a_loader_of_its_own(train: Train) -> None:
+    dataset = BatchIterDataset(train())
+    assert isinstance(dataset, grain.IterDataset)
+    first, second = iter(dataset), iter(dataset)
+    assert isinstance(first, SavableDataLoader)
+    assert isinstance(first, grain.DatasetIterator)
+    assert next(first).__key__ == next(second).__key__ == next(iter(get_loader(train()))).__key__
+    for again in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert next(iter(again)).__key__ == next(iter(dataset)).__key__
+
+
+def test_processes_above_are_refused(train: Train) -> None:
+    with pytest.raises(ConfigError, match=r"worker_type='process'.*BatchMapDataset"):
+        BatchIterDataset(train()).set_slice(slice(0, None, 2))
+    BatchIterDataset(train()).set_slice(slice(0, None, 1))

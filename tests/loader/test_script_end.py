@@ -1,0 +1,95 @@
+"""Scripts without a main guard that leave their loop and end: nothing on stderr, nothing left behind, at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+RunScript = Callable[..., Any]
+
+SCRIPT = """
+import sys, time
+from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+
+path, worker_type, num_workers, end = sys.argv[1:]
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        time.sleep(0.002)
+        return sample
+
+def dataset():
+    return get_train_dataset(
+        path, batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, task_encoder=Encoder(),
+        worker_config=WorkerConfig(0, 1, int(num_workers), worker_type=worker_type),
+    )
+
+if end == "loader":
+    from energon_grain import get_loader as make
+else:
+    make = Stream.of
+
+loader = make(dataset())
+for number, batch in enumerate(loader):
+    if number == 5:
+        break
+if end == "deleted":
+    del loader
+elif end == "cycle":
+    class Trainer:
+        pass
+    trainer = Trainer()
+    trainer.self, trainer.loader = trainer, loader
+    del trainer, loader
+elif end == "direct":
+    del loader
+    for batch in dataset():
+        break
+elif end == "exit":
+    import os
+    sys.exit(3)
+print("ended", time.time())
+"""
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("num_workers", "end"),
+    [(0, "referenced"), (1, "deleted"), (2, "referenced"), (2, "cycle"), (1, "exit"), (0, "direct")],
+)
+def test_nothing_is_said_and_nothing_stays(
+    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str, num_workers: int, end: str
+) -> None:
+    if num_workers == 0 and worker_type == "process":
+        pytest.skip("no worker, no process")
+    check(run_script, text_dataset(53), worker_type, num_workers, end)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_the_loader_at_the_end_of_a_script(
+    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str
+) -> None:
+    check(run_script, text_dataset(53), worker_type, 2, "loader")
+
+
+def check(run_script: RunScript, path: Path, worker_type: str, num_workers: int, end: str) -> None:
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    done = run_script(SCRIPT, path, worker_type, num_workers, end)
+    assert done.stderr == ""
+    assert done.returncode == (3 if end == "exit" else 0)
+    if end != "exit":
+        assert time.time() - float(done.stdout.split()[1]) < 6
+    assert not [p for p in psutil.process_iter(["cmdline"]) if is_worker(p)]
+    if Path("/dev/shm").is_dir():
+        assert {name for name in set(os.listdir("/dev/shm")) - before if "energon" in name} == set()
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Whether a worker process has lost its parent."""
+    return "energon_grain.stream.worker_process" in " ".join(process.info["cmdline"] or []) and process.ppid() == 1

@@ -1,0 +1,243 @@
+"""Process workers under a loader: what they survive, and what is said when they do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from energon_grain import TaskEncoder, WorkerError, get_loader
+
+Train = Callable[..., Any]
+RunScript = Callable[..., Any]
+
+MAIN = """
+import dataclasses, os, sys, time
+import numpy as np
+from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+
+@dataclasses.dataclass
+class Mine:
+    key: str
+    array: np.ndarray
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+OFFSET = 3
+
+class Inner:
+    def __init__(self, value):
+        self.value = value
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        print("printed by a hook")
+        os.write(1, b"written by a library\\n")
+        if sample.__key__ == "000007":
+            raise Odd(1, 2)
+        if sample.__key__ == "000008":
+            raise Odd(1, 2) from ValueError(sys)
+        return Mine(sample.__key__, np.arange(OFFSET)), Inner(sample.text)
+
+    def batch(self, samples):
+        return samples
+
+errors = []
+
+def handler(error, sample, sources):
+    errors.append((type(error).__name__, str(error), sample.__key__, [source.index for source in sources]))
+    assert not in_process or "in encode_sample" in error.__notes__[0]
+
+def batches(num_workers):
+    errors.clear()
+    config = WorkerConfig(0, 1, num_workers, worker_type="process", global_error_handler=handler)
+    with Stream.of(get_train_dataset(
+        sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, task_encoder=Encoder(),
+        worker_config=config,
+    )) as stream:
+        found = []
+        for _ in range(20):
+            found.append([(mine.key, mine.array.tolist(), inner.value) for mine, inner in next(stream)])
+        return found, stream.stats()["dropped"], list(errors)
+
+in_process = True
+with_workers = batches(1)
+in_process = False
+without = batches(0)
+assert with_workers == without, (with_workers[1:], without[1:])
+assert without[2] == [("Odd", "1 and 2", key, [int(key)]) for _, _, key, _ in without[2]] and len(without[2]) >= 2
+"""
+
+
+def test_hooks_and_types_of_a_script_without_main_guard(
+    text_dataset: Callable[..., Path], run_script: RunScript
+) -> None:
+    done = run_script(MAIN, text_dataset(53))
+    assert done.returncode == 0, done.stderr
+    assert set(done.stderr.splitlines()) == {"printed by a hook", "written by a library"}
+
+
+class Slow(TaskEncoder):
+    """Hooks that run for a long time when a file says so: in all processes, or in that whose number it holds."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def encode_sample(self, sample: Any) -> Any:
+        while self.flag.exists() and self.flag.read_text() in ("", str(os.getpid())):
+            time.sleep(0.01)
+        return sample
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "worker_process" in " ".join(p.cmdline())]
+
+
+def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: Path) -> None:
+    flag = tmp_path / "slow"
+    reference = get_loader(train())
+    loader = get_loader(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
+    for _ in range(3):
+        assert next(loader).__key__ == next(reference).__key__
+    [first, *_] = children()
+    flag.write_text(str(first.pid))
+    first.kill()
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker process 0 \(pid {first.pid}\) was killed by signal 9") as info:
+        while True:
+            assert next(loader).__key__ == next(reference).__key__
+    assert time.monotonic() - start < 8
+    assert "out of memory" in str(info.value)
+    assert children() == []
+    # The loader goes on where it stopped, with new workers.
+    flag.unlink()
+    other = get_loader(train())
+    other.set_state(loader.get_state())
+    for _ in range(5):
+        assert next(loader).__key__ == next(other).__key__
+    loader.close()
+    assert children() == []
+
+
+def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> None:
+    flag = tmp_path / "slow"
+    flag.touch()
+    loader = get_loader(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
+    failed: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(loader)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    while len(children()) < 2:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    start = time.monotonic()
+    loader.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert time.monotonic() - start < 5
+    assert children() == []
+    assert [type(error) for error in failed] == [ValueError]
+
+
+class Unpicklable(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return {"key": sample.__key__, "lock": threading.Lock()}
+
+
+def test_results_that_cannot_be_sent_are_told(train: Train) -> None:
+    loader = get_loader(train(num_workers=1, worker_type="process", task_encoder=Unpicklable()))
+    with pytest.raises(WorkerError, match=r"what the hooks returned cannot be sent .*lock.*worker_type='thread'"):
+        next(loader)
+    loader.close()
+
+
+class HoldsALock(TaskEncoder):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+def test_hooks_that_cannot_be_sent_are_told(train: Train) -> None:
+    loader = get_loader(train(num_workers=1, worker_type="process", task_encoder=HoldsALock()))
+    with pytest.raises(WorkerError, match=r"cannot be sent to worker processes: .*lock.*inside the hook"):
+        next(loader)
+    loader.close()
+
+
+class Arrays(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.__key__)
+        return {
+            "large": np.full((number % 5) * 10_000, number, np.float32),
+            "strided": np.arange(20)[::2],
+            "fortran": np.asfortranarray(np.eye(3)),
+            "objects": np.array([None, "x"], object),
+            "text": sample.text,
+        }
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_arrays_arrive_whole_and_writable(train: Train) -> None:
+    descriptors = psutil.Process().num_fds()
+    plain = get_loader(train(task_encoder=Arrays()))
+    loader = get_loader(train(task_encoder=Arrays(), num_workers=1, worker_type="process"))
+    for _ in range(15):
+        batch = next(loader)
+        np.testing.assert_equal(batch, next(plain))
+        for sample in batch:
+            sample["large"] += 1
+            sample["fortran"][0] = 5
+    loader.close()
+    plain.close()
+    assert psutil.Process().num_fds() <= descriptors + 1
+    assert not [name for name in os.listdir("/dev/shm") if "energon" in name]
+
+
+ORPHAN = """
+import sys, time
+from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        print("busy", flush=True)
+        time.sleep(60)
+
+dataset = get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, task_encoder=Encoder(),
+    worker_config=WorkerConfig(0, 1, 1, worker_type="process"),
+)
+next(Stream.of(dataset))
+"""
+
+
+def test_a_busy_worker_ends_with_a_killed_parent(text_dataset: Callable[..., Path]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", ORPHAN, str(text_dataset(53))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as parent:
+        assert parent.stderr is not None
+        assert parent.stderr.readline() == b"busy\n"
+        [worker] = psutil.Process(parent.pid).children()
+        parent.kill()
+        psutil.wait_procs([worker], timeout=10)
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE

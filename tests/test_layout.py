@@ -1,0 +1,120 @@
+"""The rules of the house that a linter does not know."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import energon_grain
+from energon_grain import errors
+
+PACKAGE = Path(energon_grain.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_files_are_short() -> None:
+    assert {name_of(path): lines_of(path) for path in MODULES if lines_of(path) > 400} == {}
+    assert statistics.median(map(lines_of, MODULES)) <= 160
+
+
+def test_files_are_named_by_their_concept() -> None:
+    assert [name_of(path) for path in MODULES if FORBIDDEN_NAMES & {path.stem, path.parent.name}] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_say_what_they_are(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "a module docstring is missing"
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            names = ast.literal_eval(node.value)
+            assert len(names) == len(set(names))
+            assert [name for name in names if not hasattr(importlib.import_module(name_of(path)), name)] == []
+
+
+def test_public_names_are_sorted() -> None:
+    assert energon_grain.__all__ == sorted(set(energon_grain.__all__))
+
+
+@pytest.mark.parametrize("name", energon_grain.__all__)
+def test_public_names_can_be_imported(name: str) -> None:
+    value = getattr(energon_grain, name)
+    assert name.startswith("__") or (value.__doc__ or "").strip(), "a docstring is missing"
+    assert name in dir(energon_grain)
+
+
+def test_public_names_for_the_type_checker_are_those_at_run_time() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.asname or alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(imported) | {"__version__"} == set(energon_grain.__all__)
+    for name, module in imported.items():
+        assert module is not None
+        assert getattr(importlib.import_module(module), name) is getattr(energon_grain, name)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = energon_grain.nothing
+
+
+def drawn() -> dict[str, tuple[str | None, tuple[str, ...], str]]:
+    """Class to (parent, builtins, meaning), from the drawing on top of `errors`."""
+    found: dict[str, tuple[str | None, tuple[str, ...], str]] = {}
+    above: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"^    ([│ ├└─]*)([A-Z]\w+)(?: \((\w+)\))?\s*(.*)$", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        del above[depth:]
+        found[match[2]] = (above[-1] if above else None, (match[3],) if match[3] else (), match[4])
+        above.append(match[2])
+    return found
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    real = {
+        name: (
+            next((base.__name__ for base in error.__bases__ if issubclass(base, errors.EnergonGrainError)), None),
+            tuple(b.__name__ for b in error.__bases__ if b.__module__ == "builtins" and b is not Exception),
+        )
+        for name, error in vars(errors).items()
+        if isinstance(error, type) and issubclass(error, errors.EnergonGrainError)
+    }
+    assert {name: (parent, builtins) for name, (parent, builtins, _) in drawn().items()} == real
+    assert all(meaning for name, (parent, _, meaning) in drawn().items() if parent)
+    assert set(real) <= set(energon_grain.__all__)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, energon_grain\n"
+        "print(sorted({'numpy', 'grain', 'jax', 'torch', 'tensorstore', 'orbax', 'PIL', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
