@@ -82,7 +82,7 @@ def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
 def _leaf(leaf: LeafReference | Join, options: LeafOptions) -> LeafDataset:
     if isinstance(leaf, Join):
         raise ConfigError(f"{leaf.place}: joins cannot be read yet; join the datasets beforehand")
-    if leaf.kind is not DatasetKind.WEBDATASET:
+    if leaf.kind not in (DatasetKind.WEBDATASET, DatasetKind.INVALID):  # what is missing says so when it is opened
         raise ConfigError(f"{leaf.place}: {leaf.path} is a {leaf.kind.name} dataset; only tar shards can be read yet")
     if leaf.aux:
         raise ConfigError(f"{leaf.place}: auxiliary stores cannot be read yet; remove `aux`, or cook without them")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.from_metadataset import LeafOptions, training_dataset, validation_dataset
+from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.nodes import (
     BatchDataset,
     EpochizeDataset,
@@ -18,7 +20,10 @@ from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden_hook
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.metadataset.documents import DatasetLoader
 from energon_grain.metadataset.load import Source, load_metadataset
+from energon_grain.metadataset.resolve import METADATASET_ENDINGS
+from energon_grain.metadataset.tree import TreeNode
 
 
 def get_train_dataset(
@@ -82,6 +87,7 @@ def get_train_dataset(
     Raises:
         ConfigError: Arguments contradict each other. What the dataset itself lacks is raised when it is first used.
     """
+    check_passes(shuffle_over_epochs_multiplier)
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
     options = LeafOptions(
@@ -97,11 +103,8 @@ def get_train_dataset(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    tree = load_metadataset(
-        path,
-        split_part=split_part,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        subset=subset,
+    tree = _tree(
+        path, split_part=split_part, shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, subset=subset
     )
     dataset = training_dataset(tree, options, repeat=repeat)
     dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
@@ -153,11 +156,18 @@ def get_val_dataset(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    dataset = validation_dataset(load_metadataset(path, split_part=split_part, subset=subset), options)
+    dataset = validation_dataset(_tree(path, split_part=split_part, subset=subset), options)
     dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
     if limit is not None:
         dataset = LimitDataset(worker_config=worker_config, dataset=dataset, length=limit)
     return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+
+
+def _tree(path: Source, **options: Any) -> TreeNode:
+    """What `path` describes. The documents of a metadataset are read; of a dataset nothing is, it may not exist yet."""
+    if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
+        return load_metadataset(DatasetLoader(path=os.fspath(path)), require_data=False, **options)
+    return load_metadataset(path, **options)
 
 
 def _last_batch(last_batch: LastBatch | None, batch_drop_last: bool, worker_config: WorkerConfig) -> LastBatch:

@@ -175,6 +175,18 @@ def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
     return frozenset(str(name) for name in declared)
 
 
+def check_passes(passes: int | None, said_by: str = "") -> None:
+    """Check a number of passes that are shuffled as one.
+
+    Raises:
+        ConfigError: It is neither a positive number, -1 nor None.
+    """
+    if passes is not None and passes != -1 and passes < 1:
+        raise ConfigError(
+            f"{said_by}shuffle_over_epochs_multiplier={passes}: 1 or more, -1 (with replacement) or None (keep order)"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ordering:
     """How a leaf's samples are ordered, once its own configuration was asked.
@@ -196,11 +208,7 @@ class Ordering:
     blocks_in_lane: int | None
 
     def __post_init__(self) -> None:
-        if self.passes is not None and self.passes != -1 and self.passes < 1:
-            raise ConfigError(
-                f"{self.said_by}shuffle_over_epochs_multiplier={self.passes}: 1 or more, -1 (with replacement) or None "
-                f"(keep order)"
-            )
+        check_passes(self.passes, self.said_by)
         if self.block is not None and self.block < 1:
             raise ConfigError(f"{self.said_by}max_samples_per_sequence={self.block}: 1 or more, or None")
         if self.mixing is not None and self.mixing < 0:

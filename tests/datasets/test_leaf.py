@@ -94,7 +94,7 @@ def test_decoders(tmp_path: Path) -> None:
         ({"shuffle_over_epochs": 0}, r"text: shuffle_over_epochs_multiplier=0"),
         ({"max_samples_per_sequence": 0}, r"text: max_samples_per_sequence=0"),
         ({"feild_map": {}}, r"dataset\.yaml.*feild_map.*field_map"),
-        ({"subset": {"range": [5, 13]}}, r"the split part has 12 samples"),
+        ({"subset": {"range": [5, 13]}}, r"the split part has only 12 samples"),
         ({"field_map": {"text": "nowhere"}}, r"text: field_map.*nowhere"),
         ({"field_map": {"txt": "txt"}}, r"txt"),
     ],
