@@ -27,6 +27,9 @@ class EnergonDataSource:
     Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs
     speed hands Grain whole batches (`BatchMapDataset`, `get_loader`).
 
+    In Grain's own `batch`, give `batch_fn=energon_grain.generic_batch`: without it Grain stacks the arrays of a sample
+    and keeps the texts of the first sample alone.
+
     Samples that do not decode are None, which Grain leaves out; they are counted and go to the error handler.
 
     Args:

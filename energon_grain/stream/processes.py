@@ -68,6 +68,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self._arena,),
+            process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         )
         self._send(start)

@@ -21,7 +21,7 @@ from energon_grain.stream.result_transport import SamplePickler, portable_error,
 
 def main() -> None:
     """Serve chunks until the parent closes the pipe."""
-    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
+    # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     arena = int(sys.argv[1])

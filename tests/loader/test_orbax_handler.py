@@ -66,7 +66,7 @@ def test_another_stream_is_refused_by_name(train: Train, tmp_path: Path) -> None
     keys(loader, 2)
     save(tmp_path, 2, EnergonCheckpointSave(loader))
     other = get_loader(train(seed=5))
-    with pytest.raises(FingerprintError, match=r"seed: saved 0, now"):
+    with pytest.raises(FingerprintError, match=r"seed: saved .*, now"):
         restore(tmp_path, 2, EnergonCheckpointRestore(other))
     restore(tmp_path, 2, EnergonCheckpointRestore(other, allow_changes=True))
     assert other.get_state()["step"] == 2

@@ -171,7 +171,7 @@ class Encoder(TaskEncoder):
     slow = False
     def encode_sample(self, sample):
         if sample.__key__ == "000011" and self.slow:
-            time.sleep(1.0)
+            time.sleep(0.5)
         return sample
 
 encoder = Encoder()
@@ -186,7 +186,7 @@ plain = stream(0)
 expected = [next(plain).__key__ for _ in range(40)]
 encoder.slow = True
 loader, found, interrupted = stream(int(sys.argv[3])), [], 0
-timer = threading.Timer(0.7, lambda: os.killpg(0, signal.SIGINT))
+timer = threading.Timer(0.3, lambda: os.killpg(0, signal.SIGINT))
 timer.start()
 start = time.monotonic()
 while len(found) < 40:

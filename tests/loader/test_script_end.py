@@ -58,16 +58,24 @@ print("ended", time.time())
 """
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize(
-    ("num_workers", "end"),
-    [(0, "referenced"), (1, "deleted"), (2, "referenced"), (2, "cycle"), (1, "exit"), (0, "direct")],
+    ("worker_type", "num_workers", "end"),
+    [
+        ("thread", 0, "referenced"),
+        ("thread", 0, "direct"),
+        ("thread", 1, "deleted"),
+        ("thread", 2, "referenced"),
+        ("thread", 2, "cycle"),
+        ("thread", 1, "exit"),
+        ("process", 1, "deleted"),
+        ("process", 2, "referenced"),
+        ("process", 2, "cycle"),
+        ("process", 1, "exit"),
+    ],
 )
 def test_nothing_is_said_and_nothing_stays(
     text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str, num_workers: int, end: str
 ) -> None:
-    if num_workers == 0 and worker_type == "process":
-        pytest.skip("no worker, no process")
     check(run_script, text_dataset(53), worker_type, num_workers, end)
 
 

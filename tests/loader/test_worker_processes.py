@@ -1,4 +1,7 @@
-"""Process workers under a loader: what they survive, and what is said when they do not."""
+"""Worker processes: what they survive, and what is said when they do not.
+
+On `Stream`, not on a loader: workers import this module, and importing Grain takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from energon_grain import TaskEncoder, WorkerError, get_loader
+from energon_grain import Stream, TaskEncoder, WorkerError
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]
@@ -106,8 +109,8 @@ def children() -> list[psutil.Process]:
 
 def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: Path) -> None:
     flag = tmp_path / "slow"
-    reference = get_loader(train())
-    loader = get_loader(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
+    reference = Stream.of(train())
+    loader = Stream.of(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
     for _ in range(3):
         assert next(loader).__key__ == next(reference).__key__
     [first, *_] = children()
@@ -122,8 +125,8 @@ def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: P
     assert children() == []
     # The loader goes on where it stopped, with new workers.
     flag.unlink()
-    other = get_loader(train())
-    other.set_state(loader.get_state())
+    other = Stream.of(train())
+    other.restore(loader.cursor())
     for _ in range(5):
         assert next(loader).__key__ == next(other).__key__
     loader.close()
@@ -133,7 +136,7 @@ def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: P
 def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> None:
     flag = tmp_path / "slow"
     flag.touch()
-    loader = get_loader(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
+    loader = Stream.of(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
     failed: list[BaseException] = []
 
     def consume() -> None:
@@ -162,7 +165,7 @@ class Unpicklable(TaskEncoder):
 
 
 def test_results_that_cannot_be_sent_are_told(train: Train) -> None:
-    loader = get_loader(train(num_workers=1, worker_type="process", task_encoder=Unpicklable()))
+    loader = Stream.of(train(num_workers=1, worker_type="process", task_encoder=Unpicklable()))
     with pytest.raises(WorkerError, match=r"what the hooks returned cannot be sent .*lock.*worker_type='thread'"):
         next(loader)
     loader.close()
@@ -177,7 +180,7 @@ class HoldsALock(TaskEncoder):
 
 
 def test_hooks_that_cannot_be_sent_are_told(train: Train) -> None:
-    loader = get_loader(train(num_workers=1, worker_type="process", task_encoder=HoldsALock()))
+    loader = Stream.of(train(num_workers=1, worker_type="process", task_encoder=HoldsALock()))
     with pytest.raises(WorkerError, match=r"cannot be sent to worker processes: .*lock.*inside the hook"):
         next(loader)
     loader.close()
@@ -200,8 +203,8 @@ class Arrays(TaskEncoder):
 
 def test_arrays_arrive_whole_and_writable(train: Train) -> None:
     descriptors = psutil.Process().num_fds()
-    plain = get_loader(train(task_encoder=Arrays()))
-    loader = get_loader(train(task_encoder=Arrays(), num_workers=1, worker_type="process"))
+    plain = Stream.of(train(task_encoder=Arrays()))
+    loader = Stream.of(train(task_encoder=Arrays(), num_workers=1, worker_type="process"))
     for _ in range(15):
         batch = next(loader)
         np.testing.assert_equal(batch, next(plain))
