@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from energon_grain.datasets.dataset import SavableDataset
     from energon_grain.datasets.draw_context import Draw, current_draw
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
-    from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+    from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
     from energon_grain.datasets.stateless import stateless
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
@@ -146,6 +146,7 @@ __all__ = [
     "get_savable_loader",
     "get_train_dataset",
     "get_val_dataset",
+    "get_val_datasets",
     "homogeneous_concat_mix",
     "load_dataset",
     "log_exception",
@@ -160,7 +161,7 @@ _MODULES = {
     "datasets.dataset": ("SavableDataset",),
     "datasets.draw_context": ("Draw", "current_draw"),
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
-    "datasets.get_datasets": ("get_train_dataset", "get_val_dataset"),
+    "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.mixtures": ("BlendDataset", "BlendEpochizedDataset", "ConcatDataset"),
     "datasets.stateless": ("stateless",),
     "datasets.task_encoder": ("DefaultTaskEncoder", "TaskEncoder"),

@@ -15,7 +15,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
+from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, TreeLeaf, TreeNode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,17 @@ def training_dataset(tree: TreeNode, options: LeafOptions, *, repeat: bool) -> S
 
 def validation_dataset(tree: TreeNode, options: LeafOptions) -> SavableDataset:
     """All leaves one after the other, each sample once; weights and repetitions have no meaning here."""
-    leaves = [_leaf(leaf, options) for leaf in leaves_of(tree)]
+    leaves = [leaf for leaf, _ in validation_leaves(tree, options)]
     return leaves[0] if len(leaves) == 1 else ConcatDataset(*leaves)
+
+
+def validation_leaves(tree: TreeNode, options: LeafOptions) -> list[tuple[LeafDataset, TreeLeaf]]:
+    """Each leaf by itself, in document order, with what the metadataset says of it.
+
+    Raises:
+        ConfigError: A leaf cannot be read.
+    """
+    return [(_leaf(leaf, options), leaf) for leaf in leaves_of(tree)]
 
 
 def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
@@ -79,7 +88,7 @@ def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
             return _leaf(tree, options)
 
 
-def _leaf(leaf: LeafReference | Join, options: LeafOptions) -> LeafDataset:
+def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset:
     if isinstance(leaf, Join):
         raise ConfigError(f"{leaf.place}: joins cannot be read yet; join the datasets beforehand")
     if leaf.kind not in (DatasetKind.WEBDATASET, DatasetKind.INVALID):  # what is missing says so when it is opened

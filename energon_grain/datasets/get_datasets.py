@@ -7,7 +7,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.from_metadataset import LeafOptions, training_dataset, validation_dataset
+from energon_grain.datasets.from_metadataset import (
+    LeafOptions,
+    training_dataset,
+    validation_dataset,
+    validation_leaves,
+)
 from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.nodes import (
     BatchDataset,
@@ -23,7 +28,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.metadataset.documents import DatasetLoader
 from energon_grain.metadataset.load import Source, load_metadataset
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS
-from energon_grain.metadataset.tree import TreeNode
+from energon_grain.metadataset.tree import TreeLeaf, TreeNode
 
 
 def get_train_dataset(
@@ -145,10 +150,9 @@ def get_val_dataset(
         ConfigError: Arguments contradict each other.
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
-    encoder = task_encoder or DefaultTaskEncoder()
     options = LeafOptions(
         worker_config=worker_config,
-        task_encoder=encoder,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
         training=False,
         dataset_config=dataset_config,
         split_config=split_config,
@@ -157,10 +161,72 @@ def get_val_dataset(
         trusted_modules=tuple(trusted_modules),
     )
     dataset = validation_dataset(_tree(path, split_part=split_part, subset=subset), options)
-    dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
+    last = _last_batch(last_batch, batch_drop_last, worker_config)
+    return _validation_run(dataset, options, batch_size, last, limit, seed, lanes)
+
+
+def get_val_datasets(
+    path: Source,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | None,
+    batch_drop_last: bool = False,
+    last_batch: LastBatch | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    seed: int = 0,
+    lanes: int | None = None,
+    subset: Any = None,
+    sample_type: type[Any] | None = None,
+    part_filter: Callable[[str], bool] | Collection[str] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    trusted_modules: Collection[str] = (),
+) -> list[tuple[SavableDataset, TreeLeaf]]:
+    """Describe validation batches of each leaf by itself, to report one loss for each.
+
+    Arguments are those of `get_val_dataset`; `limit` counts batches of each leaf.
+
+    Returns:
+        For each leaf of the metadataset, in document order, its dataset and where it comes from: path, split part,
+        subset, subflavors, name. A dataset by itself is one leaf.
+
+    Raises:
+        ConfigError: Arguments contradict each other, or a leaf cannot be read.
+    """
+    worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
+    options = LeafOptions(
+        worker_config=worker_config,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        part_filter=part_filter,
+        sample_type=sample_type,
+        trusted_modules=tuple(trusted_modules),
+    )
+    leaves = validation_leaves(_tree(path, split_part=split_part, subset=subset), options)
+    last = _last_batch(last_batch, batch_drop_last, worker_config)
+    return [
+        (_validation_run(dataset, options, batch_size, last, limit, seed, lanes), reference)
+        for dataset, reference in leaves
+    ]
+
+
+def _validation_run(
+    dataset: SavableDataset,
+    options: LeafOptions,
+    batch_size: int | None,
+    last_batch: LastBatch,
+    limit: int | None,
+    seed: int,
+    lanes: int | None,
+) -> SavableDataset:
+    dataset = _encode_and_batch(dataset, options.task_encoder, batch_size, last_batch)
     if limit is not None:
-        dataset = LimitDataset(worker_config=worker_config, dataset=dataset, length=limit)
-    return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+        dataset = LimitDataset(worker_config=options.worker_config, dataset=dataset, length=limit)
+    return RunSettings(worker_config=options.worker_config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
 
 
 def _tree(path: Source, **options: Any) -> TreeNode:
