@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon_grain.errors import FatalSampleError, SkipSample
+from energon_grain.errors import ConfigError, FatalSampleError, SkipSample, UntrustedCodeError
 
 FATAL = (
     SystemError,
@@ -18,6 +18,8 @@ FATAL = (
     ReferenceError,
     NameError,
     FatalSampleError,
+    ConfigError,
+    UntrustedCodeError,
 )
 """Exceptions that tell of a broken program rather than of a broken sample: they end the iteration at once."""
 
