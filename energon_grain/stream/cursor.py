@@ -1,11 +1,12 @@
 """The state of a stream: one small JSON object.
 
     {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
-     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1]}
+     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": ""}
 
 `host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
-Where samples were dropped, `"drops": "AAAB…"` holds the count of each lane of that host. A *saved* cursor also has a
-`"manifest"`, from which a mismatch names each setting that differs.
+`drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
+without it means the same as an empty one. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
+setting that differs.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def to_cursor(progress: Progress, share: Share, fingerprint: str, manifest: dict
         "fingerprint": fingerprint,
         "history": [list(segment) for segment in progress.history],
         "host": [share.host, share.hosts],
+        "drops": pack_integers(progress.drops.tolist()) if progress.drops.any() else "",
     }
-    if progress.drops.any():
-        cursor["drops"] = pack_integers(progress.drops.tolist())
     if manifest is not None:
         cursor["manifest"] = manifest
     return cursor
@@ -69,9 +69,8 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         values = [cursor[name] for cursor in ordered]
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
-    merged: Cursor = {name: value for name, value in first.items() if name not in ("drops", "host")}
-    merged["host"] = [0, 1]
-    if any("drops" in cursor for cursor in ordered):
+    merged: Cursor = {**first, "host": [0, 1]}
+    if any(cursor["drops"] for cursor in ordered):
         drops = np.zeros(first["lanes"], np.int64)
         for host, cursor in enumerate(ordered):
             drops[host::hosts] = _drops_of(cursor, first["lanes"] // hosts)
@@ -95,7 +94,7 @@ def from_cursor(cursor: Mapping[str, Any], share: Share) -> Progress:
         )
     host, hosts = checked["host"]
     drops = np.zeros(share.local_lanes, np.int64)
-    if "drops" in checked:
+    if checked["drops"]:
         saved = _drops_of(checked, lanes // hosts)
         if (host, hosts) == (share.host, share.hosts):
             drops = saved
@@ -186,6 +185,8 @@ def check_cursor(cursor: Any) -> Cursor:
     history = given.get("history")
     if not isinstance(history, list) or not all(_integers(segment, 5) for segment in cast("list[Any]", history)):
         raise StateError("the state's 'history' is malformed; a list of [step, pass, pass step, item, G] is meant")
+    if not isinstance(given.setdefault("drops", ""), str):
+        raise StateError(f"the state's 'drops' is {given['drops']!r}; a text is meant")
     given["host"] = list(cast("list[int]", host))
     return given
 
@@ -198,7 +199,7 @@ def _integers(value: Any, count: int) -> bool:
 
 
 def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
-    if "drops" not in cursor:
+    if not cursor["drops"]:
         return np.zeros(lanes, np.int64)
     drops = unpack_integers(cursor["drops"])
     if len(drops) != lanes:
