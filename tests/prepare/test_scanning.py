@@ -96,25 +96,29 @@ def children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
+def block(task: ScanTask) -> ScanTask:
+    """The task, with a pipe that nobody writes to in place of an earlier scan: whoever opens it waits for ever."""
+    os.mkfifo(task.scan_path)
+    return task
+
+
 def test_a_child_that_dies_is_an_error(tasks: list[ScanTask]) -> None:
-    """A pipe in place of a shard keeps the child busy for ever; then the kernel kills it."""
-    blocked = ScanTask(root=tasks[0].root, name="pipe.tar", folder=tasks[0].folder)
-    os.mkfifo(blocked.tar_path)
+    """The kernel kills a child at work."""
+    blocked = block(tasks[1])
     before = set(children())
     with ScanProcesses([blocked], 1) as processes:
         (child,) = set(children()) - before
         threading.Timer(0.5, os.kill, (child, signal.SIGKILL)).start()
-        with pytest.raises(WorkerError, match=r"pipe\.tar.*ended unexpectedly"):
+        with pytest.raises(WorkerError, match=r"shard_001\.tar.*ended unexpectedly"):
             list(processes)
     assert set(children()) <= before
 
 
 def test_leaving_early_ends_the_children(tasks: list[ScanTask]) -> None:
-    blocked = ScanTask(root=tasks[0].root, name="pipe.tar", folder=tasks[0].folder)
-    os.mkfifo(blocked.tar_path)
+    block(tasks[0])
     before = set(children())
     start = time.monotonic()
-    with ScanProcesses([blocked, *tasks], 2) as processes:
+    with ScanProcesses(tasks, 2) as processes:
         next(iter(processes))
     assert set(children()) <= before
     assert time.monotonic() - start < 20
