@@ -120,6 +120,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
             for outcome in samples:
                 if type(outcome) is Dropped:
                     self._statistics.drop(outcome)
+            self._statistics.settle()
             if not good:
                 return None
             chosen = [next((g for g in good if g >= place), good[0]) for place in range(len(samples))]
@@ -127,9 +128,11 @@ class BatchMapDataset(grain.MapDataset[Any]):
         else:
             self._statistics.succeeded()
         batch = self._batches.make(samples, keys, item=number, pass_number=pass_number, valid=valid)
-        if batch is NO_BATCH:
+        drops = self._statistics.made() if batch is not NO_BATCH else None
+        if drops is None:
+            self._statistics.settle()
             return None
-        self._statistics.delivered(len(samples))
+        self._statistics.delivered(len(samples), drops)
         if "jax" in sys.modules:
             register_value(batch)
         return batch

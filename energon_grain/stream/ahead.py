@@ -48,6 +48,7 @@ def _produce(production: Production, buffer: BoundedBuffer[Step | BaseException 
     try:
         for step in production:
             buffer.put(step)
+            del step  # or the batch would live until the next one is made
         buffer.put(None)
     except BufferClosed:
         return

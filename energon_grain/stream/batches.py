@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.datasets.draw_context import Draw, current
-from energon_grain.errors import ConfigError, FatalSampleError, SkipSample
+from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.dropped import raise_if_fatal
 from energon_grain.stream.seeds import seeded_globals
@@ -63,7 +63,7 @@ class BatchStage:
             valid: (batch,) which samples are real, where some are padding; None: all.
 
         Raises:
-            FatalSampleError: A hook failed as no policy may skip, or too often in a row.
+            FatalSampleError: A hook failed as no policy may skip, or batches were dropped too often in a row.
             ConfigError: The batch has no place for the validity mask.
         """
         if self._spec is None:
@@ -98,10 +98,7 @@ class BatchStage:
                 f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
                 f"others would go on with a batch more. Drop samples in `encode_sample` instead"
             ) from error
-        if isinstance(error, SkipSample):
-            self._statistics.record(-1, hook.name, error)
-        else:
-            self._statistics.fail_batch(hook.name, hook.failure_tolerance, error, value)
+        self._statistics.drop_batch(hook.name, hook.failure_tolerance, error, value)
 
 
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:

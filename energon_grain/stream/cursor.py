@@ -69,7 +69,9 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         values = [cursor[name] for cursor in ordered]
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
-    merged: Cursor = {**first, "host": [0, 1]}
+    # A host that met a drop remembers less than one that did not.
+    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0] if segments else [])
+    merged: Cursor = {**first, "host": [0, 1], "history": history}
     if any(cursor["drops"] for cursor in ordered):
         drops = np.zeros(first["lanes"], np.int64)
         for host, cursor in enumerate(ordered):

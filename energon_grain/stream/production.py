@@ -23,13 +23,27 @@ from energon_grain.stream.processes import WorkerProcess
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Drops, Statistics
 from energon_grain.stream.workers import OrderedWorkers, Run
 
 _PATIENCE_SECONDS = 1.0
 
-Step = tuple[Any, Progress]
-"""A batch, and the place behind it."""
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step, made.
+
+    Attributes:
+        batch: What the consumer gets.
+        samples: How many it holds, padding not counted.
+        drops: What was dropped on the way to it.
+        progress: The place behind it.
+    """
+
+    batch: Any
+    samples: int
+    drops: Drops
+    progress: Progress
 
 
 class Production:
@@ -64,6 +78,7 @@ class Production:
         self._statistics = statistics
         self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
         self._progress = start
+        statistics.begin()
         self._ordered: OrderedWorkers | None = None
         self._processes: list[WorkerProcess] = []
         first = share.first_at(start.item)
@@ -105,6 +120,7 @@ class Production:
             if step is None:
                 return
             yield step
+            del step  # or the batch would live until the next one is made
 
     @property
     def progress(self) -> Progress:
@@ -138,7 +154,10 @@ class Production:
                 history=before.history,
             )
             if batch is not NO_BATCH:
-                return batch, self._progress
+                count = len(samples) if valid is None else int(valid.sum())
+                return Step(batch, count, self._statistics.made(), self._progress)
+            # From here on a step no longer tells the item by itself.
+            self._progress = self._progress.forgetting(plan.global_batch)
             if self._progress.ended:
                 return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,8 @@ class Progress:
         item: Number, in the pass of a finite stream or in the endless stream, of the next item.
         drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         ended: Whether the pass is over, so that the next iteration begins another one.
-        history: Where each run of equal steps began.
+        history: Where each run of equal steps began. It begins at step 0, or where it last became impossible to tell
+            earlier places from the steps alone.
     """
 
     step: int = 0
@@ -32,3 +34,8 @@ class Progress:
     drops: npt.NDArray[np.int64]
     ended: bool = False
     history: tuple[Segment, ...] = ()
+
+    def forgetting(self, global_batch: int) -> Progress:
+        """The same place with a history that begins here."""
+        segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
+        return dataclasses.replace(self, history=(segment,))

@@ -26,7 +26,7 @@ from energon_grain.stream.progress import Progress
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.which import SampleRecord, which
+from energon_grain.stream.which import SampleRecord, history_holds, which
 
 
 class Stream:
@@ -108,7 +108,8 @@ class Stream:
             self._start()
         assert self._steps is not None
         try:
-            batch, self._progress = next(self._steps)
+            step = next(self._steps)
+            self._progress = step.progress
         except StopIteration:
             self._progress = dataclasses.replace(self._progress, ended=True)
             self._stop()
@@ -118,18 +119,22 @@ class Stream:
         except BaseException:
             # What failed is tried again by the next call, from the same place on.
             self._stop()
+            self._statistics.failed()
             raise
-        self._statistics.delivered(self.plan.batch_size)
-        return batch
+        self._statistics.delivered(step.samples, step.drops)
+        return step.batch
 
     def _next_pass(self) -> Progress:
         """The beginning of the pass behind the current one."""
-        progress = dataclasses.replace(
-            self._progress, pass_number=self._progress.pass_number + 1, pass_step=0, ended=False
-        )
+        before = self._progress
+        progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
         if self.plan.length is not None:
-            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(progress.drops))
-        return progress
+            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops))
+            if before.drops.any():
+                progress = progress.forgetting(self.plan.global_batch)
+        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+        # Of passes that differ in length, one may have no complete batch.
+        return dataclasses.replace(progress, ended=plan.over(0, progress.item))
 
     def _begin_pass(self) -> None:
         self._stop()
@@ -204,13 +209,16 @@ class Stream:
             progress = dataclasses.replace(progress, history=(*kept, segment))
         if not progress.ended and plan.over(progress.pass_step, progress.item):
             progress = dataclasses.replace(progress, ended=True)
+        if not history_holds(self.spec, self.share.hosts, progress):
+            # Passes before this one were cut in another way (limit, last_batch) than they would be now.
+            progress = progress.forgetting(self.plan.global_batch)
         self._stop()
         self._progress = progress
         self.plan = plan
 
     def which(self, step: int) -> list[SampleRecord]:
         """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""
-        return which(self.spec, self._stage.sources, self.share, self.plan, self._progress, step)
+        return which(self.spec, self._stage.sources, self.share, self._progress, step)
 
     def stats(self) -> dict[str, Any]:
         """JSON-native counts of what was delivered and of what was dropped and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from energon_grain.errors import StateError
 from energon_grain.sources.source import Source
 from energon_grain.stream.pass_plan import PassPlan
-from energon_grain.stream.progress import Progress
+from energon_grain.stream.progress import Progress, Segment
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 
@@ -42,26 +43,27 @@ class SampleRecord:
     epoch: int
 
 
-def which(
-    spec: StreamSpec, sources: list[Source], share: Share, plan: PassPlan, progress: Progress, step: int
-) -> list[SampleRecord]:
+def which(spec: StreamSpec, sources: list[Source], share: Share, progress: Progress, step: int) -> list[SampleRecord]:
     """The samples of the global batch of a step, in the order of items.
 
     Steps before the last change of the batch size are found through the history, later ones by going on with the
-    present batch size.
+    present batch size. A host knows of drops in its own lanes only, until states of all hosts are merged.
 
     Raises:
-        StateError: Samples were dropped before this point, so that the batch depends on data; or the stream has no such
-            step.
+        StateError: Samples or batches were dropped before this point, so that the batch depends on data; or passes
+            before it were cut in another way than now; or there is no such step.
     """
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
-    if progress.drops.any():
+    first = progress.history[0][0]
+    if progress.drops.any() or step < first:
+        since = f" before step {first}" if step < first else ""
         raise StateError(
-            f"which({step}): samples were dropped in this run, so which samples make a batch depends on data that was "
-            f"read; ask a stream that was just restored from the nearest state before step {step}"
+            f"which({step}): samples or batches were dropped in this run{since} (or limit or last_batch changed), so "
+            f"which samples make a batch depends on more than its number; ask a stream that was just restored from "
+            f"the nearest state before step {step}"
         )
-    pass_number, item, size = _place(spec, share, plan, progress, step)
+    pass_number, item, size = _place(spec, share.hosts, progress.history, step)
     length = spec.order.length(pass_number)
     stop = item + size if length is None else min(item + size, length)
     draws = spec.order.draw(np.arange(item, stop), pass_number)
@@ -86,17 +88,27 @@ def which(
     return records
 
 
-def _place(spec: StreamSpec, share: Share, plan: PassPlan, progress: Progress, step: int) -> tuple[int, int, int]:
+def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
+    """Whether a history leads to where the progress is, with passes as they are cut now."""
+    if progress.drops.any():
+        return True  # nobody asks, until the next pass begins
+    pass_number, item, _ = _place(spec, hosts, progress.history, progress.step)
+    if spec.order.passes is None:
+        return item == progress.item
+    behind = (progress.pass_number + 1, 0) if progress.ended else (progress.pass_number, progress.item)
+    return (pass_number, item) == behind
+
+
+def _place(spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int) -> tuple[int, int, int]:
     """(pass, first item, items) of a step."""
-    history = progress.history
     number = max(at for at, segment in enumerate(history) if segment[0] <= step)
     start, pass_number, pass_step, item, size = history[number]
     ahead = step - start
-    if plan.length is None:
+    if spec.order.passes is None:
         return 0, item + ahead * size, size
     # A finite stream: walk to the pass of the step. Passes may differ in length, and so in steps.
     while True:
-        shape = dataclasses.replace(PassPlan.of(spec, share.hosts, pass_number), global_batch=size)
+        shape = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
         left = shape.remaining(pass_step, item)
         assert left is not None
         if ahead < left:
