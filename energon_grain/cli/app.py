@@ -9,11 +9,12 @@ import typer
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
 from energon_grain.cli.prepare import prepare
+from energon_grain.cli.schema import schema
 from energon_grain.cli.which import which
 
 app = typer.Typer(
     name="energon-grain",
-    help="Prepare, inspect and check datasets of tar files.",
+    help="Prepare, inspect and check datasets of tar files, and mixtures of them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -24,6 +25,7 @@ app.command()(prepare)
 app.command()(info)
 app.command()(lint)
 app.command()(which)
+app.command()(schema)
 
 
 def _show_version(asked: bool) -> None:
@@ -40,4 +42,4 @@ def options(
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Prepare, inspect and check datasets of tar files."""
+    """Prepare, inspect and check datasets of tar files, and mixtures of them."""

@@ -1,37 +1,98 @@
-"""`energon-grain info`: what a dataset holds."""
+"""`energon-grain info`: what a dataset or a metadataset holds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from energon_grain.cli.sizes import format_bytes
+from energon_grain.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_summary import DatasetSummary
+    from energon_grain.stream.mixture_summary import MixtureSummary
 
+_METADATASET_ENDINGS = (".yaml", ".yml")
 _BAR_WIDTH = 40
 
 
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a metadataset (.yaml).")],
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
-    dataset_config: Annotated[str, typer.Option(help="Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml",
+    dataset_config: Annotated[
+        str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Of a metadataset: the split. Default: train.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Of a metadataset: draw its composition over steps to this .svg or .png file.")
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(min=1, help="For --plot: samples in a step of all hosts together. Default: steps are positions."),
+    ] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="For --plot: steps to show. Default: an epoch, or all of a schedule.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For --plot: seed of the run.")] = 0,
+    lanes: Annotated[int | None, typer.Option(min=1, help="For --plot: lanes of the run, if they were given.")] = None,
+    trust_module: Annotated[
+        list[str] | None, typer.Option(help="Of a metadataset: module whose sample types may be imported. Repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show shards, samples, parts, splits, sample type and sizes of a dataset, without reading its tars."""
-    from energon_grain.prepare.dataset_summary import summarize_dataset
+    """Show what a dataset or a metadataset holds, without reading tars.
 
-    summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config)
+    Of a dataset: shards, samples, parts, splits, sample type and sizes. Of a metadataset: its tree, with each dataset's
+    size, its weight or repetitions, the share of the stream that it gets, and how often its samples are seen.
+    """
+    if path.suffix in _METADATASET_ENDINGS and not path.is_dir():
+        if split_config is not None or dataset_config is not None:
+            raise ConfigError(f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config")
+        summary, lines = _mixture(path, split or "train", seed, lanes, trust_module or (), plot, batch_size, steps)
+    else:
+        if split is not None or plot is not None:
+            raise ConfigError(f"{path} is no metadataset (.yaml): --split and --plot are for those")
+        from energon_grain.prepare.dataset_summary import summarize_dataset
+
+        summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
+        lines = _lines(summary)
     if as_json:
         import msgspec
 
         typer.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
     else:
-        for line in _lines(summary):
+        for line in lines:
             typer.echo(line)
+
+
+def _mixture(
+    path: Path,
+    split: str,
+    seed: int,
+    lanes: int | None,
+    trusted_modules: Sequence[str],
+    plot: Path | None,
+    batch_size: int,
+    steps: int | None,
+) -> tuple[MixtureSummary, list[str]]:
+    from energon_grain.cli.mixture_text import mixture_lines
+    from energon_grain.stream.mixture_summary import summarize_mixture
+
+    if plot is not None:
+        from energon_grain.cli.composition_plot import check_ending
+
+        check_ending(plot)
+    summary, spec = summarize_mixture(path, split=split, seed=seed, lanes=lanes, trusted_modules=trusted_modules)
+    lines = mixture_lines(summary)
+    if plot is not None:
+        from energon_grain.cli.composition_plot import write_plot
+
+        write_plot(plot, summary, spec, batch_size=batch_size, steps=steps)
+        lines += ["", f"Wrote {plot}."]
+    return summary, lines
 
 
 def _lines(summary: DatasetSummary) -> list[str]:

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from energon_grain import ConfigError
+from energon_grain.cli.app import app
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.metadataset.schema import json_schema
+from energon_grain.testing import make_text_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets a (55 samples) and b (31)."""
+    root = tmp_path_factory.mktemp("info")
+    for name, n in (("a", 55), ("b", 31)):
+        make_text_dataset(root / name, n=n, shards=2, seed=n)
+        shards = list(read_info(root / name).shard_counts)
+        (root / name / ".nv-meta" / "split.yaml").write_text(
+            yaml.safe_dump({"split_parts": {"train": shards}, "exclude": []})
+        )
+    return root
+
+
+def write(folder: Path, train: Any, **splits: Any) -> Path:
+    path = folder / "mixture.yaml"
+    path.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": train, **splits}}))
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+SCHEDULED = {
+    "blend": [{"path": "a", "name": "<pictures & more>"}, {"path": "b"}],
+    "schedule": [{"from_position": 0, "weights": [1, 0]}, {"from_position": 4800, "weights": [1, 3]}],
+}
+
+
+def test_the_tree_is_shown(folder: Path) -> None:
+    inner = {"weight": 1, "concat": [{"path": "a"}, {"path": "b"}]}
+    path = write(folder, {"blend": [{"path": "b", "weight": 3, "subflavors": {"kind": "text"}}, inner]})
+    shown = run("info", path)
+    assert shown.exit_code == 0, shown.output
+    assert [re.sub(r" {2,}", "|", line.strip()) for line in shown.output.splitlines()] == [
+        f"{path}, split train: 3 datasets, 117 samples, endless",
+        "",
+        "samples|weight|share|seen in 1,000,000",
+        "blend|117|100%",
+        "├─ b #1|31|3|75%|24,194",
+        "└─ concat|86|1|25%",
+        "├─ a|55|15.99%|2,907",
+        "└─ b #2|31|9.012%|2,907",
+        "",
+        "Subflavors",
+        "b #1: kind=text",
+    ]
+
+
+def test_epochs_and_schedules_are_shown(folder: Path) -> None:
+    shown = run("info", write(folder, {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b"}]})).output
+    assert "69 positions an epoch" in shown
+    assert re.search(r"├─ a +55 +0\.7 +55\.4% +0\.7\n", shown)
+    shown = run("info", write(folder, SCHEDULED)).output
+    assert re.search(r"└─ b +31 +0 → 3 +0% → 75% +0 → 24,194\n", shown)
+    assert shown.endswith("Shares change at position 4,800.\n")
+
+
+def test_another_split(folder: Path) -> None:
+    path = write(folder, {"path": "a"}, heldout={"path": "b", "split_part": "train"})
+    assert "split heldout: 1 dataset, 31 samples" in run("info", path, "--split", "heldout").output
+
+
+def test_json(folder: Path) -> None:
+    summary = json.loads(run("info", write(folder, SCHEDULED), "--json").output)
+    assert summary["endless"] is True
+    assert summary["leaves"][1]["shares"][1] == {"from_position": 4800, "share": 0.75, "exact": "3/4"}
+    assert [child["leaf"] for child in summary["tree"]["children"]] == [0, 1]
+    assert summary["leaves"][0]["name"] == "<pictures & more>"
+
+
+def areas(svg: str) -> dict[str, list[str]]:
+    """The outlines of the areas of a plot by the label and share that they carry."""
+    found: dict[str, list[str]] = {}
+    for polygon in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}polygon"):
+        found.setdefault(polygon[0].text or "", []).append(polygon.attrib["points"])
+    return found
+
+
+def test_a_plot_as_svg_shows_the_schedule(folder: Path) -> None:
+    path, plot = write(folder, SCHEDULED), folder / "plot.svg"
+    assert run("info", path, "--plot", plot, "--batch-size", "48").output.endswith(f"Wrote {plot}.\n")
+    svg = plot.read_text()
+    found = areas(svg)
+    assert set(found) == {"<pictures & more>", "b", "<pictures & more>: 34.0%", "b: 66.0%"}
+    # b begins at 12 % of the first 40,000 positions: 4,800, where the dashed line stands.
+    [outline] = found["b: 66.0%"]
+    assert outline.split()[0].split(",")[0] == f"{56 + 640 * 0.12:.2f}"
+    assert f'x1="{56 + 640 * 0.12:.2f}"' in svg
+    assert "the first 833 steps of 48 samples" in svg
+    run("info", path, "--plot", plot, "--batch-size", "48")
+    assert plot.read_text() == svg
+
+
+def test_steps_choose_the_stretch(folder: Path) -> None:
+    plot = folder / "steps.svg"
+    run("info", write(folder, SCHEDULED), "--plot", plot, "--batch-size", "48", "--steps", "100")
+    assert "the first 100 steps of 48 samples" in plot.read_text()
+    assert "<pictures & more>: 100.0%" in areas(plot.read_text())
+
+
+def test_a_plot_as_png(folder: Path) -> None:
+    plot = folder / "plot.png"
+    run("info", write(folder, SCHEDULED), "--plot", plot)
+    with Image.open(plot) as image:
+        picture = image.convert("RGB")
+    colors = {picture.getpixel((2 * x, 2 * 300)) for x in (80, 120)}
+    assert colors == {(0x44, 0x77, 0xAA)}
+    assert picture.getpixel((2 * 600, 2 * 300)) == (0xEE, 0x66, 0x77)
+
+
+def test_many_datasets_have_one_color_for_the_rest(folder: Path) -> None:
+    plot = folder / "many.svg"
+    blend = [{"path": "ab"[number % 2], "weight": 1 + number} for number in range(30)]
+    assert run("info", write(folder, {"blend": blend}), "--plot", plot, "--steps", "46500").exit_code == 0
+    assert "20 others: 45.2%" in areas(plot.read_text())
+
+
+def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
+    path = write(folder, {"path": "a"})
+    for arguments, message in (
+        ((path, "--plot", "plot.pdf"), ".svg or .png"),
+        ((path, "--plot", folder / "nowhere" / "plot.svg"), "cannot be written"),
+        ((path, "--dataset-config", "x.yaml"), "is a metadataset"),
+        ((folder / "a", "--plot", "plot.svg"), "no metadataset"),
+        ((folder / "a", "--split", "val"), "no metadataset"),
+    ):
+        outcome = run("info", *arguments)
+        assert isinstance(outcome.exception, ConfigError)
+        assert message in str(outcome.exception)
+
+
+def test_mistakes_are_one_red_line(folder: Path) -> None:
+    path = write(folder, {"blend": [{"path": "a", "wieght": 2}]})
+    done = subprocess.run(
+        [sys.executable, "-m", "energon_grain.cli", "info", path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert "mixture.yaml: $.splits.train.blend[0].wieght: there is no such key. Did you mean `weight`?" in line
+
+
+def test_schema() -> None:
+    shown = run("schema")
+    assert shown.exit_code == 0
+    assert json.loads(shown.output) == json_schema()
