@@ -14,6 +14,8 @@ class Chunk:
 
     Attributes:
         number: 0, 1, 2, … in the order of positions.
+        groups: Places of the chunk, all of them in order, cut where batches end unless something is dropped; empty
+            where nothing is known of batches.
         draws: One draw a position.
         size_bytes: What reading it takes, known from the index.
     """
@@ -21,6 +23,7 @@ class Chunk:
     number: int
     draws: Draws
     size_bytes: int
+    groups: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

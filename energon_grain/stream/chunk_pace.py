@@ -9,7 +9,7 @@ from energon_grain.stream.chunk import Chunk, Encoded
 
 MAX_CHUNK = 8_192
 """Samples that are read at once."""
-CHUNK_SECONDS = 0.25
+CHUNK_SECONDS = 0.1
 """A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
 CHUNK_BYTES = 16 << 20
 """A chunk is cut so that its samples hold about this much memory: smaller ones cost numpy calls, larger ones caches."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import Source
+from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.flow import Flow
@@ -29,6 +30,7 @@ class PureStage:
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
+        keep_freed_memory()
         self._spec = spec
         self._lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
@@ -48,12 +50,12 @@ class PureStage:
         """
         draws = chunk.draws
         if len(self._loaders) == 1:
-            flow = self._encode(0, draws)
+            flow = self._encode(0, draws, chunk.groups)
             outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
         else:
             outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
             for leaf, places in draws.by_leaf():
-                flow = self._encode(leaf, draws[places])
+                flow = self._encode(leaf, draws[places], ())
                 drops += len(flow.dropped)
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place] = outcome
@@ -61,9 +63,9 @@ class PureStage:
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes))
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
-    def _encode(self, leaf: int, draws: Draws) -> Flow:
+    def _encode(self, leaf: int, draws: Draws, groups: tuple[range, ...]) -> Flow:
         raw = self.sources[leaf].read(draws.index)
-        flow = self._loaders[leaf].load(raw, (draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()))
+        flow = self._loaders[leaf].load(raw, (draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()), groups)
         cook = self._spec.leaves[leaf].cook
         if cook is not None:
             self._apply(flow, cook)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, cast
 
@@ -36,8 +37,16 @@ class LeafLoader:
         self._decoders: dict[str, Decode | None] = {}
         self._construct = None if leaf.sample_type is None else column_constructor(leaf.sample_type)
 
-    def load(self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]]) -> Flow:
-        """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped."""
+    def load(
+        self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]], groups: tuple[range, ...] = ()
+    ) -> Flow:
+        """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped.
+
+        Args:
+            raw: What was read.
+            draws: (child positions, indices, epochs) of each sample.
+            groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
+        """
         flow = Flow(
             leaf=self._number,
             leaf_key=self._leaf_key,
@@ -50,7 +59,8 @@ class LeafLoader:
             sources=self._sources_of(raw),
         )
         with paused_collection():
-            flow.values = self._crude(flow) if self._construct is None else self._typed(flow)
+            columns = self._decoded(flow, groups)
+            flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
         return flow
 
     def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:
@@ -62,7 +72,7 @@ class LeafLoader:
             self._decoders[part] = None if decoder is None else decoder.decoder_for(part)
         return self._decoders[part]
 
-    def _decoded(self, flow: Flow) -> dict[str, list[Any]]:
+    def _decoded(self, flow: Flow, groups: tuple[range, ...]) -> dict[str, list[Any]]:
         """Every column, decoded. Samples that fail are dropped from the flow; their entries are None."""
         columns: dict[str, list[Any]] = {}
         for part, column in flow.raw.columns.items():
@@ -70,19 +80,21 @@ class LeafLoader:
             if decode is None:
                 columns[part] = column
                 continue
-            try:
-                columns[part] = self._decoded_whole(part, decode, column)
-            except Exception:
-                columns[part] = self._decoded_one_by_one(flow, part, decode, column)
+            with suppress(Exception):
+                columns[part] = self._decoded_whole(part, decode, column, groups)
+                continue
+            columns[part] = self._decoded_one_by_one(flow, part, decode, column)
         if flow.dropped:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns
 
-    def _decoded_whole(self, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
+    def _decoded_whole(
+        self, part: str, decode: Decode, column: list[bytes | None], groups: tuple[range, ...]
+    ) -> list[Any]:
         if None in column:
             return [None if data is None else decode(data) for data in column]
         assert self._leaf.decoder is not None
-        return self._leaf.decoder.decode_column(part, cast("list[bytes]", column))
+        return self._leaf.decoder.decode_column(part, cast("list[bytes]", column), groups)
 
     def _decoded_one_by_one(self, flow: Flow, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
         values: list[Any] = []
@@ -111,8 +123,7 @@ class LeafLoader:
             "__sources__": list(map(LazySources, repeat(self._leaf.source), indices)),
         }
 
-    def _crude(self, flow: Flow) -> list[Any]:
-        columns = self._decoded(flow)
+    def _crude(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
         raw = flow.raw
         fields = {**self._metadata(flow), "__shard__": raw.shards, **columns}
         names = tuple(fields)
@@ -124,11 +135,10 @@ class LeafLoader:
                         del sample[part]
         return [samples[place] for place in flow.places] if flow.dropped else samples
 
-    def _typed(self, flow: Flow) -> list[Any]:
+    def _typed(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
         field_map = self._leaf.field_map
         assert field_map is not None
         assert self._construct is not None
-        columns = self._decoded(flow)
         metadata = self._metadata(flow)
         simple = field_map.simple
         if simple is not None and not flow.dropped and all(_complete(flow.raw, part) for part in simple.values()):
@@ -150,9 +160,9 @@ class LeafLoader:
             try:
                 rows.append(field_map.evaluate(parts))
             except Exception as error:
-                cause = DecodingError(f"{raw.shards[place]}: {raw.keys[place]}: {error}")
-                cause.__cause__ = error
-                self._drop(flow, place, cause)
+                failed = DecodingError(f"{raw.shards[place]}: {raw.keys[place]}: {error}")
+                failed.__cause__ = error
+                self._drop(flow, place, failed)
         flow.places = [place for place in flow.places if place not in flow.dropped]
         return {name: [row[name] for row in rows] for name in field_map.fields}
 

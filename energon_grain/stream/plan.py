@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,10 +17,19 @@ from energon_grain.stream.spec import StreamSpec
 
 MAX_PLAN = 32_768
 """Positions that are drawn at once."""
+_BATCH_STRETCH = 4
+"""A chunk may be this much larger than its bound where it takes that to hold a whole batch."""
 
 
 def plan_chunks(
-    spec: StreamSpec, sources: list[Source], share: Share, *, pass_number: int, first: int, pace: ChunkPace
+    spec: StreamSpec,
+    sources: list[Source],
+    share: Share,
+    *,
+    pass_number: int,
+    first: int,
+    batch_size: int,
+    pace: ChunkPace,
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever)."""
     end = local_end(spec, share, pass_number)
@@ -34,12 +44,29 @@ def plan_chunks(
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
             fits = int(np.searchsorted(totals, totals[begin] + pace.size_bytes, side="right")) - 1
+            batch = min(begin + batch_size, len(draws))
+            if totals[batch] - totals[begin] <= _BATCH_STRETCH * pace.size_bytes:
+                fits = max(fits, batch)
             until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
-            yield Chunk(number=number, draws=draws[begin:until], size_bytes=int(totals[until] - totals[begin]))
+            # Chunks end where batches end, where that leaves something.
+            whole = until - (first + until) % batch_size
+            until = whole if whole > begin else until
+            yield Chunk(
+                number=number,
+                draws=draws[begin:until],
+                size_bytes=int(totals[until] - totals[begin]),
+                groups=_groups(first + begin, first + until, batch_size),
+            )
             number += 1
             begin = until
         first = stop
         plan_size = min(plan_size * 4, MAX_PLAN)
+
+
+def _groups(first: int, stop: int, batch_size: int) -> tuple[range, ...]:
+    """Local positions first, …, stop - 1, counted from `first` on and cut at multiples of the batch size."""
+    cuts = [first, *range(first + batch_size - first % batch_size, stop, batch_size), stop]
+    return tuple(range(begin - first, end - first) for begin, end in itertools.pairwise(cuts))
 
 
 def local_end(spec: StreamSpec, share: Share, pass_number: int) -> int | None:

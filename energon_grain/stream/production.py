@@ -90,6 +90,7 @@ class Production:
             share,
             pass_number=start.pass_number,
             first=local_first,
+            batch_size=self._plan.batch_size,
             pace=pace,
         )
         if workers:
@@ -139,7 +140,8 @@ class Production:
             batch = self._batches.make(
                 samples,
                 keys,
-                item=int(self._share.to_global(np.array(self._share.first_at(item)))),
+                item=self._spec.order.start(self._progress.pass_number)
+                + int(self._share.to_global(np.array(self._share.first_at(item)))),
                 pass_number=self._progress.pass_number,
                 valid=valid,
             )
@@ -188,7 +190,8 @@ class Production:
         filler = iter(self._fillers(items))
         present = iter(zip(taken.samples, taken.restore_keys, strict=True))
         rows = [next(filler) if place in missing else next(present) for place in range(count)]
-        valid = np.array([place not in missing for place in range(count)])
+        # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
+        valid = np.array([place not in missing for place in range(count)]) if self._plan.pads else None
         return [row[0] for row in rows], [row[1] for row in rows], valid
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:

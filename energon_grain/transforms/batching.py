@@ -136,7 +136,28 @@ def _stack(batch: Sequence[Array]) -> Array:
     first = batch[0]
     if not first.ndim:
         return np.array(batch).astype(first.dtype, copy=False)
+    if first.nbytes >= _WORTH_A_LOOK and _are_rows(batch, first.base):
+        return first.base
     return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe").reshape(len(batch), *first.shape)
+
+
+_WORTH_A_LOOK = 16 << 10
+
+
+def _are_rows(batch: Sequence[Array], base: Any) -> bool:
+    """Whether `batch` is all rows of the array `base` in their order (as the image decoder makes them)."""
+    first = batch[0]
+    if type(base) is not np.ndarray or base.shape != (len(batch), *first.shape) or base.dtype != first.dtype:
+        return False
+    if not base.flags.c_contiguous or not base.flags.writeable:
+        return False
+    start: int = base.__array_interface__["data"][0]
+    return all(
+        row.base is base
+        and row.strides == first.strides
+        and row.__array_interface__["data"][0] == start + at * first.nbytes
+        for at, row in enumerate(batch)
+    )
 
 
 def concat_pad(batch: Sequence[Array], *, where: str = "") -> Array:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.transforms.array import decode_npy, decode_npz, decode_tenbin
 from energon_grain.transforms.content import media_extension
-from energon_grain.transforms.image import IMAGE_EXTENSIONS, IMAGE_MODES, ImageDecode, image_codec
+from energon_grain.transforms.image import IMAGE_EXTENSIONS, IMAGE_MODES, ImageDecode, decode_rows, image_codec
 from energon_grain.transforms.media import AV_EXTENSIONS, AVDecode, decode_lazily, decode_pyav, require_av
 from energon_grain.transforms.serialised import (
     CBOR_EXTENSIONS,
@@ -91,6 +91,7 @@ class SampleDecoder:
         }
         self._codecs: dict[str, Codec | None] = {}
         self._image = image_codec(image_decode)
+        self._decodes_to_arrays = IMAGE_MODES[image_decode].form != "pil" and not guess_content
 
     def decoder_for(self, part: str) -> Codec | None:
         """The function that decodes the bytes (or a view of the bytes) of a part, None where they stay bytes.
@@ -107,8 +108,14 @@ class SampleDecoder:
             codec = self._codecs[part] = self._resolve(part)
             return codec
 
-    def decode_column(self, part: str, column: list[bytes]) -> list[Any]:
-        """Decode the same part of many samples: what `decoder_for(part)` gives for each, at half its price for texts.
+    def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
+        """Decode the same part of many samples: what `decoder_for(part)` gives for each, at a lower price.
+
+        Args:
+            part: Name of the part.
+            column: Its bytes, one value a sample.
+            groups: Places of `column`, together all of them in order, that will probably be stacked; images of a group
+                come as the rows of one array.
 
         Raises:
             Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` tells.
@@ -117,7 +124,10 @@ class SampleDecoder:
         if codec is None:
             return list(column)
         if type(self).decoder_for is SampleDecoder.decoder_for:
-            codec = WHOLE_COLUMN.get(part.rpartition(".")[2], codec)
+            ending = part.rpartition(".")[2]
+            codec = WHOLE_COLUMN.get(ending, codec)
+            if groups and self._decodes_to_arrays and ending.lower() in IMAGE_EXTENSIONS:
+                return decode_rows(self._image, column, groups)
         return list(map(codec, column))
 
     def decode(self, fname: str, data: Buffer) -> Any:

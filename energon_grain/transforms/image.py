@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,26 +77,61 @@ def image_codec(image_decode: str) -> Callable[[Buffer], Any]:
     return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled)
 
 
-def _decode(data: Buffer, *, colour: str, planes: bool, scaled: bool) -> npt.NDArray[Any]:
-    pixels = _decode_jpeg(data, colour, planes=planes) if data[:3] == b"\xff\xd8\xff" else None
+def decode_rows(codec: Callable[..., Any], column: list[bytes], groups: Sequence[range]) -> list[Any]:
+    """Decode images of which each group will probably be stacked.
+
+    The images of a group that have the shape of its first one are decoded into the rows of one array, so that stacking
+    them again costs nothing (`batching.batch_pad_stack` recognises all rows of an array in their order).
+
+    Args:
+        codec: As `image_codec` returns it, of a mode that decodes to arrays.
+        column: Bytes of images.
+        groups: Places in `column`, together all of them in order.
+    """
+    images: list[Any] = []
+    for group in groups:
+        first = codec(column[group.start])
+        rows = np.empty((len(group), *first.shape), first.dtype)
+        rows[0] = first
+        images.append(rows[0])
+        images.extend(codec(column[place], out=row) for place, row in zip(group[1:], rows[1:], strict=True))
+    return images
+
+
+def _decode(
+    data: Buffer, *, colour: str, planes: bool, scaled: bool, out: npt.NDArray[Any] | None = None
+) -> npt.NDArray[Any]:
+    """The image, in `out` where that is given and has the right shape."""
+    direct = out if not (scaled or planes or colour == "L") else None
+    pixels = _decode_jpeg(data, colour, planes=planes, out=direct) if data[:3] == b"\xff\xd8\xff" else None
     if pixels is None:
         image = _open_image(data, colour=colour)
         if planes:
             pixels = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
         else:
             pixels = np.array(image)
-    # One division in float32 a pixel, the same result as torch's and numpy's `x.astype(float32) / 255`.
-    return np.divide(pixels, _SCALE, dtype=np.float32) if scaled else pixels
+    if out is not None and out.shape != pixels.shape:
+        out = None
+    if scaled:
+        # One division in float32 a pixel, the same result as torch's and numpy's `x.astype(float32) / 255`.
+        return np.divide(pixels, _SCALE, out=out, dtype=np.float32)
+    if out is None or pixels is out:
+        return pixels
+    np.copyto(out, pixels)
+    return out
 
 
-def _decode_jpeg(data: Buffer, colour: str, *, planes: bool) -> Pixels | None:
-    """The pixels of a JPEG; None where Pillow has to do it, or to say what is wrong."""
+def _decode_jpeg(data: Buffer, colour: str, *, planes: bool, out: Pixels | None = None) -> Pixels | None:
+    """The pixels of a JPEG, in `out` where they fit; None where Pillow has to do it, or to say what is wrong."""
     try:
         height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
         if stored not in _SOURCES[colour] or int(height) * int(width) > _MAX_JPEG_PIXELS:
             return None
         if planes:
             return _planes(simplejpeg.decode_jpeg(data, colorspace="RGBA"), len(colour))
+        if out is not None and out.shape == (height, width, len(colour)):
+            simplejpeg.decode_jpeg(data, colorspace=colour, buffer=out)
+            return out
         pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if colour == "L" else colour)
     except ValueError:
         return None
