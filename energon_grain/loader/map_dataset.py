@@ -106,7 +106,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         item = step * plan.global_batch
         first = share.first_at(item)
         positions = share.to_global(np.arange(first, first + plan.batch_size))
-        number = int(positions[0])
+        number = self._spec.order.start(pass_number) + int(positions[0])
         valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
         if plan.length is not None and int(positions[-1]) >= plan.length:
             inside = positions < plan.length

@@ -58,7 +58,7 @@ class BatchStage:
         Args:
             samples: Of this host's items.
             restore_keys: Of the samples.
-            item: Global number of the first one.
+            item: Global number of the first one, counted through all passes: it keys random numbers.
             pass_number: For the draw of batch hooks.
             valid: (batch,) which samples are real, where some are padding; None: all.
 

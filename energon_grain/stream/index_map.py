@@ -63,6 +63,10 @@ class IndexMap:
         """Positions of a pass; None: endless."""
         return None if self.passes is None else self.passes.length(self._counted(pass_number))
 
+    def start(self, pass_number: int) -> int:
+        """First position of a pass among those of all passes; 0 where the stream is endless, or every pass the first."""
+        return 0 if self.passes is None else self.passes.start(self._counted(pass_number))
+
     def draw(self, positions: Int64Array, pass_number: int) -> Draws:
         """Draws of positions of one pass.
 
@@ -70,8 +74,7 @@ class IndexMap:
             positions: (n,) in [0, length), or any from 0 on where the stream is endless.
             pass_number: Of no meaning where the stream is endless.
         """
-        if self.passes is not None:
-            positions = positions + self.passes.start(self._counted(pass_number))
+        positions = positions + self.start(pass_number)
         if self.routes is None:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:
