@@ -31,7 +31,8 @@ class WorkerConfig:
         worker_debug_path: Unused; accepted so that configurations of the original load.
         worker_log_level: Unused; accepted likewise.
         global_error_handler: Called as `handler(error, sample, sources)` for each sample that fails to decode or whose
-            hook raises. It may raise to end the iteration; otherwise the sample is dropped and counted.
+            hook raises. It may raise to end the iteration; otherwise the sample is dropped and counted, and the
+            error's traceback, which holds whole chunks in memory, is let go of after the call.
         restore_error_handler: The same while a sample is rebuilt from its restore key.
         worker_type: "thread" (default), or "process": the pure stage runs in worker processes.
         prefetch_bytes: Bound on the memory of samples that were read ahead and not yet delivered.

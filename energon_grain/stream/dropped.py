@@ -35,7 +35,7 @@ class Dropped:
         error: What it raised; a `SkipSample` when the hook chose to drop the sample.
         key: Key of the sample.
         shard: Shard that it lies in.
-        sample: What the hook was given, for the error handler.
+        sample: What the hook was given, for the error handler; None where it was dropped on purpose.
         sources: Provenance of the sample.
     """
 
@@ -52,6 +52,15 @@ class Dropped:
     def skipped(self) -> bool:
         """Whether it was dropped on purpose."""
         return isinstance(self.error, SkipSample)
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Take the traceback from an error that is kept: its frames hold the whole chunk that was being encoded."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def raise_if_fatal(error: Exception, hook: str, where: str) -> None:

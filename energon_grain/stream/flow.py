@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from energon_grain.datasets.draw_context import Draw, current
+from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.raw import RawBatch
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
+from energon_grain.stream.dropped import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.seeds import seeded_globals
 from energon_grain.stream.spec import HookSpec
 
@@ -81,6 +82,8 @@ class Flow:
         """
         key, shard = self.raw.keys[place], self.raw.shards[place]
         raise_if_fatal(error, hook, f"{shard}: {key}")
+        if skipped := isinstance(error, SkipSample):
+            release_frames(error)
         self.dropped[place] = Dropped(
             leaf=self.leaf,
             hook=hook,
@@ -88,7 +91,7 @@ class Flow:
             error=error,
             key=key,
             shard=shard,
-            sample=sample,
+            sample=None if skipped else sample,
             sources=self.sources(place),
         )
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample
-from energon_grain.stream.dropped import Dropped
-
+from energon_grain.stream.dropped import Dropped, release_frames
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
@@ -93,6 +92,7 @@ class Statistics:
         self._handler(dropped.error, dropped.sample, dropped.sources)
         where = f"{dropped.shard}: {dropped.key}"
         self._fail(self._in_a_row, dropped.hook, dropped.failure_tolerance, dropped.error, where)
+        release_frames(dropped.error)
 
     def drop_batch(self, hook: str, failure_tolerance: int, error: Exception, samples: Any) -> None:
         """Count a dropped batch, and tell the error handler unless it was dropped on purpose. Raises as `drop` does."""
