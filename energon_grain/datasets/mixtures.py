@@ -42,6 +42,9 @@ class BlendDataset(SavableDataset):
             raise ConfigError("BlendDataset: there is nothing to blend; pass (dataset, weight) pairs")
         datasets = tuple(dataset for dataset, _ in pairs)
         steps = schedule if schedule is not None else [(0, [weight for _, weight in pairs])]
+        for start, weights in steps:
+            if len(weights) != len(datasets):
+                raise ConfigError(f"BlendDataset: {len(datasets)} datasets and {len(weights)} weights from {start} on")
         object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
         object.__setattr__(self, "datasets", datasets)
         object.__setattr__(self, "schedule", tuple((start, tuple(weights)) for start, weights in steps))

@@ -13,6 +13,19 @@ from energon_grain.errors import ConfigError
 LastBatch = Literal["keep", "drop", "pad"]
 
 
+def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
+    """Check that a last batch can be treated in this way on this number of hosts.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if last_batch == "keep" and hosts > 1:
+        raise ConfigError(
+            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
+            f"left without one; use 'drop' or 'pad'"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatDataset(SavableDataset):
     """The dataset over and over, each pass in an order of its own. Endless."""
@@ -44,7 +57,9 @@ class BatchDataset(SavableDataset):
         batch_size: Samples of one host's batch.
         batcher: Makes the batch of a list of samples.
         last_batch: At the end of a finite pass: "drop" an incomplete global batch, "pad" it to its full size (with a
-            validity mask in `__valid__`), or, on one host only, "keep" it short.
+            validity mask in `__valid__`), or, on one host only, "keep" it short. Where samples were dropped, lanes end
+            early; "pad" and "drop" fill their places with samples from the beginning of the pass, so that hosts have
+            equal numbers of steps ("drop" without a mask).
         task_encoder: As in `MapDataset`.
     """
 
@@ -59,16 +74,12 @@ class BatchDataset(SavableDataset):
             raise ConfigError(f"batch_size={self.batch_size}: a positive number of samples is meant")
         if self.last_batch not in ("keep", "drop", "pad"):
             raise ConfigError(f"last_batch={self.last_batch!r}: 'keep', 'drop' or 'pad' is meant")
-        if self.last_batch == "keep" and self.worker_config.world_size > 1:
-            raise ConfigError(
-                f"last_batch='keep' with {self.worker_config.world_size} hosts: the last batches would have different "
-                f"sizes, and a host could be left without one; use 'drop' or 'pad'"
-            )
+        check_last_batch(self.last_batch, self.worker_config.world_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitDataset(SavableDataset):
-    """The first `length` batches of every pass, and the same ones each time."""
+    """The first `length` batches of every pass."""
 
     dataset: SavableDataset
     length: int

@@ -60,6 +60,8 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
     order, leaves, mixture = compile_mixture(
         found.mixture, compile_leaf, lanes=lanes, seed=seed, same_pass=settings.same_pass, endless=found.endless
     )
+    if found.steps is not None and order.passes is not None:
+        raise ConfigError("virtual epochs cut an endless stream, and this one has passes: repeat it, or limit it")
     return StreamSpec(
         seed=seed,
         written_seed=(settings.seed, config.seed_offset),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.nodes import check_last_batch
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError, StateError
 from energon_grain.stream.ahead import Ahead
@@ -57,6 +58,8 @@ class Stream:
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
         )
+        if spec.batch is not None and spec.order.passes is not None:
+            check_last_batch(spec.batch.last, config.world_size)
         self._progress = self._beginning()
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None

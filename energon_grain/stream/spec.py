@@ -105,6 +105,7 @@ class StreamSpec:
             "mixture": self.mixture,
             "leaves": {
                 "/".join(leaf.key): {
+                    "number": number,
                     "samples": len(leaf.leaf.source),
                     "content": leaf.leaf.source.content_id,
                     "shuffle": leaf.order.shuffle,
@@ -113,7 +114,7 @@ class StreamSpec:
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
                 }
-                for leaf in self.leaves
+                for number, leaf in enumerate(self.leaves)
             },
         }
 
