@@ -60,7 +60,7 @@ class PureStage:
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place] = outcome
                     restore_keys[place] = key
-        held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes))
+        held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
     def _encode(self, leaf: int, draws: Draws, groups: tuple[range, ...]) -> Flow:

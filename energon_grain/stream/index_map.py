@@ -64,7 +64,7 @@ class IndexMap:
         return None if self.passes is None else self.passes.length(self._counted(pass_number))
 
     def start(self, pass_number: int) -> int:
-        """First position of a pass among those of all passes; 0 where the stream is endless, or every pass the first."""
+        """First position of a pass among those of all; 0 where the stream is endless, or each pass is the first."""
         return 0 if self.passes is None else self.passes.start(self._counted(pass_number))
 
     def draw(self, positions: Int64Array, pass_number: int) -> Draws:

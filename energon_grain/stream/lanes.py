@@ -107,7 +107,7 @@ class LaneAssembly:
                     self._base += high
                     return taken
                 offsets = (places - base).tolist()
-                return Taken([self._window[at] for at in offsets], [self._keys[at] for at in offsets], [])
+                return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
         return self._take_one_by_one(first, count)
 
     def _take_one_by_one(self, first: int, count: int) -> Taken:
@@ -117,9 +117,14 @@ class LaneAssembly:
             if at is None:
                 taken.missing.append(place)
             else:
-                taken.samples.append(self._window[at])
+                taken.samples.append(self._hand_out(at))
                 taken.restore_keys.append(self._keys[at])
         return taken
+
+    def _hand_out(self, at: int) -> Any:
+        """The entry of the window, which no longer holds it: other lanes may be far behind."""
+        entry, self._window[at] = self._window[at], None
+        return entry
 
     def _find(self, item: int) -> int | None:
         """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
@@ -129,11 +134,10 @@ class LaneAssembly:
             if self._end is not None and position >= self._end:
                 return None
             self._fill(position + 1)
-            outcome = self._window[position - self._base]
             if position not in self._bad:
                 self._on_success()
                 return position - self._base
-            self._on_drop(outcome)
+            self._on_drop(self._hand_out(position - self._base))
             drops = self._drops.copy()
             drops[lane] += 1
             self._set_drops(drops)

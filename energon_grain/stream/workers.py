@@ -25,7 +25,8 @@ class OrderedWorkers:
     """An iterator over encoded chunks, computed by several threads.
 
     As many chunks are under way as keep all threads busy and fit into `budget_bytes`, what they will hold being
-    estimated from those that are done; one is always under way.
+    estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
+    larger decoding makes it.
 
     Args:
         runs: One function a thread.
@@ -38,7 +39,7 @@ class OrderedWorkers:
         self._budget_bytes = budget_bytes
         self._most = 2 * len(runs) + 1
         self._under_way: deque[_Task] = deque()
-        self._expansion = 1.0
+        self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
         self._threads = [
@@ -59,11 +60,11 @@ class OrderedWorkers:
         task = self._under_way[0]
         task.done.wait()
         self._under_way.popleft()
-        self._submit()
         if task.error is not None:
             raise task.error
         assert task.result is not None
         self._expansion = max(1.0, task.result.size_bytes / max(1, task.chunk.size_bytes))
+        self._submit()
         return task.result
 
     def _submit(self) -> None:
@@ -72,9 +73,10 @@ class OrderedWorkers:
                 self._next = next(self._chunks, None)
                 if self._next is None:
                     return
-            held = sum(task.chunk.size_bytes for task in self._under_way) + self._next.size_bytes
-            if self._under_way and held * self._expansion > self._budget_bytes:
-                return
+            if self._under_way:
+                held = sum(task.chunk.size_bytes for task in self._under_way) + self._next.size_bytes
+                if self._expansion is None or held * self._expansion > self._budget_bytes:
+                    return
             task = _Task(self._next)
             self._next = None
             self._under_way.append(task)
@@ -106,3 +108,4 @@ def _work(run: Run, tasks: BoundedBuffer[_Task]) -> None:
         except BaseException as error:
             task.error = error
         task.done.set()
+        del task  # or its samples would live until the next one comes

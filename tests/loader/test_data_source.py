@@ -87,3 +87,7 @@ def test_grains_data_loader(text_dataset: MakeDataset) -> None:
     other = iter(loader)
     other.set_state(state)
     assert [sample.__key__ for sample in other] == rest
+
+
+def test_nothing_is_read_where_nothing_is_asked_for(text_dataset: MakeDataset) -> None:
+    assert EnergonDataSource(text_dataset(24)).__getitems__([]) == []

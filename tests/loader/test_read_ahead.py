@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -60,12 +61,27 @@ def test_no_more_is_held_than_allowed(expansion: int, budget_chunks: int) -> Non
         seen = []
         for encoded in workers:
             time.sleep(0.002)  # all that may be read ahead is
-            if len(seen) == 5:
-                meter.most = 0  # by now the workers know how large chunks become
             seen += encoded.outcomes
             meter.taken(encoded)
         assert seen == list(range(60))
         assert meter.most <= (budget_chunks + 1) * chunk_bytes
+    finally:
+        workers.close()
+
+
+def test_what_was_taken_is_let_go() -> None:
+    class Outcome:
+        pass
+
+    def run(chunk: Chunk) -> Encoded:
+        return Encoded(outcomes=[Outcome()], restore_keys=[()], drops=0, size_bytes=1)
+
+    workers = OrderedWorkers([run] * 2, chunks(20), 1 << 30)
+    try:
+        alive = [weakref.ref(outcome) for encoded in workers for outcome in encoded.outcomes]
+        time.sleep(0.05)
+        assert len(alive) == 20
+        assert not [outcome for outcome in alive if outcome() is not None]
     finally:
         workers.close()
 

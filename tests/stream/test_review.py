@@ -1,4 +1,4 @@
-"""Edges of the stream: passes that end early, hooks that refuse, states that meet other settings, memory that is let go."""
+"""Edges of the stream: early ends, hooks that refuse, states that meet other settings, memory that is let go."""
 
 from __future__ import annotations
 
