@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from energon_grain import ConfigError, DefaultTaskEncoder, TextSample, WorkerConfig, get_val_dataset, reraise_exception
+from energon_grain import (
+    ConfigError,
+    DefaultTaskEncoder,
+    FatalSampleError,
+    TextSample,
+    WorkerConfig,
+    get_val_dataset,
+    reraise_exception,
+)
 from energon_grain.datasets.field_conversion import convert_fields, fields_of
 
 MakeDataset = Callable[..., Path]
@@ -120,7 +128,7 @@ def test_wrong_types(text_dataset: MakeDataset) -> None:
         task_encoder=DefaultTaskEncoder(encoded_sample_type=Point),
         worker_config=WorkerConfig(0, 1, global_error_handler=reraise_exception),
     )
-    with pytest.raises(ConfigError, match="do not fit Point"):
+    with pytest.raises(FatalSampleError, match="do not fit Point"):
         next(iter(dataset))
 
 
