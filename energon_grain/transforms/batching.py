@@ -136,8 +136,9 @@ def _stack(batch: Sequence[Array]) -> Array:
     first = batch[0]
     if not first.ndim:
         return np.array(batch).astype(first.dtype, copy=False)
-    if first.nbytes >= _WORTH_A_LOOK and _are_rows(batch, first.base):
-        return first.base
+    base = first.base
+    if base is not None and first.nbytes >= _WORTH_A_LOOK and _are_rows(batch, base):
+        return base
     return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe").reshape(len(batch), *first.shape)
 
 

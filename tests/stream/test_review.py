@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
@@ -270,12 +271,10 @@ def test_batch_hooks_draw_other_numbers_in_each_pass(text_dataset: MakeDataset) 
 
 
 def test_swapping_the_parts_of_a_blend_changes_the_fingerprint(text_dataset: MakeDataset) -> None:
-    one, other = (
-        get_train_dataset(
-            text_dataset(n), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
-        ).dataset  # type: ignore[attr-defined]
-        for n in (24, 53)
+    part: Any = get_train_dataset(
+        text_dataset(24), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
     )
+    one, other = (dataclasses.replace(part.dataset, name=name) for name in ("one", "other"))
 
     def fingerprint(*children: Any) -> str:
         blend = BlendDataset(*children)

@@ -75,7 +75,10 @@ def test_samples_are_of_the_type_with_every_field(tmp_path: Path, kind: str) -> 
     for sample in found:
         name = type(sample).__name__
         assert name == SAMPLE_TYPES[kind]
-        empty = {field.name for field in fields(sample) if getattr(sample, field.name) is None} - {"__subflavors__", "__valid__"}
+        empty = {field.name for field in fields(sample) if getattr(sample, field.name) is None} - {
+            "__subflavors__",
+            "__valid__",
+        }
         assert empty == LEFT_OUT.get(name, set())
 
 
