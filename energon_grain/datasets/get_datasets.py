@@ -66,7 +66,8 @@ def get_train_dataset(
         split_part: Part of the split to read.
         worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
             says, without workers.
-        batch_size: Samples in the batch of one host; None: single samples.
+        batch_size: Samples in the batch of one host; None: single samples (of a finite pass on several hosts, those
+            at the end that do not give one to each host are left out).
         batch_drop_last: As `last_batch="drop"`.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.

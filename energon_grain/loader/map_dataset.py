@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.samples.pytree import register_value
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
@@ -58,6 +58,11 @@ class BatchMapDataset(grain.MapDataset[Any]):
             raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
         self._share = Share(config.rank, config.world_size, self._spec.lanes)
         self._plan = PassPlan.of(self._spec, config.world_size)
+        if self._plan.remaining(0, 0) == 0:
+            raise EmptyDatasetError(
+                f"a pass of {self._plan.length} samples has no complete batch of {self._plan.global_batch}: use a "
+                f"smaller batch, or last_batch='pad' or 'keep'"
+            )
         lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
         self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)

@@ -47,6 +47,23 @@ class _OpenFile:
             close(self.descriptor)
 
 
+def _open(path: str) -> _OpenFile:
+    """Open a file, again after a while where the reason may pass (a network file system, a moment without descriptors).
+
+    Raises:
+        ReadError: It does not exist or may not be read, or cannot be opened after `_PAUSES_SECONDS`.
+    """
+    for pause in _PAUSES_SECONDS:
+        try:
+            return _OpenFile(path)
+        except ReadError as error:
+            if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
+                raise
+            _logger.warning("%s; trying again in %g s", error, pause)
+            time.sleep(pause)
+    return _OpenFile(path)
+
+
 class LocalFiles:
     """A `ByteStore` over the local file system.
 
@@ -72,7 +89,7 @@ class LocalFiles:
             if file is not None:
                 self._open.move_to_end(path)
                 return file
-        file = _OpenFile(path)
+        file = _open(path)
         with self._lock:
             self._open[path] = file
             self._open.move_to_end(path)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.stream.encode import approximate_bytes
 from energon_grain.stream.production import Production, Step
 
 
@@ -15,13 +16,14 @@ class Ahead:
     Args:
         production: What makes the steps; closed together with this.
         capacity: Batches that wait for the consumer at most.
+        budget_bytes: Bound on their memory, estimated from the first one; a single batch may always wait.
     """
 
-    def __init__(self, production: Production, capacity: int) -> None:
+    def __init__(self, production: Production, capacity: int, budget_bytes: int) -> None:
         self._production = production
         self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
         self._thread = threading.Thread(
-            target=_produce, args=(production, self._buffer), name="energon-grain-batches", daemon=True
+            target=_produce, args=(production, self._buffer, budget_bytes), name="energon-grain-batches", daemon=True
         )
         self._thread.start()
 
@@ -44,9 +46,13 @@ class Ahead:
             self._thread.join()
 
 
-def _produce(production: Production, buffer: BoundedBuffer[Step | BaseException | None]) -> None:
+def _produce(production: Production, buffer: BoundedBuffer[Step | BaseException | None], budget_bytes: int) -> None:
+    measured = False
     try:
         for step in production:
+            if not measured:
+                buffer.narrow(budget_bytes // max(1, approximate_bytes(step.batch)))
+                measured = True
             buffer.put(step)
             del step  # or the batch would live until the next one is made
         buffer.put(None)

@@ -22,6 +22,11 @@ class BoundedBuffer(Generic[T]):
         self._closed = False
         self._changed = threading.Condition()
 
+    def narrow(self, capacity: int) -> None:
+        """Let at most `capacity` entries wait from now on, one at the least."""
+        with self._changed:
+            self._capacity = max(1, min(capacity, self._capacity))
+
     def put(self, entry: T) -> None:
         """Append an entry. Raises BufferClosed."""
         with self._changed:

@@ -16,7 +16,8 @@ class PassPlan:
         global_batch: G, items of one step of all hosts.
         length: Items of a pass, drops not counted; None: endless.
         steps: Steps after which a pass ends at the latest; None: no such bound.
-        drops_last: Whether an incomplete global batch at the end is left out.
+        drops_last: Whether an incomplete global batch at the end is left out; so it is with several hosts where
+            single samples are delivered, which have no place for a mask.
         keeps: Whether it is delivered short (one host).
         pads: Whether it is filled up, with a mask.
     """
@@ -40,7 +41,7 @@ class PassPlan:
             global_batch=size * hosts,
             length=length,
             steps=min(bounds) if bounds else None,
-            drops_last=spec.batch is not None and spec.batch.last == "drop",
+            drops_last=hosts > 1 if spec.batch is None else spec.batch.last == "drop",
             keeps=hosts == 1 and (spec.batch is None or spec.batch.last == "keep"),
             pads=length is not None and spec.batch is not None and spec.batch.last == "pad",
         )

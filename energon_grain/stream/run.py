@@ -156,7 +156,11 @@ class Stream:
             start=self._progress,
         )
         if self._workers:
-            ahead = Ahead(production, capacity=self._prefetch_factor * self._workers)
+            ahead = Ahead(
+                production,
+                capacity=self._prefetch_factor * self._workers,
+                budget_bytes=self.config.prefetch_bytes,
+            )
             self._steps = ahead
             self._release = weakref.finalize(self, ahead.close)
         else:

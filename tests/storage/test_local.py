@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import threading
 from pathlib import Path
 
@@ -128,3 +129,24 @@ def test_copies_in_other_processes_open_their_own_files(paths: list[str]) -> Non
     assert not copy._open
     assert read(copy, paths, [(number, 1, 4) for number in range(9)])[8] == content(8, 5000)[1:4]
     assert len(copy._open) == 3
+
+
+def test_a_file_that_cannot_be_opened_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    monkeypatch.setattr(local, "_PAUSES_SECONDS", (0.0, 0.0))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = LocalFiles()
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limit[1]))
+    try:
+        with pytest.raises(ReadError, match="Too many open files"):
+            files.size(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert files.size(str(path)) == 10
+    with pytest.raises(ReadError, match="No such file"):
+        files.size(str(tmp_path / "missing"))
