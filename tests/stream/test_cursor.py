@@ -1,0 +1,83 @@
+"""The state: what it holds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_hosts import MakeDataset, global_batch, open_hosts
+
+from energon_grain import FingerprintError, StateError, merge_cursors
+
+
+def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53)
+    [stream] = open_hosts(path, 1, 5)
+    next(stream)
+    cursor = stream.cursor(with_manifest=True)
+    [other] = open_hosts(path, 1, 5, seed=1, max_samples_per_sequence=4)
+    with pytest.raises(FingerprintError, match=r"(?s)seed: saved 0, now 1.*block: saved None, now 4.*allow_changes"):
+        other.restore(cursor)
+    other.restore(cursor, allow_changes=True)
+    assert other.cursor()["item"] == 5
+    [larger] = open_hosts(text_dataset(97), 1, 5)
+    with pytest.raises(FingerprintError, match="samples: saved 53, now 97"):
+        larger.restore(cursor)
+    [lanes] = open_hosts(path, 1, 5, lanes=12)
+    with pytest.raises(StateError, match="saved with lanes=24, this run has lanes=12"):
+        lanes.restore(cursor)
+
+
+def test_a_moved_dataset_keeps_its_order(text_dataset: MakeDataset, tmp_path: Path) -> None:
+    path = text_dataset(53)
+    moved = tmp_path / "elsewhere" / path.name
+    shutil.copytree(path, moved)
+    (moved / ".nv-meta" / "index.uuid").write_text("11111111-2222-4333-8444-555555555555")
+    [here], [there] = open_hosts(path, 1, 5), open_hosts(moved, 1, 5)
+    next(here)
+    there.restore(here.cursor(with_manifest=True))
+    assert global_batch([here]) == global_batch([there])
+
+
+def test_the_cursor_is_small_json(text_dataset: MakeDataset) -> None:
+    [stream] = open_hosts(text_dataset(53, broken={1, 2, 3}), 1, 5)
+    for _ in range(200):
+        next(stream)
+    text = json.dumps(stream.cursor())
+    assert json.loads(text) == stream.cursor()
+    assert len(text) < 1024
+    assert stream.cursor()["drops"]
+
+
+def test_one_hosts_state_with_drops_is_not_for_other_hosts(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53, broken=set(range(20)))
+    streams = open_hosts(path, 2, 4)
+    for _ in range(10):
+        global_batch(streams)
+    [single] = open_hosts(path, 1, 8)
+    with pytest.raises(StateError, match="knows what was dropped in its own lanes only"):
+        single.restore(streams[0].cursor())
+    with pytest.raises(StateError, match="the states of all hosts are needed"):
+        merge_cursors([streams[0].cursor()])
+    single.restore(merge_cursors([stream.cursor() for stream in streams]))
+    assert global_batch([single]) == global_batch(streams)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 99}, "version 99"),
+        ({"item": -1}, "'item' is -1"),
+        ({"host": [3, 2]}, "'host' is"),
+        ({"history": [[1]]}, "'history' is malformed"),
+        ({"drops": "!!"}, "packed integers"),
+        ({"ended": "no"}, "'ended' is"),
+    ],
+)
+def test_a_malformed_state_is_refused(text_dataset: MakeDataset, change: dict[str, Any], message: str) -> None:
+    [stream] = open_hosts(text_dataset(24), 1, 5)
+    with pytest.raises(StateError, match=message):
+        stream.restore({**stream.cursor(), **change})

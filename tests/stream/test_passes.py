@@ -1,0 +1,131 @@
+"""Passes: their ends, and what comes behind them."""
+
+from __future__ import annotations
+
+import pytest
+from stream_hosts import MakeDataset, open_hosts, worker_config
+
+from energon_grain import ConfigError, EmptyDatasetError, Stream, get_train_dataset, get_val_dataset
+
+
+def test_break_goes_on_and_the_next_pass_follows(text_dataset: MakeDataset) -> None:
+    path = text_dataset(24)
+    [stream] = open_hosts(path, 1, 5, repeat=False)
+    seen: list[str] = []
+    for batch in stream:
+        seen += batch.__key__
+        if len(seen) == 10:
+            break
+    for batch in stream:
+        seen += batch.__key__
+    assert sorted(seen) == [f"{i:06d}" for i in range(24)]
+    with pytest.raises(StopIteration):
+        next(stream)
+    second = [key for batch in stream for key in batch.__key__]
+    assert sorted(second) == sorted(seen)
+    assert second != seen
+
+
+def test_a_state_at_the_end_of_a_pass_begins_the_next(text_dataset: MakeDataset) -> None:
+    path = text_dataset(24)
+    [stream] = open_hosts(path, 1, 5, repeat=False)
+    assert len(list(stream)) == 5
+    cursor = stream.cursor()
+    expected = [batch.__key__ for batch in stream]
+    [other] = open_hosts(path, 1, 5, repeat=False)
+    other.restore(cursor)
+    with pytest.raises(StopIteration):
+        next(other)
+    assert [batch.__key__ for batch in other] == expected
+
+
+def test_validation_repeats_the_same_pass(text_dataset: MakeDataset) -> None:
+    dataset = get_val_dataset(text_dataset(24), split_part="train", batch_size=7, worker_config=worker_config())
+    stream = Stream.of(dataset)
+    first = [batch.__key__ for batch in stream]
+    assert first == [batch.__key__ for batch in stream]
+    assert sum(map(list, first), []) == [f"{i:06d}" for i in range(24)]
+    assert [len(batch) for batch in first] == [7, 7, 7, 3]
+    limited = get_val_dataset(
+        text_dataset(24), split_part="train", batch_size=7, limit=2, worker_config=worker_config()
+    )
+    assert len(limited) == 2
+    assert [batch.__key__ for batch in limited] == first[:2]
+
+
+def test_virtual_epochs_cut_the_endless_stream(text_dataset: MakeDataset) -> None:
+    path = text_dataset(24)
+    [endless] = open_hosts(path, 1, 5)
+    [cut] = open_hosts(path, 1, 5, virtual_epoch_length=3)
+    assert len(cut) == 3
+    for _ in range(4):
+        batches = [batch.__key__ for batch in cut]
+        assert batches == [next(endless).__key__ for _ in range(3)]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4])
+@pytest.mark.parametrize("broken", [frozenset(), frozenset({0, 1, 20})])
+def test_pad_fills_the_last_batch_and_says_so(text_dataset: MakeDataset, hosts: int, broken: frozenset[int]) -> None:
+    n, batch_size = 53, 3
+    streams = open_hosts(text_dataset(n, broken=broken), hosts, batch_size, repeat=False, last_batch="pad")
+    steps = -(-n // (hosts * batch_size))
+    assert [len(stream) for stream in streams] == [steps] * hosts
+    valid: list[str] = []
+    for stream in streams:
+        batches = list(stream)
+        assert len(batches) == steps
+        for batch in batches:
+            assert len(batch.__key__) == batch_size
+            mask = batch.__valid__ if batch.__valid__ is not None else [True] * batch_size
+            valid += [key for key, real in zip(batch.__key__, mask, strict=True) if real]
+    assert sorted(valid) == [f"{i:06d}" for i in range(n) if i not in broken]
+
+
+def test_drop_leaves_the_last_batch_out(text_dataset: MakeDataset) -> None:
+    streams = open_hosts(text_dataset(53), 2, 5, repeat=False, batch_drop_last=True)
+    batches = [[batch.__key__ for batch in stream] for stream in streams]
+    assert [len(b) for b in batches] == [5, 5]
+    assert len({key for host in batches for batch in host for key in batch}) == 50
+
+
+def test_keep_delivers_every_good_sample_once(text_dataset: MakeDataset) -> None:
+    broken = {0, 1, 2, 30}
+    [stream] = open_hosts(text_dataset(53, broken=broken), 1, 5, repeat=False)
+    batches = [batch.__key__ for batch in stream]
+    assert [len(batch) for batch in batches] == [5] * 9 + [4]
+    assert sorted(sum(batches, [])) == [f"{i:06d}" for i in range(53) if i not in broken]
+    stats = stream.stats()
+    assert stats["dropped_total"] == 4
+    assert list(stats["dropped"].values()) == [{"decode: DecodingError": 4}]
+
+
+def test_keep_on_several_hosts_is_refused(text_dataset: MakeDataset) -> None:
+    with pytest.raises(ConfigError, match="last_batch='keep' with 2 hosts"):
+        open_hosts(text_dataset(24), 2, 5, repeat=False, last_batch="keep")
+
+
+def test_a_dataset_without_a_complete_batch_is_refused(text_dataset: MakeDataset) -> None:
+    with pytest.raises(EmptyDatasetError, match="no complete batch of 100"):
+        open_hosts(text_dataset(24), 1, 100, repeat=False, batch_drop_last=True)
+
+
+def test_single_samples_without_a_batch_size(text_dataset: MakeDataset) -> None:
+    dataset = get_train_dataset(
+        text_dataset(24),
+        worker_config=worker_config(),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+    )
+    samples = list(dataset)
+    assert sorted(sample.__key__ for sample in samples) == [f"{i:06d}" for i in range(24)]
+    assert len(dataset) == 24
+
+
+def test_a_closed_stream_says_so(text_dataset: MakeDataset) -> None:
+    [stream] = open_hosts(text_dataset(24), 1, 5)
+    next(stream)
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(stream)

@@ -1,0 +1,76 @@
+"""Workers, and random numbers: neither depends on who does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stream_hosts import MakeDataset, worker_config
+
+from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(text_dataset: MakeDataset, workers: int, worker_type: str) -> None:
+    path = text_dataset(97, broken={5, 50})
+
+    def batches(number: int) -> list[Any]:
+        dataset = get_train_dataset(
+            path,
+            worker_config=worker_config(num_workers=number, worker_type=worker_type),
+            batch_size=5,
+            shuffle_buffer_size=100,
+            max_samples_per_sequence=10,
+        )
+        with Stream.of(dataset) as stream:
+            stream._workers = number
+            return [(next(stream), stream.cursor()) for _ in range(60)]
+
+    for (batch, cursor), (expected, expected_cursor) in zip(batches(workers), batches(0), strict=True):
+        assert batch.__key__ == expected.__key__
+        assert batch.text == expected.text
+        assert batch.__restore_key__ == expected.__restore_key__
+        assert [tuple(s) for s in batch.__sources__] == [tuple(s) for s in expected.__sources__]
+        assert cursor == expected_cursor
+
+
+class Noisy(TaskEncoder):
+    """Encodes with random numbers, and skips some samples."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        number = float(self.rng.random())
+        if number < 0.2:
+            raise SkipSample
+        return {"key": sample.__key__, "number": np.float64(number), "array": self.rng.standard_normal(2)}
+
+
+def test_random_numbers_and_skips_depend_on_the_draw_alone(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53)
+
+    def rows(hosts: int, workers: int, worker_type: Any = "thread") -> list[list[tuple[str, float]]]:
+        streams = []
+        for host in range(hosts):
+            dataset = get_train_dataset(
+                path,
+                worker_config=worker_config(host, hosts, workers, worker_type=worker_type),
+                batch_size=12 // hosts,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+                task_encoder=Noisy(),
+            )
+            streams.append(Stream.of(dataset))
+        out = []
+        for _ in range(15):
+            batches = [next(stream) for stream in streams]
+            out.append(sorted((k, float(x)) for b in batches for k, x in zip(b["key"], b["number"], strict=True)))
+        for stream in streams:
+            stream.close()
+        return out
+
+    reference = rows(1, 0)
+    assert rows(3, 0) == reference
+    assert rows(4, 2) == reference
+    assert rows(2, 1, "process") == reference
+    assert len({number for batch in reference for _, number in batch}) == 15 * 12
