@@ -32,14 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     build(options.cache, dict.fromkeys(name for row in rows for name in row.data_sets))
 
-    results = []
+    results: list[RowResult] = []
+    settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
     for row in rows:
         results.append(_run(row, options.rounds, options.without))
         print("\n".join(report.details(results[-1])), flush=True)
-
-    settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
-    text = report.page(results, describe(options.cache), settings)
-    options.output.write_text(text + "\n")
+        # After every row: a run that is ended early leaves what it has.
+        options.output.write_text(report.page(results, describe(options.cache), settings) + "\n")
     print("\n".join(report.summary(results)))
     print(f"\nwritten to {options.output}", file=sys.stderr)
     verdicts = [(target, result.verdict(target)) for result in results for target in result.row.targets]
