@@ -15,6 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import Source
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.load import LeafLoader
@@ -74,7 +75,8 @@ class PureStage:
         return flow
 
     def _apply(self, flow: Flow, hook: HookSpec) -> None:
-        with nullcontext() if hook.concurrent else self._lock:
+        # Hooks make an object or more a sample, all of which stay: the collector would look them over again and again.
+        with nullcontext() if hook.concurrent else self._lock, paused_collection():
             flow.apply(hook)
 
     def close(self) -> None:
