@@ -5,15 +5,17 @@ A node describes; it holds no file, thread or position. Iterating over one runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
-class SavableDataset:
+class SavableDataset(OneSubscript):
     """Base of dataset nodes.
 
     `for batch in dataset` runs one pass (for ever, where the dataset is endless) in this process without any backend;
@@ -43,3 +45,54 @@ class SavableDataset:
         from energon_grain.stream.run import steps_per_epoch
 
         return steps_per_epoch(self)
+
+
+BaseCoreDataset = SavableDataset
+"""What a leaf is called in annotations written for Energon."""
+BaseCoreDatasetFactory = SavableDataset
+"""What a part of `build_train_datasets(datasets=…)` is called there. Leaves hold no files and need no factory."""
+
+
+def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerConfig | None, **fields: Any) -> None:
+    """Set the fields of a new node over another: its `worker_config` is the other's unless one is given.
+
+    Raises:
+        ConfigError: What lies below is not a dataset.
+    """
+    check_dataset(node, below)
+    object.__setattr__(node, "worker_config", worker_config or below.worker_config)
+    for name, value in fields.items():
+        object.__setattr__(node, name, value)
+
+
+def check_dataset(node: SavableDataset, below: Any) -> None:
+    """Check that a node is put over a dataset.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(below, SavableDataset):
+        raise ConfigError(
+            f"{type(node).__name__}: a dataset is meant, not a {type(below).__name__}; pass what get_train_dataset or "
+            f"another dataset class gave"
+        )
+
+
+def check_function(node: SavableDataset, name: str, function: Callable[..., Any] | None) -> None:
+    """Check that a node's function can be called.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if not callable(function):
+        raise ConfigError(f"{type(node).__name__}: {name}={function!r}: a function is meant")
+
+
+def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:
+    """Check that a size is a whole number above 0.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        raise ConfigError(f"{type(node).__name__}: {name}={size!r}: a positive number of {unit} is meant")

@@ -49,7 +49,7 @@ def training_dataset(tree: TreeNode, options: LeafOptions, *, repeat: bool) -> S
                 f"with repetitions, or virtual_epoch_length"
             )
         return dataset
-    return RepeatDataset(worker_config=options.worker_config, dataset=dataset) if repeat else dataset
+    return RepeatDataset(dataset, worker_config=options.worker_config) if repeat else dataset
 
 
 def validation_dataset(tree: TreeNode, options: LeafOptions) -> SavableDataset:

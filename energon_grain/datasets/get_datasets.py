@@ -120,7 +120,7 @@ def get_train_dataset(
             f"give a positive number of batches and repeat=True, or 0"
         )
     if virtual_epoch_length:
-        dataset = EpochizeDataset(worker_config=worker_config, dataset=dataset, length=virtual_epoch_length)
+        dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
     return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes)
 
 
@@ -226,7 +226,9 @@ def _validation_run(
 ) -> SavableDataset:
     dataset = _encode_and_batch(dataset, options.task_encoder, batch_size, last_batch)
     if limit is not None:
-        dataset = LimitDataset(worker_config=options.worker_config, dataset=dataset, length=limit)
+        if limit < 1:
+            raise ConfigError(f"limit={limit}: a positive number of batches, or None for all, is meant")
+        dataset = LimitDataset(dataset, limit, worker_config=options.worker_config)
     return RunSettings(worker_config=options.worker_config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
 
 
@@ -253,23 +255,11 @@ def _encode_and_batch(
     dataset: SavableDataset, encoder: TaskEncoder, batch_size: int | None, last_batch: LastBatch
 ) -> SavableDataset:
     """The hooks that are overridden, in their order."""
-    config = dataset.worker_config
     if (encode_sample := overridden_hook(encoder, "encode_sample")) is not None:
-        dataset = MapDataset(
-            worker_config=config, dataset=dataset, map_fn=encode_sample, hook="encode_sample", task_encoder=encoder
-        )
+        dataset = MapDataset(dataset, encode_sample, hook="encode_sample", task_encoder=encoder)
     if batch_size is None:
         return dataset
-    dataset = BatchDataset(
-        worker_config=config,
-        dataset=dataset,
-        batch_size=batch_size,
-        batcher=encoder.batch,
-        last_batch=last_batch,
-        task_encoder=encoder,
-    )
+    dataset = BatchDataset(dataset, batch_size, encoder.batch, last_batch=last_batch, task_encoder=encoder)
     if (encode_batch := overridden_hook(encoder, "encode_batch")) is not None:
-        dataset = MapDataset(
-            worker_config=config, dataset=dataset, map_fn=encode_batch, hook="encode_batch", task_encoder=encoder
-        )
+        dataset = MapDataset(dataset, encode_batch, hook="encode_batch", task_encoder=encoder)
     return dataset

@@ -1,101 +1,152 @@
-"""What is done to a leaf's samples: repeat, map, batch, limit, epochs."""
+"""How much of a dataset is seen, and when a pass over it ends: repeat, limit, epochs; and the shuffle buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from fractions import Fraction
 
-from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.datasets.batching import BatchDataset, LastBatch, check_last_batch
+from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.mapping import MapDataset
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 
-LastBatch = Literal["keep", "drop", "pad"]
+__all__ = [
+    "BatchDataset",
+    "EpochizeDataset",
+    "LastBatch",
+    "LimitDataset",
+    "MapDataset",
+    "RepeatDataset",
+    "ShuffleBufferDataset",
+    "check_last_batch",
+]
 
 
-def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
-    """Check that a last batch can be treated in this way on this number of hosts.
+@dataclass(frozen=True, slots=True, init=False)
+class RepeatDataset(SavableDataset):
+    """The dataset over and over, each pass in an order of its own.
+
+    Args:
+        dataset: What is repeated.
+        repeats: Passes that make one pass of the repeated dataset; None: endless. Fractions are exact and go on where
+            the last pass ended: 0.7 repeats of 55 samples give 38 or 39 of them, and each was seen 7 times after ten
+            passes. Decimal numbers count as they are written.
+        restart: Only True: each `iter` after the end begins the next pass.
+        worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: It cannot.
-    """
-    if last_batch == "keep" and hosts > 1:
-        raise ConfigError(
-            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
-            f"left without one; use 'drop' or 'pad'"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatDataset(SavableDataset):
-    """The dataset over and over, each pass in an order of its own. Endless."""
-
-    dataset: SavableDataset
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MapDataset(SavableDataset):
-    """A function of each sample (below a `BatchDataset`) or of each batch (above one).
-
-    Attributes:
-        map_fn: Called with the sample or batch.
-        hook: Name of the function in random keys, failure budgets and statistics.
-        task_encoder: Owner of the function, whose `thread_safe` and failure tolerance count.
+        ConfigError: `repeats` is not above 0, or `restart` is False.
     """
 
     dataset: SavableDataset
-    map_fn: Callable[[Any], Any]
-    hook: str = "map"
-    task_encoder: TaskEncoder | None = None
+    repeats: int | float | Fraction | None
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        *,
+        repeats: int | float | Fraction | None = None,
+        restart: bool = True,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        if repeats is not None and not (repeats > 0 and math.isfinite(repeats)):
+            raise ConfigError(f"RepeatDataset: repeats={repeats}: a number above 0, or None for ever, is meant")
+        if not restart:
+            raise ConfigError(
+                "RepeatDataset: restart=False is not supported: after its end, a new iteration is the next pass; stop "
+                "iterating instead"
+            )
+        describe(self, dataset, worker_config, dataset=dataset, repeats=repeats)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchDataset(SavableDataset):
-    """Consecutive samples, batch by batch.
-
-    Attributes:
-        batch_size: Samples of one host's batch.
-        batcher: Makes the batch of a list of samples.
-        last_batch: At the end of a finite pass: "drop" an incomplete global batch, "pad" it to its full size (with a
-            validity mask in `__valid__`), or, on one host only, "keep" it short. Where samples were dropped, lanes end
-            early; "pad" and "drop" fill their places with samples from the beginning of the pass, so that hosts have
-            equal numbers of steps ("drop" without a mask).
-        task_encoder: As in `MapDataset`.
-    """
-
-    dataset: SavableDataset
-    batch_size: int
-    batcher: Callable[[list[Any]], Any]
-    last_batch: LastBatch = "keep"
-    task_encoder: TaskEncoder | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size={self.batch_size}: a positive number of samples is meant")
-        if self.last_batch not in ("keep", "drop", "pad"):
-            raise ConfigError(f"last_batch={self.last_batch!r}: 'keep', 'drop' or 'pad' is meant")
-        check_last_batch(self.last_batch, self.worker_config.world_size)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class LimitDataset(SavableDataset):
-    """The first `length` batches of every pass."""
+    """The first `length` items of every pass: batches above a batch, samples or packs below one.
+
+    Args:
+        dataset: What is cut.
+        length: Items per host.
+        reset_after_epoch: Accepted for compatibility: every pass over a limited dataset begins at its start.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `length` is not a positive number.
+    """
 
     dataset: SavableDataset
     length: int
 
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(f"limit={self.length}: a positive number of batches, or None for all, is meant")
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        length: int,
+        *,
+        reset_after_epoch: bool = False,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del reset_after_epoch
+        check_size(self, "length", length, "items")
+        describe(self, dataset, worker_config, dataset=dataset, length=length)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class EpochizeDataset(SavableDataset):
-    """An endless stream cut into virtual epochs of `length` batches per host; each goes on where the last ended."""
+    """An endless stream cut into virtual epochs; each goes on where the last ended.
+
+    Args:
+        dataset: What is cut; endless.
+        length: Items (batches, above a batch) of one host in an epoch.
+        num_epochs: In place of `length`: the length in passes over the data; 0.5 is half a pass.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: Not exactly one of `length` and `num_epochs` is given, or it is not above 0.
+    """
 
     dataset: SavableDataset
-    length: int
+    length: int | None
+    num_epochs: int | float | Fraction | None
 
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(f"virtual_epoch_length={self.length}: a positive number of batches, or 0, is meant")
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        length: int | None = None,
+        num_epochs: int | float | Fraction | None = None,
+        *,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        if (length is None) == (num_epochs is None):
+            raise ConfigError(
+                f"EpochizeDataset: length={length}, num_epochs={num_epochs}: give one of the two, a number of items or "
+                f"of passes over the data"
+            )
+        if length is not None:
+            check_size(self, "length", length, "items")
+        elif num_epochs is not None and not (num_epochs > 0 and math.isfinite(num_epochs)):
+            raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: a number above 0 is meant")
+        describe(self, dataset, worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ShuffleBufferDataset(SavableDataset):
+    """The samples of an endless or finite dataset, mixed over at least `size` neighbours.
+
+    No buffer is held: the positions below are permuted, so the state of a shuffled stream is its position.
+
+    Args:
+        dataset: What is shuffled.
+        size: Samples that mix at least; 1: none.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `size` is not a positive number.
+    """
+
+    dataset: SavableDataset
+    size: int
+
+    def __init__(self, dataset: SavableDataset, size: int, *, worker_config: WorkerConfig | None = None) -> None:
+        check_size(self, "size", size, "samples")
+        describe(self, dataset, worker_config, dataset=dataset, size=size)
