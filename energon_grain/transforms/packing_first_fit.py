@@ -1,0 +1,44 @@
+"""First-fit-decreasing: the longest samples first, each into the first pack with room for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.transforms.packing_lengths import ascending, check_lengths, in_order_of_arrival
+
+
+def first_fit_decreasing_indices(
+    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None
+) -> list[list[int]]:
+    """Groups of indices, each of at most `capacity` in sum; every index once.
+
+    Packs are made one after the other: a pack takes the longest sample that is left and fits, until none does. That
+    gives the packs of first-fit-decreasing (a sample enters the first pack exactly if it fits when its turn comes,
+    whatever other packs hold), with one binary search a sample. It needs at most 11/9 OPT + 6/9 packs (D. S. Johnson,
+    *Near-optimal bin packing algorithms*, 1973; the constant: G. Dósa, *The tight bound of first fit decreasing
+    bin-packing algorithm*, 2007).
+
+    Args:
+        lengths: (n,), each between 0 and `capacity`.
+        capacity: What the lengths of a pack add up to at most.
+        max_samples: How many samples a pack holds at most.
+
+    Raises:
+        ConfigError: A length does not fit, or a limit is less than 1.
+    """
+    check_lengths(lengths, capacity, max_samples)
+    order, sizes = ascending(lengths)
+    packs: list[list[int]] = []
+    while order:
+        pack: list[int] = []
+        room, end = capacity, len(order)
+        while end and len(pack) != max_samples:
+            end -= 1
+            pack.append(order.pop(end))
+            room -= sizes.pop(end)
+            end = bisect_right(sizes, room, 0, end)
+        packs.append(pack)
+    return in_order_of_arrival(packs)
