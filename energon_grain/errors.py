@@ -11,6 +11,7 @@
     │   ├── IndexFileError                      an index file is damaged
     │   │   └── StaleIndexError                an index no longer fits the files that it describes
     │   └── DuplicateKeyError                  two samples of one dataset have the same key
+    ├── KeyNotFoundError (KeyError)            a file store has nothing under a key
     ├── EmptyDatasetError (ValueError)         nothing is left to iterate over
     ├── UntrustedCodeError (PermissionError)   a data file asks to run code that the program did not allow
     ├── DecodingError (ValueError)             the bytes of a part do not decode; the sample is skipped by policy
@@ -69,6 +70,14 @@ class StaleIndexError(IndexFileError):
 
 class DuplicateKeyError(FormatError):
     """Two samples of one dataset have the same key."""
+
+
+class KeyNotFoundError(EnergonGrainError, KeyError):
+    """A file store has nothing under a key."""
+
+    def __str__(self) -> str:
+        # A KeyError shows the representation of its argument, which for a sentence is wrong.
+        return Exception.__str__(self)
 
 
 class EmptyDatasetError(EnergonGrainError, ValueError):

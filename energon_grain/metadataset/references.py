@@ -32,10 +32,12 @@ class AuxReference:
     Attributes:
         kind: "webdataset" for a prepared dataset, "filesystem" for a folder of files.
         path: As written, without the protocol `filesystem`; absolute once resolved.
+        place: Where it stands, for messages.
     """
 
     kind: Literal["webdataset", "filesystem"] = "webdataset"
     path: str
+    place: Place | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,25 +83,25 @@ def _aux(value: Any, place: Place) -> AuxReference:
         return value
     if isinstance(value, Mapping):
         if "fs_path" in value:
-            return AuxReference(kind="filesystem", path=build(_AuxFiles, value, place).fs_path)
-        return AuxReference(path=build(_AuxDataset, value, place).path)
+            return AuxReference(kind="filesystem", path=build(_AuxFiles, value, place).fs_path, place=place)
+        return AuxReference(path=build(_AuxDataset, value, place).path, place=place)
     if not isinstance(value, str) and not hasattr(value, "__fspath__"):
         raise wrong_type(place, "a path, or a mapping with `path` or `fs_path`,", value)
     text = PathText().convert(value, place)
     url = _URL.fullmatch(text)
     if url is None:
-        return AuxReference(path=text)
+        return AuxReference(path=text, place=place)
     protocol, rest = url["protocol"].lower(), url["rest"]
     if protocol == "filesystem":
         if not rest:
             raise wrong(place, f"{text!r} names no folder")
-        return AuxReference(kind="filesystem", path=rest)
+        return AuxReference(kind="filesystem", path=rest, place=place)
     if "+" not in protocol:
-        return AuxReference(path=text)
+        return AuxReference(path=text, place=place)
     store, _, inner = protocol.partition("+")
     if store != "filesystem" or "+" in inner:
         raise wrong(place, f"{protocol}:// is not known; filesystem+<protocol>:// names a folder of files")
-    return AuxReference(kind="filesystem", path=f"{inner}://{rest}")
+    return AuxReference(kind="filesystem", path=f"{inner}://{rest}", place=place)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,11 +10,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetKind, dataset_kind
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.joins import JoinDatasetReference, MetadatasetJoin
@@ -230,12 +229,12 @@ class Resolver:
         if self.require_data and not is_url(path):
             if aux.kind == "filesystem" and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not (Path(path) / META_FOLDER / INDEX_SQLITE).is_file():
+            if aux.kind == "webdataset" and dataset_kind(path) is not DatasetKind.WEBDATASET:
                 raise DatasetNotFoundError(
-                    f"{place}: {path}: has no {META_FOLDER}/{INDEX_SQLITE}, which looking up samples by key needs; run "
-                    f"`energon-grain prepare {path}`, or write filesystem://{aux.path} for a folder of plain files"
+                    f"{place}: {path}: is not a prepared dataset; run `energon-grain prepare {path}`, or write "
+                    f"filesystem://{aux.path} for a folder of plain files"
                 )
-        return AuxReference(kind=aux.kind, path=path)
+        return AuxReference(kind=aux.kind, path=path, place=place)
 
 
 def _is_metadataset(path: str, place: Place) -> bool:

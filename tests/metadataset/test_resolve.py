@@ -266,11 +266,12 @@ def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> No
     fails("train: {path: empty}", "is not a prepared dataset")
     fails("train: {path: nothing.yaml}", "nothing.yaml: no such file")
     fails("train: {path: store}", "auxiliary store", ConfigError)
-    fails("train: {path: good, aux: {x: good}}", "filesystem://good")
+    fails("train: {path: good, aux: {x: store}}", "filesystem://store")
+    fails("train: {path: good, aux: {x: x.jsonl}}", "x.jsonl: is not a prepared dataset")
     fails("train: {path: good, aux: {x: filesystem://nothing}}", "no such folder")
     fails("train: {path: x.jsonl, split_config: s.yaml}", "no `split_config`", ConfigError)
     tree = load_metadataset(
-        write("meta.yaml", "train: {concat: [{path: good, aux: {x: store, y: filesystem://empty}}, {path: x.jsonl}]}"),
+        write("meta.yaml", "train: {concat: [{path: good, aux: {x: good, y: filesystem://empty}}, {path: x.jsonl}]}"),
         split_part="train",
     )
     good, lines = leaves_of(tree)
@@ -278,7 +279,7 @@ def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> No
     assert isinstance(lines, LeafReference)
     assert (good.kind, lines.kind) == (DatasetKind.WEBDATASET, DatasetKind.JSONL)
     assert good.aux == {
-        "x": AuxReference(path=str(tmp_path / "store")),
+        "x": AuxReference(path=str(tmp_path / "good")),
         "y": AuxReference(kind="filesystem", path=str(tmp_path / "empty")),
     }
 

@@ -1,0 +1,59 @@
+"""Files looked up by their names: what a cooker reads beside its sample."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from energon_grain.samples.source_info import SourceInfo, add_source_info
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FileStore(ABC, Generic[T_co]):
+    """Random access by key: `store[key]`, or `store.get(key, sample)` inside a cooker.
+
+    Reading several keys at once is the primitive, so that a store can sort and coalesce; one by one is a convenience on
+    top. Stores are thread-safe and picklable: a copy in another process opens its own files.
+    """
+
+    @abstractmethod
+    def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
+        """Read the values of several keys, in their order; repeated keys are fine.
+
+        Raises:
+            KeyNotFoundError: The store has nothing under one of the keys.
+            ReadError: Bytes could not be read after retries.
+        """
+
+    @abstractmethod
+    def __contains__(self, key: object) -> bool:
+        """Whether there is something under a key. Reads no data."""
+
+    @abstractmethod
+    def get_path(self) -> str:
+        """Where the store lies."""
+
+    def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
+        """The value of a key, and where it came from. Raises as `read` does."""
+        return self.read((key,))[0]
+
+    def get(self, key: str, sample: Any = None) -> T_co:
+        """The value of a key.
+
+        Args:
+            key: Name of the file.
+            sample: The sample (an object, or a crude sample) whose `__sources__` are to tell of this file.
+
+        Raises:
+            KeyNotFoundError: The store has nothing under the key.
+            ReadError: Bytes could not be read after retries.
+        """
+        value, source = self[key]
+        if sample is not None:
+            add_source_info(sample, source)
+        return value
+
+    def close(self) -> None:
+        """Release file handles; reading again opens them anew."""

@@ -1,0 +1,59 @@
+"""Stores on top of stores: decoded values, and parts of the current sample."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_grain.datasets.file_store_views import DecodeFileStore, PrimaryFileStore
+from energon_grain.errors import DecodingError, KeyNotFoundError
+from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.testing import make_crude_dataset
+from energon_grain.testing.tars import encode_part
+from energon_grain.transforms.decode import SampleDecoder
+
+
+def test_values_are_decoded_by_the_endings_of_keys(tmp_path: Path) -> None:
+    for name, value in {"a.txt": "text", "a.left.json": [1, 2], "raw.bin": b"\0", "array.npy": np.arange(3)}.items():
+        (tmp_path / name).write_bytes(encode_part(value))
+    (tmp_path / "broken.json").write_bytes(b"{")
+    store = DecodeFileStore(SystemFileStore(tmp_path), decoder=SampleDecoder())
+    assert (store.get("a.txt"), store.get("a.left.json"), store.get("raw.bin")) == ("text", [1, 2], b"\0")
+    assert store.get("array.npy").tolist() == [0, 1, 2]
+    assert [value for value, _ in store.read(["a.txt", "a.left.json"])] == ["text", [1, 2]]
+    assert store["a.txt"][1].file_names == ("a.txt",)
+    assert "a.txt" in store
+    assert "b.txt" not in store
+    assert store.get_path() == str(tmp_path)
+    with pytest.raises(DecodingError, match=rf"{tmp_path}: broken\.json: part 'json'"):
+        store.get("broken.json")
+    with pytest.raises(KeyNotFoundError, match=r"b\.txt"):
+        store.get("b.txt")
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy == store
+    assert hash(copy) == hash(store)
+    assert copy.get("a.left.json") == [1, 2]
+
+
+def test_parts_of_the_current_sample(tmp_path: Path) -> None:
+    root = make_crude_dataset(tmp_path / "set", n=6, shards=2)
+    inner = DecodeFileStore(WebdatasetFileStore(root), decoder=SampleDecoder())
+    store = PrimaryFileStore(inner, "000004")
+    sample = {"__sources__": ()}
+    assert store.get(".json", sample)["number"] == 4
+    assert store.get("000001.json", sample)["number"] == 1
+    assert [source.file_names for source in sample["__sources__"]] == [("000004.json",), ("000001.json",)]
+    assert store[".txt"] == inner["000004.txt"]
+    assert ".json" in store
+    assert ".jpg" not in store
+    assert 3 not in store
+    assert store.get_path() == str(root)
+    with pytest.raises(KeyNotFoundError, match=r"no file '000004\.jpg'"):
+        store.get(".jpg")
+    assert pickle.loads(pickle.dumps(store)) == store
+    store.close()
+    assert store.get(".json")["number"] == 4
