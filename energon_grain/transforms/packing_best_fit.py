@@ -11,7 +11,12 @@ from energon_grain.transforms.packing_lengths import check_lengths, in_order_of_
 
 
 def best_fit_indices(
-    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None, *, decreasing: bool = True
+    lengths: npt.NDArray[np.int64],
+    capacity: int,
+    max_samples: int | None = None,
+    *,
+    first_leads: bool = False,
+    decreasing: bool = True,
 ) -> list[list[int]]:
     """Groups of indices, each of at most `capacity` in sum; every index once.
 
@@ -25,6 +30,7 @@ def best_fit_indices(
         lengths: (n,), each between 0 and `capacity`.
         capacity: What the lengths of a pack add up to at most.
         max_samples: How many samples a pack holds at most.
+        first_leads: Whether index 0 opens the first pack, whatever its length.
         decreasing: Whether long samples choose before short ones.
 
     Raises:
@@ -35,6 +41,9 @@ def best_fit_indices(
         return []
     sizes: list[int] = lengths.tolist()
     order: list[int] = np.argsort(-lengths, kind="stable").tolist() if decreasing else list(range(len(sizes)))
+    if first_leads:
+        order.remove(0)
+        order.insert(0, 0)
     shortest = min(sizes)
     bits = len(sizes).bit_length()
     number = (1 << bits) - 1

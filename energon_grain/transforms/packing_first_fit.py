@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.transforms.packing_lengths import ascending, check_lengths, in_order_of_arrival
+from energon_grain.transforms.packing_one_by_one import longest_that_fit, one_by_one
 
 
 def first_fit_decreasing_indices(
-    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None
+    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None, *, first_leads: bool = False
 ) -> list[list[int]]:
     """Groups of indices, each of at most `capacity` in sum; every index once.
 
@@ -25,20 +23,9 @@ def first_fit_decreasing_indices(
         lengths: (n,), each between 0 and `capacity`.
         capacity: What the lengths of a pack add up to at most.
         max_samples: How many samples a pack holds at most.
+        first_leads: Whether index 0 opens the first pack, which is then filled as any other.
 
     Raises:
         ConfigError: A length does not fit, or a limit is less than 1.
     """
-    check_lengths(lengths, capacity, max_samples)
-    order, sizes = ascending(lengths)
-    packs: list[list[int]] = []
-    while order:
-        pack: list[int] = []
-        room, end = capacity, len(order)
-        while end and len(pack) != max_samples:
-            end -= 1
-            pack.append(order.pop(end))
-            room -= sizes.pop(end)
-            end = bisect_right(sizes, room, 0, end)
-        packs.append(pack)
-    return in_order_of_arrival(packs)
+    return one_by_one(lengths, capacity, max_samples, first_leads, longest_that_fit)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.transforms.packing_lengths import ascending, check_lengths, in_order_of_arrival
+from energon_grain.transforms.packing_one_by_one import longest_that_fit, one_by_one
 
 _SEARCHED = 128  # samples that a search weighs up at least, where there are as many
 
 
 def greedy_knapsack_indices(
-    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None
+    lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None, *, first_leads: bool = False
 ) -> list[list[int]]:
     """Groups of indices, each of at most `capacity` in sum; every index once.
 
@@ -32,27 +30,18 @@ def greedy_knapsack_indices(
         lengths: (n,), each between 0 and `capacity`.
         capacity: What the lengths of a pack add up to at most.
         max_samples: How many samples a pack holds at most.
+        first_leads: Whether index 0 opens the first pack, which is then filled as any other.
 
     Raises:
         ConfigError: A length does not fit, or a limit is less than 1.
     """
-    check_lengths(lengths, capacity, max_samples)
-    order, sizes = ascending(lengths)
-    packs: list[list[int]] = []
-    while order:
-        pack = [order.pop()]
-        room = capacity - sizes.pop()
-        others = len(order) if max_samples is None else max_samples - 1
-        for place in _fullest(sizes, bisect_right(sizes, room), room, others):
-            pack.append(order.pop(place))
-            del sizes[place]
-        packs.append(pack)
-    return in_order_of_arrival(packs)
+    return one_by_one(lengths, capacity, max_samples, first_leads, _fullest)
 
 
 def _fullest(sizes: list[int], end: int, room: int, count: int) -> list[int]:
     """Places among the ascending `sizes[:end]`, descending, at most `count`, whose sizes fill `room` best."""
-    longest, left = _longest_that_fit(sizes, end, room, count)
+    longest = longest_that_fit(sizes, end, room, count)
+    left = room - sum(sizes[place] for place in longest)
     if not left or len(longest) == end or (end > 1 and sizes[0] + sizes[1] > room):
         return longest
     candidates = range(end - 1, -1, -max(1, end // _SEARCHED))
@@ -72,13 +61,3 @@ def _fullest(sizes: list[int], end: int, room: int, count: int) -> list[int]:
             chosen.append(place)
             total -= sizes[place]
     return chosen[::-1] if len(chosen) <= count else longest
-
-
-def _longest_that_fit(sizes: list[int], end: int, room: int, count: int) -> tuple[list[int], int]:
-    """The longest that fits, then the longest that fits beside it, …; and the room that is left."""
-    places: list[int] = []
-    while end and len(places) < count:
-        places.append(end - 1)
-        room -= sizes[end - 1]
-        end = bisect_right(sizes, room, 0, end - 1)
-    return places, room

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from energon_grain.errors import ConfigError
 from energon_grain.transforms.packing import (
+    Packs,
     best_fit,
     best_fit_decreasing,
     first_fit_decreasing,
@@ -51,12 +52,12 @@ def problems(draw: st.DrawFn, most: int = 40) -> tuple[list[int], int]:
 
 
 @every_primitive
-@given(problem=problems(), max_samples=st.none() | st.integers(1, 5))
+@given(problem=problems(), max_samples=st.none() | st.integers(1, 5), first_leads=st.booleans())
 def test_every_sample_once_and_no_pack_too_full(
-    indices: Packer, problem: tuple[list[int], int], max_samples: int | None
+    indices: Packer, problem: tuple[list[int], int], max_samples: int | None, first_leads: bool
 ):
     lengths, capacity = problem
-    packs = indices(array(lengths), capacity, max_samples)
+    packs = indices(array(lengths), capacity, max_samples, first_leads=first_leads)
     assert sorted(index for pack in packs for index in pack) == list(range(len(lengths)))
     assert all(0 < len(pack) <= (max_samples or len(lengths)) for pack in packs)
     assert all(sum(lengths[index] for index in pack) <= capacity for pack in packs)
@@ -209,3 +210,59 @@ def test_efficiency():
     assert packing_efficiency([["aaa", "b"], ["cc"]], length=len, capacity=4) == 6 / 8
     assert packing_efficiency([["aaaaaaaa"]], length=len, capacity=4) == 1.0
     assert packing_efficiency([], length=len, capacity=4) == 1.0
+
+
+def stream_of_packs(pack: Packer, lengths: list[int], capacity: int, buffer_size: int) -> tuple[list[list[int]], int]:
+    """Packs from a buffer that is filled up with what comes; and how often one sample was put back at most."""
+    coming, buffer, packs = list(range(len(lengths)))[::-1], list[int](), list[list[int]]()
+    returns = [0] * len(lengths)
+    while coming or buffer:
+        while coming and len(buffer) < buffer_size:
+            buffer.append(coming.pop())
+        packed = pack(buffer, length=lengths.__getitem__, capacity=capacity, keep_rest=True)
+        assert isinstance(packed, Packs)
+        assert sorted(sum(packed, packed.rest)) == sorted(buffer)
+        assert packed[0][0] == buffer[0], "the first sample leaves"
+        assert sum(lengths[index] for index in packed.rest) <= capacity
+        packs += packed
+        if not coming and packed.rest:
+            packs.append(packed.rest)
+            break
+        buffer = packed.rest
+        for index in buffer:
+            returns[index] += 1
+    return packs, max(returns, default=0)
+
+
+@every_packer
+@given(problem=problems(), buffer_size=st.integers(1, 9))
+def test_what_is_kept_leaves_in_the_end(pack: Packer, problem: tuple[list[int], int], buffer_size: int):
+    lengths, capacity = problem
+    packs, returns = stream_of_packs(pack, lengths, capacity, buffer_size)
+    assert sorted(sum(packs, [])) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in group) <= capacity for group in packs)
+    assert returns < buffer_size
+
+
+@every_packer
+def test_the_emptiest_pack_is_kept(pack: Packer):
+    packed = pack(["aaaa", "bbbb", "ccc"], length=len, capacity=4, keep_rest=True)
+    assert packed == [["aaaa"], ["bbbb"]]
+    assert packed.rest == ["ccc"]
+    packed = pack(["ccc", "aaaa"], length=len, capacity=4, keep_rest=True)
+    assert (packed, packed.rest) == ([["ccc"]], ["aaaa"]), "never the first sample"
+    packed = pack(["a", "b"], length=len, capacity=4, keep_rest=True)
+    assert (packed, packed.rest) == ([["a", "b"]], []), "never the only pack"
+
+
+def test_keeping_the_rest_fills_packs_of_short_samples():
+    lengths = np.random.default_rng(0).integers(150, 190, 4000).tolist()
+    packs, _ = stream_of_packs(greedy_knapsack, lengths, 4096, 100)
+    kept = packing_efficiency(packs, length=lengths.__getitem__, capacity=4096)
+    alone = [
+        group
+        for start in range(0, 4000, 100)
+        for group in greedy_knapsack_indices(array(lengths[start : start + 100]), 4096)
+    ]
+    assert packing_efficiency(alone, length=lengths.__getitem__, capacity=4096) < 0.84
+    assert kept > 0.99
