@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from energon_grain._version import __version__
 
 if TYPE_CHECKING:
+    from energon_grain.datasets.augment_task_encoder import AugmentTaskEncoder
+    from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset, MixBatchDataset
     from energon_grain.datasets.cooker import Cooker, basic_sample_keys, cooker
-    from energon_grain.datasets.dataset import SavableDataset
+    from energon_grain.datasets.dataset import BaseCoreDataset, BaseCoreDatasetFactory, SavableDataset
     from energon_grain.datasets.draw_context import Draw, current_draw
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
+    from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
+    from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
     from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+    from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset, RepeatDataset, ShuffleBufferDataset
+    from energon_grain.datasets.packing import PackingDataset
     from energon_grain.datasets.stateless import stateless
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
     from energon_grain.datasets.worker_config import WorkerConfig
@@ -75,7 +81,11 @@ if TYPE_CHECKING:
     from energon_grain.transforms.decode import SampleDecoder
 
 __all__ = [
+    "AugmentTaskEncoder",
+    "BaseCoreDataset",
+    "BaseCoreDatasetFactory",
     "Batch",
+    "BatchDataset",
     "BlendDataset",
     "BlendEpochizedDataset",
     "CaptioningSample",
@@ -83,6 +93,7 @@ __all__ = [
     "ConfigError",
     "Cooker",
     "CrudeSample",
+    "DatasetBlendMode",
     "DatasetLoader",
     "DatasetLoaderInterface",
     "DatasetNotFoundError",
@@ -92,27 +103,38 @@ __all__ = [
     "DuplicateKeyError",
     "EmptyDatasetError",
     "EnergonGrainError",
+    "EpochizeDataset",
     "FatalSampleError",
     "FieldMapError",
+    "FilterDataset",
     "FingerprintError",
     "FormatError",
+    "GroupBatchDataset",
     "HostsError",
     "ImageClassificationSample",
     "ImageSample",
     "IndexFileError",
     "InterleavedSample",
+    "IterMapDataset",
+    "LimitDataset",
+    "LoadedDataset",
+    "MapDataset",
     "Metadataset",
     "MetadatasetV2",
+    "MixBatchDataset",
     "MultiChoiceVQASample",
     "OCRSample",
+    "PackingDataset",
     "RawBatch",
     "RawSample",
     "ReadError",
+    "RepeatDataset",
     "Sample",
     "SampleDecoder",
     "SampleLocation",
     "SampleRecord",
     "SavableDataset",
+    "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
     "SkipSample",
     "Source",
@@ -157,12 +179,18 @@ __all__ = [
 ]
 
 _MODULES = {
+    "datasets.augment_task_encoder": ("AugmentTaskEncoder",),
+    "datasets.batching": ("BatchDataset", "GroupBatchDataset", "MixBatchDataset"),
     "datasets.cooker": ("Cooker", "basic_sample_keys", "cooker"),
-    "datasets.dataset": ("SavableDataset",),
+    "datasets.dataset": ("BaseCoreDataset", "BaseCoreDatasetFactory", "SavableDataset"),
     "datasets.draw_context": ("Draw", "current_draw"),
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
+    "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),
+    "datasets.mapping": ("FilterDataset", "IterMapDataset", "MapDataset"),
     "datasets.mixtures": ("BlendDataset", "BlendEpochizedDataset", "ConcatDataset"),
+    "datasets.nodes": ("EpochizeDataset", "LimitDataset", "RepeatDataset", "ShuffleBufferDataset"),
+    "datasets.packing": ("PackingDataset",),
     "datasets.stateless": ("stateless",),
     "datasets.task_encoder": ("DefaultTaskEncoder", "TaskEncoder"),
     "datasets.worker_config": ("WorkerConfig",),

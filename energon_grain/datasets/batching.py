@@ -56,7 +56,7 @@ class BatchDataset(SavableDataset):
     Args:
         dataset: Whose samples are batched.
         batch_size: Samples of one host's batch.
-        batcher: Makes the batch of a list of samples; None is not allowed. As a generator function it makes any number.
+        batcher: Makes the batch of a list of samples; as a generator function, any number of batches.
         drop_last: As `last_batch="drop"`.
         last_batch: At the end of a finite pass: "drop" an incomplete global batch, "pad" it to its full size (with a
             validity mask in `__valid__`), or, on one host only, "keep" it short. Where samples were dropped, lanes end
@@ -120,7 +120,7 @@ class GroupBatchDataset(SavableDataset):
         fixed_batch_size: Samples of a batch; None: `sample_group_key` says so for each key.
         sample_group_key: `sample -> (key, size)`: exactly one of `size` and `fixed_batch_size` is None, and a key has
             the same size always. May raise `SkipSample`.
-        batcher: Makes the batch of a list of samples.
+        batcher: Makes the batch of a list of samples; not a generator.
         drop_last: Drop the groups that are incomplete at the end of a finite pass; else they are batches as they are.
         hook: Name of the batcher, as in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
         group_hook: Name of the key function.
@@ -161,8 +161,8 @@ class GroupBatchDataset(SavableDataset):
         del batcher_stateless, batcher_config
         if fixed_batch_size is not None:
             check_size(self, "fixed_batch_size", fixed_batch_size, "samples")
-        check_function(self, "sample_group_key", sample_group_key)
-        check_function(self, "batcher", batcher)
+        check_function(self, "sample_group_key", sample_group_key, generator=False)
+        check_function(self, "batcher", batcher, generator=False)
         describe(
             self,
             dataset,

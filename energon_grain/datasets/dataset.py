@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
@@ -78,14 +79,21 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
         )
 
 
-def check_function(node: SavableDataset, name: str, function: Callable[..., Any] | None) -> None:
-    """Check that a node's function can be called.
+def check_function(
+    node: SavableDataset, name: str, function: Callable[..., Any] | None, *, generator: bool = True
+) -> None:
+    """Check that a node's function can be called, and that it is not a generator where one value is needed.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: It cannot, or it is.
     """
     if not callable(function):
         raise ConfigError(f"{type(node).__name__}: {name}={function!r}: a function is meant")
+    if not generator and is_generator(function):
+        raise ConfigError(
+            f"{type(node).__name__}: {name} ({getattr(function, '__qualname__', function)}) is a generator function; "
+            f"here it must return one value for each call"
+        )
 
 
 def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
-from energon_grain.datasets.nodes import RepeatDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, TreeLeaf, TreeNode
+from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeLeaf, TreeNode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,36 +35,57 @@ class LeafOptions:
     trusted_modules: tuple[str, ...] = ()
 
 
-def training_dataset(tree: TreeNode, options: LeafOptions, *, repeat: bool) -> SavableDataset:
-    """The mixture that a metadataset describes; a single leaf is one too.
+def training_datasets(tree: TreeNode, options: LeafOptions) -> LoadedDatasets:
+    """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
 
     Raises:
-        ConfigError: Something in it cannot be trained on, or not with `repeat` as it is.
+        ConfigError: Something in it cannot be trained on.
     """
-    dataset = _mixture(tree, options)
-    if isinstance(tree, Blend):
-        if not repeat:
-            raise ConfigError(
-                f"{tree.place}: a blend by weights has no end, so repeat=False has no meaning; use `blend_epochized` "
-                f"with repetitions, or virtual_epoch_length"
+    match tree:
+        case Blend():
+            children, schedule = flatten_blend(tree)
+            return LoadedDatasets(
+                datasets=[
+                    _loaded(child, options, weight=weight, combined_at=str(tree.place))
+                    for child, weight in zip(children, schedule[0][1], strict=True)
+                ],
+                blend_mode=DatasetBlendMode.DATASET_WEIGHT,
+                schedule=schedule if len(schedule) > 1 else None,
             )
-        return dataset
-    return RepeatDataset(dataset, worker_config=options.worker_config) if repeat else dataset
+        case BlendEpochized():
+            children, repetitions = flatten_epochized(tree)
+            return LoadedDatasets(
+                datasets=[
+                    _loaded(child, options, repetitions=number, combined_at=str(tree.place))
+                    for child, number in zip(children, repetitions, strict=True)
+                ],
+                blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
+            )
+        case _:
+            return LoadedDatasets(datasets=[_loaded(tree, options)], blend_mode=DatasetBlendMode.NONE)
 
 
-def validation_dataset(tree: TreeNode, options: LeafOptions) -> SavableDataset:
-    """All leaves one after the other, each sample once; weights and repetitions have no meaning here."""
-    leaves = [leaf for leaf, _ in validation_leaves(tree, options)]
-    return leaves[0] if len(leaves) == 1 else ConcatDataset(*leaves)
-
-
-def validation_leaves(tree: TreeNode, options: LeafOptions) -> list[tuple[LeafDataset, TreeLeaf]]:
-    """Each leaf by itself, in document order, with what the metadataset says of it.
+def validation_datasets(tree: TreeNode, options: LeafOptions) -> list[tuple[LoadedDataset, TreeLeaf]]:
+    """Each leaf by itself, in document order, with what the metadataset says of it. Its numbers have no meaning here.
 
     Raises:
         ConfigError: A leaf cannot be read.
     """
-    return [(_leaf(leaf, options), leaf) for leaf in leaves_of(tree)]
+    return [(_loaded(leaf, options), leaf) for leaf in leaves_of(tree)]
+
+
+def _loaded(tree: TreeNode, options: LeafOptions, **combination: Any) -> LoadedDataset:
+    dataset = _mixture(tree, options)
+    if not isinstance(tree, LeafReference):
+        return LoadedDataset(dataset, **combination)
+    return LoadedDataset(
+        dataset,
+        **combination,
+        subflavors=tree.subflavors,
+        path=tree.path,
+        split_part=tree.split_part,
+        name=tree.name,
+    )
 
 
 def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:

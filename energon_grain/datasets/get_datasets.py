@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Unpack
 
+from energon_grain.datasets.batching import LastBatch, choose_last_batch
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.from_metadataset import (
-    LeafOptions,
-    training_dataset,
-    validation_dataset,
-    validation_leaves,
-)
+from energon_grain.datasets.declared_keywords import call_declared
+from energon_grain.datasets.deprecated_arguments import DeprecatedArguments, fold_deprecated
+from energon_grain.datasets.from_metadataset import LeafOptions, training_datasets, validation_datasets
 from energon_grain.datasets.leaf import check_passes
-from energon_grain.datasets.nodes import (
-    BatchDataset,
-    EpochizeDataset,
-    LastBatch,
-    LimitDataset,
-    MapDataset,
-)
+from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden_hook
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.documents import DatasetLoader
@@ -39,6 +31,7 @@ def get_train_dataset(
     batch_size: int | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
+    packing_buffer_size: int | None = None,
     shuffle_buffer_size: int | None,
     max_samples_per_sequence: int | None,
     parallel_shard_iters: int | None = None,
@@ -54,6 +47,7 @@ def get_train_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset:
     """Describe shuffled training batches of a prepared dataset.
 
@@ -71,6 +65,8 @@ def get_train_dataset(
         batch_drop_last: As `last_batch="drop"`.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
+        packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
+            `select_samples_to_pack` and `pack_selected_samples`. None: no packing, and these hooks are not used.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
         max_samples_per_sequence: Read this many consecutive samples as one block; None: full shuffle. See the how-to
             on choosing the shuffle.
@@ -89,6 +85,7 @@ def get_train_dataset(
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
+        **deprecated: See `DeprecatedArguments`.
 
     Raises:
         ConfigError: Arguments contradict each other. What the dataset itself lacks is raised when it is first used.
@@ -96,6 +93,13 @@ def get_train_dataset(
     check_passes(shuffle_over_epochs_multiplier)
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
+    fold_deprecated(encoder, deprecated)
+    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
+        raise ConfigError(
+            f"virtual_epoch_length={virtual_epoch_length} with repeat={repeat}: virtual epochs cut an endless stream; "
+            f"give a positive number of batches and repeat=True, or 0"
+        )
+    choose_last_batch(last_batch, batch_drop_last, worker_config.world_size)
     options = LeafOptions(
         worker_config=worker_config,
         task_encoder=encoder,
@@ -112,15 +116,21 @@ def get_train_dataset(
     tree = _tree(
         path, split_part=split_part, shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, subset=subset
     )
-    dataset = training_dataset(tree, options, repeat=repeat)
-    dataset = _encode_and_batch(dataset, encoder, batch_size, _last_batch(last_batch, batch_drop_last, worker_config))
-    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
-        raise ConfigError(
-            f"virtual_epoch_length={virtual_epoch_length} with repeat={repeat}: virtual epochs cut an endless stream; "
-            f"give a positive number of batches and repeat=True, or 0"
-        )
-    if virtual_epoch_length:
-        dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
+    loaded = training_datasets(tree, options)
+    dataset = _built(
+        encoder.build_train_datasets,
+        datasets=loaded.datasets,
+        worker_config=worker_config,
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        virtual_epoch_length=virtual_epoch_length,
+        shuffle_buffer_size=shuffle_buffer_size,
+        blend_mode=loaded.blend_mode,
+        repeat=repeat,
+        last_batch=last_batch,
+        schedule=loaded.schedule,
+    )
     return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes)
 
 
@@ -132,6 +142,7 @@ def get_val_dataset(
     batch_size: int | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
+    packing_buffer_size: int | None = None,
     limit: int | None = None,
     task_encoder: TaskEncoder | None = None,
     seed: int = 0,
@@ -142,6 +153,7 @@ def get_val_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset:
     """Describe validation batches: every sample once, in the order of the shards, the same in every pass.
 
@@ -151,9 +163,11 @@ def get_val_dataset(
         ConfigError: Arguments contradict each other.
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
+    encoder = task_encoder or DefaultTaskEncoder()
+    fold_deprecated(encoder, deprecated)
     options = LeafOptions(
         worker_config=worker_config,
-        task_encoder=task_encoder or DefaultTaskEncoder(),
+        task_encoder=encoder,
         training=False,
         dataset_config=dataset_config,
         split_config=split_config,
@@ -161,9 +175,18 @@ def get_val_dataset(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    dataset = validation_dataset(_tree(path, split_part=split_part, subset=subset), options)
-    last = _last_batch(last_batch, batch_drop_last, worker_config)
-    return _validation_run(dataset, options, batch_size, last, limit, seed, lanes)
+    leaves = validation_datasets(_tree(path, split_part=split_part, subset=subset), options)
+    return _validation_run(
+        [dataset for dataset, _ in leaves],
+        options,
+        seed,
+        lanes,
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        last_batch=last_batch,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
 
 
 def get_val_datasets(
@@ -174,6 +197,7 @@ def get_val_datasets(
     batch_size: int | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
+    packing_buffer_size: int | None = None,
     limit: int | None = None,
     task_encoder: TaskEncoder | None = None,
     seed: int = 0,
@@ -184,6 +208,7 @@ def get_val_datasets(
     dataset_config: str | None = None,
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> list[tuple[SavableDataset, TreeLeaf]]:
     """Describe validation batches of each leaf by itself, to report one loss for each.
 
@@ -197,9 +222,11 @@ def get_val_datasets(
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
+    encoder = task_encoder or DefaultTaskEncoder()
+    fold_deprecated(encoder, deprecated)
     options = LeafOptions(
         worker_config=worker_config,
-        task_encoder=task_encoder or DefaultTaskEncoder(),
+        task_encoder=encoder,
         training=False,
         dataset_config=dataset_config,
         split_config=split_config,
@@ -207,29 +234,51 @@ def get_val_datasets(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    leaves = validation_leaves(_tree(path, split_part=split_part, subset=subset), options)
-    last = _last_batch(last_batch, batch_drop_last, worker_config)
+    arguments = {
+        "batch_size": batch_size,
+        "batch_drop_last": batch_drop_last,
+        "last_batch": last_batch,
+        "packing_buffer_size": packing_buffer_size,
+        "limit": limit,
+    }
     return [
-        (_validation_run(dataset, options, batch_size, last, limit, seed, lanes), reference)
-        for dataset, reference in leaves
+        (_validation_run([dataset], options, seed, lanes, **arguments), reference)
+        for dataset, reference in validation_datasets(_tree(path, split_part=split_part, subset=subset), options)
     ]
 
 
 def _validation_run(
-    dataset: SavableDataset,
-    options: LeafOptions,
-    batch_size: int | None,
-    last_batch: LastBatch,
-    limit: int | None,
-    seed: int,
-    lanes: int | None,
+    datasets: list[LoadedDataset], options: LeafOptions, seed: int, lanes: int | None, **arguments: Any
 ) -> SavableDataset:
-    dataset = _encode_and_batch(dataset, options.task_encoder, batch_size, last_batch)
-    if limit is not None:
-        if limit < 1:
-            raise ConfigError(f"limit={limit}: a positive number of batches, or None for all, is meant")
-        dataset = LimitDataset(dataset, limit, worker_config=options.worker_config)
-    return RunSettings(worker_config=options.worker_config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+    limit, config = arguments["limit"], options.worker_config
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit}: a positive number of batches, or None for all, is meant")
+    choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
+    dataset = _built(options.task_encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
+    return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "batch_drop_last": False,
+    "last_batch": None,
+    "packing_buffer_size": None,
+    "virtual_epoch_length": 0,
+    "repeat": True,
+    "schedule": None,
+    "limit": None,
+}
+
+
+def _built(builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
+    """What a builder makes of the keywords that it declares. It must declare those that are not at their defaults."""
+    asked = [name for name, default in _DEFAULTS.items() if keywords.get(name, default) != default]
+    dataset = call_declared(builder, asked=asked, **keywords)
+    if not isinstance(dataset, SavableDataset):
+        raise ConfigError(
+            f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}; a builder returns the "
+            f"dataset that it made"
+        )
+    return dataset
 
 
 def _tree(path: Source, **options: Any) -> TreeNode:
@@ -237,29 +286,3 @@ def _tree(path: Source, **options: Any) -> TreeNode:
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return load_metadataset(DatasetLoader(path=os.fspath(path)), require_data=False, **options)
     return load_metadataset(path, **options)
-
-
-def _last_batch(last_batch: LastBatch | None, batch_drop_last: bool, worker_config: WorkerConfig) -> LastBatch:
-    if last_batch is not None:
-        if last_batch not in ("keep", "drop", "pad"):
-            raise ConfigError(f"last_batch={last_batch!r}: 'keep', 'drop' or 'pad' is meant")
-        if batch_drop_last and last_batch != "drop":
-            raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
-        return last_batch
-    if batch_drop_last:
-        return "drop"
-    return "keep" if worker_config.world_size == 1 else "pad"
-
-
-def _encode_and_batch(
-    dataset: SavableDataset, encoder: TaskEncoder, batch_size: int | None, last_batch: LastBatch
-) -> SavableDataset:
-    """The hooks that are overridden, in their order."""
-    if (encode_sample := overridden_hook(encoder, "encode_sample")) is not None:
-        dataset = MapDataset(dataset, encode_sample, hook="encode_sample", task_encoder=encoder)
-    if batch_size is None:
-        return dataset
-    dataset = BatchDataset(dataset, batch_size, encoder.batch, last_batch=last_batch, task_encoder=encoder)
-    if (encode_batch := overridden_hook(encoder, "encode_batch")) is not None:
-        dataset = MapDataset(dataset, encode_batch, hook="encode_batch", task_encoder=encoder)
-    return dataset

@@ -79,7 +79,7 @@ class FilterDataset(SavableDataset):
         worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: `filter_fn` cannot be called.
+        ConfigError: `filter_fn` cannot be called, or is a generator.
     """
 
     dataset: SavableDataset
@@ -100,7 +100,7 @@ class FilterDataset(SavableDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         del filter_fn_config
-        check_function(self, "filter_fn", filter_fn)
+        check_function(self, "filter_fn", filter_fn, generator=False)
         describe(
             self,
             dataset,

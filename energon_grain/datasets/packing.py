@@ -37,7 +37,8 @@ class PackingDataset(SavableDataset):
         worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: A function cannot be called, or `buffer_size` is not a positive number.
+        ConfigError: A function cannot be called or is a generator where one value is needed, or `buffer_size` is not
+            a positive number.
     """
 
     dataset: SavableDataset
@@ -69,10 +70,10 @@ class PackingDataset(SavableDataset):
     ) -> None:
         del final_packer_stateless, sample_encoder_stateless, packer_config
         check_size(self, "buffer_size", buffer_size, "samples")
-        check_function(self, "pre_packer", pre_packer)
+        check_function(self, "pre_packer", pre_packer, generator=False)
         check_function(self, "final_packer", final_packer)
         if sample_encoder is not None:
-            check_function(self, "sample_encoder", sample_encoder)
+            check_function(self, "sample_encoder", sample_encoder, generator=False)
         describe(
             self,
             dataset,

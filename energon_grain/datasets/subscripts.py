@@ -26,6 +26,12 @@ if TYPE_CHECKING:
         """Takes four: raw sample, encoded sample, raw batch, encoded batch."""
 
 else:
+    from typing import TypeVar
+
+    RawSample = TypeVar("RawSample")
+    EncodedSample = TypeVar("EncodedSample")
+    RawBatch = TypeVar("RawBatch")
+    EncodedBatch = TypeVar("EncodedBatch")
 
     class OneSubscript:
         """Takes one type argument: what the dataset yields."""

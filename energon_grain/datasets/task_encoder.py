@@ -3,23 +3,37 @@
 Hooks run in this order, each on what the one before returned:
 
 1. `decoder` on the parts of a raw sample, before the sample object is made;
-2. `cookers`, on crude leaves only;
-3. `encode_sample`, sample by sample;
-4. `batch`, on the samples of one batch;
-5. `encode_batch`, on the batch.
+2. `cookers` with `cook_crude_sample`, on crude leaves only;
+3. `encode_sample` or `preencode_sample`, sample by sample;
+4. with `packing_buffer_size`: `select_samples_to_pack` on a full buffer, `postencode_sample` on each sample of a group,
+   `pack_selected_samples` on the group; without it: `postencode_sample`, sample by sample;
+5. `batch_group_criterion`, where it is overridden, says which samples belong in a batch;
+6. `batch`, on the samples of one batch;
+7. `encode_batch`, on the batch. Where nothing is batched (`batch_size=None` without groups) the last two do not run.
 
-A hook that is not overridden costs nothing. Random numbers come from `self.rng`.
+A hook that is not overridden costs nothing. Random numbers come from `self.rng`. The builders
+`build_train_datasets`, `build_val_datasets`, `build_encode_sample` and `build_batch` put the hooks into a graph of
+dataset nodes and may be overridden too; an override gets those keywords alone that it declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from energon_grain.datasets.batching import LastBatch
 from energon_grain.datasets.cooker import Cooker
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.declared_keywords import call_declared
 from energon_grain.datasets.draw_context import current_draw
 from energon_grain.datasets.field_conversion import convert_fields
+from energon_grain.datasets.graph import combine_for_training, combine_for_validation, encode_samples, pack_and_batch
+from energon_grain.datasets.hooks import idle
+from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
+from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset
 from energon_grain.datasets.stateless import stateless
+from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.transforms.batching import batch_samples, generic_batch
 from energon_grain.transforms.decode import SampleDecoder
 
@@ -27,8 +41,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class TaskEncoder:
+class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatch]):
     """Base of user task encoders: override what the task needs.
+
+    Subscripts name types for readers and type checkers: `TaskEncoder[sample, encoded sample, raw batch, batch]`.
 
     Attributes:
         decoder: Decodes the parts of each sample; None leaves them bytes. A `decoder:` in the dataset's own
@@ -38,6 +54,7 @@ class TaskEncoder:
 
     Any hook may raise `SkipSample`. Other exceptions go to `WorkerConfig.global_error_handler`; after
     `__default_failure_tolerance__` failures of one hook in a row the iteration ends with `FatalSampleError`.
+    `@stateless(failure_tolerance=…)` says otherwise for one hook.
     """
 
     decoder: SampleDecoder | None = SampleDecoder()
@@ -45,24 +62,64 @@ class TaskEncoder:
     thread_safe: ClassVar[bool] = False
     __default_failure_tolerance__: ClassVar[int] = 100
 
+    @idle()
     @stateless
     def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
         """Turn a crude sample into a sample with the cooker chosen for its leaf."""
         return cooker.cook(sample, **aux)
 
+    @idle()
     @stateless
     def encode_sample(self, sample: Any) -> Any:
-        """Encode one sample. Default: the sample as it is."""
+        """Encode one sample; or, as a generator, yield any number. Default: the sample as it is."""
         return sample
+
+    @idle()
+    @stateless
+    def preencode_sample(self, sample: Any) -> Any:
+        """Encode one sample as far as choosing what to pack needs; or, as a generator, yield any number.
+
+        It stands at the place of `encode_sample`: only one of the two may be overridden.
+        """
+        return sample
+
+    @idle()
+    @stateless
+    def postencode_sample(self, sample: Any) -> Any:
+        """Finish encoding a sample, once it is known that it is used; inside packs it may not be a generator."""
+        return sample
+
+    @idle()
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Which of a full buffer's samples belong together. Samples left out are dropped."""
+        raise NotImplementedError(f"{type(self).__name__}.select_samples_to_pack: packing needs this hook")
+
+    @idle()
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Make one sample of a group; or, as a generator, any number. Its `__restore_key__` may be left `()`."""
+        raise NotImplementedError(f"{type(self).__name__}.pack_selected_samples: packing needs this hook")
+
+    @idle()
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        """(key, size): samples of one key are batched together, `size` of them, or `batch_size` where it is None.
+
+        Default: batches are made of consecutive samples.
+        """
+        return None, None
 
     @stateless
     def batch(self, samples: list[Any]) -> Any:
-        """Make a batch of samples. Default: `generic_batch`, which pads and stacks arrays and lists all else."""
+        """Make a batch of samples; or, as a generator (not with groups), yield any number.
+
+        Default: `generic_batch`, which pads and stacks arrays and lists all else.
+        """
         return generic_batch(samples)
 
+    @idle()
     @stateless
     def encode_batch(self, batch: Any) -> Any:
-        """Encode a batch. Default: the batch as it is."""
+        """Encode a batch; or, as a generator, yield any number. Default: the batch as it is."""
         return batch
 
     @property
@@ -70,8 +127,160 @@ class TaskEncoder:
         """Random numbers of the running hook's sample (or batch): equal in every run, on every host and worker."""
         return current_draw().rng
 
+    @property
+    def current_batch_index(self) -> int:
+        """Number, on this host and in this pass, of the batch that is being made. See `Draw.batch_index`."""
+        return current_draw().batch_index
 
-class DefaultTaskEncoder(TaskEncoder):
+    @property
+    def current_sample_index(self) -> int:
+        """Position of the running hook's sample in the stream of its leaf; in batch hooks, of the batch's first item.
+
+        It is the same wherever and whenever the sample is made, and different for samples of one leaf.
+        """
+        return current_draw().position
+
+    def build_train_datasets(
+        self,
+        *,
+        datasets: list[LoadedDataset],
+        worker_config: WorkerConfig,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        virtual_epoch_length: int = 0,
+        shuffle_buffer_size: int | None = None,
+        blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
+        repeat: bool = True,
+        last_batch: LastBatch | None = None,
+        schedule: Schedule | None = None,
+    ) -> SavableDataset:
+        """Combine datasets and put encoding, packing, batching and virtual epochs over them.
+
+        Args:
+            datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
+            worker_config: Of the nodes.
+            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`,
+                `virtual_epoch_length`, `repeat` and `last_batch`.
+            batch_drop_last: See there.
+            packing_buffer_size: See there.
+            virtual_epoch_length: See there.
+            shuffle_buffer_size: As in `get_train_dataset`; the leaves are shuffled by it already.
+            blend_mode: What the numbers of the pairs mean.
+            repeat: See there.
+            last_batch: See there.
+            schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
+
+        Raises:
+            ConfigError: The hooks or arguments do not fit together.
+        """
+        del shuffle_buffer_size
+        dataset = combine_for_training(datasets, worker_config, blend_mode=blend_mode, schedule=schedule, repeat=repeat)
+        dataset = self._encode_and_batch(
+            dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
+        )
+        if virtual_epoch_length > 0:
+            dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
+        return dataset
+
+    def build_val_datasets(
+        self,
+        *,
+        datasets: list[LoadedDataset],
+        worker_config: WorkerConfig,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        limit: int | None = None,
+        last_batch: LastBatch | None = None,
+    ) -> SavableDataset:
+        """Concatenate datasets and put encoding, packing, batching and the limit over them.
+
+        Args:
+            datasets: (dataset, number) pairs; numbers do not count.
+            worker_config: Of the nodes.
+            batch_size: As in `get_val_dataset`, and so are the other arguments.
+            batch_drop_last: See there.
+            packing_buffer_size: See there.
+            limit: See there.
+            last_batch: See there.
+
+        Raises:
+            ConfigError: The hooks or arguments do not fit together.
+        """
+        dataset = combine_for_validation(datasets, worker_config)
+        dataset = self._encode_and_batch(
+            dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
+        )
+        return dataset if limit is None else LimitDataset(dataset, limit, worker_config=worker_config)
+
+    def build_encode_sample(self, dataset: SavableDataset, *, worker_config: WorkerConfig) -> SavableDataset:
+        """Put `encode_sample` or `preencode_sample` over a dataset, where one of them is overridden.
+
+        Raises:
+            ConfigError: Both are.
+        """
+        return encode_samples(dataset, self, worker_config)
+
+    def build_batch(
+        self,
+        dataset: SavableDataset,
+        *,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        worker_config: WorkerConfig,
+        last_batch: LastBatch | None = None,
+    ) -> SavableDataset:
+        """Put packing, grouping or batching, and `encode_batch` over a dataset.
+
+        Args:
+            dataset: Of encoded samples.
+            batch_size: As in `get_train_dataset`, and so are the other arguments.
+            batch_drop_last: See there.
+            packing_buffer_size: See there.
+            worker_config: Of the nodes.
+            last_batch: See there.
+
+        Raises:
+            ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
+        """
+        return pack_and_batch(
+            dataset,
+            self,
+            worker_config,
+            batch_size=batch_size,
+            batch_drop_last=batch_drop_last,
+            last_batch=last_batch,
+            packing_buffer_size=packing_buffer_size,
+        )
+
+    def _encode_and_batch(
+        self,
+        dataset: SavableDataset,
+        worker_config: WorkerConfig,
+        batch_size: int | None,
+        batch_drop_last: bool,
+        packing_buffer_size: int | None,
+        last_batch: LastBatch | None,
+    ) -> SavableDataset:
+        dataset = call_declared(self.build_encode_sample, dataset, worker_config=worker_config)
+        asked = {
+            "batch_drop_last": batch_drop_last,
+            "packing_buffer_size": packing_buffer_size,
+            "last_batch": last_batch,
+        }
+        return call_declared(
+            self.build_batch,
+            dataset,
+            asked=[name for name, value in asked.items() if value],
+            batch_size=batch_size,
+            worker_config=worker_config,
+            **asked,
+        )
+
+
+class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
     """Converts between types by field name; all else as in `TaskEncoder`.
 
     Types may be dataclasses, NamedTuples or `dict`.
@@ -82,17 +291,22 @@ class DefaultTaskEncoder(TaskEncoder):
         batch_type: What `encode_batch` returns; default: the raw batch's type.
     """
 
+    _encoded_sample_type: type[Any] | None = None
+    _raw_batch_type: type[Any] | None = None
+    _batch_type: type[Any] | None = None
+
     def __init__(
         self,
         *,
-        encoded_sample_type: type[Any] | None = None,
-        raw_batch_type: type[Any] | None = None,
-        batch_type: type[Any] | None = None,
+        encoded_sample_type: type[EncodedSample] | None = None,
+        raw_batch_type: type[RawBatch] | None = None,
+        batch_type: type[EncodedBatch] | None = None,
     ) -> None:
         self._encoded_sample_type = encoded_sample_type
         self._raw_batch_type = raw_batch_type
         self._batch_type = batch_type
 
+    @idle(unless="_encoded_sample_type")
     @stateless
     def encode_sample(self, sample: Any) -> Any:
         """Convert the sample to `encoded_sample_type`."""
@@ -105,26 +319,10 @@ class DefaultTaskEncoder(TaskEncoder):
         """Batch field by field into `raw_batch_type`; metadata fields become lists, one value a sample."""
         return batch_samples(samples, self._raw_batch_type)
 
+    @idle(unless="_batch_type")
     @stateless
     def encode_batch(self, batch: Any) -> Any:
         """Convert the batch to `batch_type`."""
         if self._batch_type is None or self._batch_type is self._raw_batch_type:
             return batch
         return convert_fields(batch, self._batch_type)
-
-
-def overridden_hook(task_encoder: TaskEncoder, name: str) -> Any:
-    """The encoder's hook when it does something of its own, else None.
-
-    `DefaultTaskEncoder`'s conversions count only when a type was given: a hook that returns its argument is not worth
-    a call for each sample.
-    """
-    hook = getattr(task_encoder, name)
-    function = getattr(hook, "__func__", hook)
-    if function is getattr(TaskEncoder, name):
-        return None
-    if function is DefaultTaskEncoder.encode_sample and getattr(task_encoder, "_encoded_sample_type", None) is None:
-        return None
-    if function is DefaultTaskEncoder.encode_batch and getattr(task_encoder, "_batch_type", None) is None:
-        return None
-    return hook
