@@ -14,10 +14,12 @@ from energon_grain._version import __version__
 if TYPE_CHECKING:
     from energon_grain.datasets.augment_task_encoder import AugmentTaskEncoder
     from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset, MixBatchDataset
+    from energon_grain.datasets.cache_pool import CachePool, DirectLazy, Lazy, NoCachePool
     from energon_grain.datasets.cooker import Cooker, basic_sample_keys, cooker
     from energon_grain.datasets.dataset import BaseCoreDataset, BaseCoreDatasetFactory, SavableDataset
     from energon_grain.datasets.draw_context import Draw, current_draw
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
+    from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
     from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         FormatError,
         HostsError,
         IndexFileError,
+        KeyNotFoundError,
         ReadError,
         SkipSample,
         SplitError,
@@ -63,9 +66,12 @@ if TYPE_CHECKING:
     from energon_grain.samples.sample import Sample
     from energon_grain.samples.source_info import SourceInfo
     from energon_grain.samples.text import TextSample
+    from energon_grain.sources.file_store import FileStore
     from energon_grain.sources.raw import RawBatch, RawSample
     from energon_grain.sources.source import SampleLocation, Source
+    from energon_grain.sources.system_file_store import SystemFileStore
     from energon_grain.sources.webdataset import WebDatasetSource
+    from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
     from energon_grain.stream.cursor import merge_cursors
     from energon_grain.stream.run import Stream
     from energon_grain.stream.which import SampleRecord
@@ -79,6 +85,14 @@ if TYPE_CHECKING:
         homogeneous_concat_mix,
     )
     from energon_grain.transforms.decode import SampleDecoder
+    from energon_grain.transforms.packing import (
+        Packs,
+        best_fit,
+        best_fit_decreasing,
+        first_fit_decreasing,
+        greedy_knapsack,
+        packing_efficiency,
+    )
 
 __all__ = [
     "AugmentTaskEncoder",
@@ -88,6 +102,7 @@ __all__ = [
     "BatchDataset",
     "BlendDataset",
     "BlendEpochizedDataset",
+    "CachePool",
     "CaptioningSample",
     "ConcatDataset",
     "ConfigError",
@@ -97,8 +112,10 @@ __all__ = [
     "DatasetLoader",
     "DatasetLoaderInterface",
     "DatasetNotFoundError",
+    "DecodeFileStore",
     "DecodingError",
     "DefaultTaskEncoder",
+    "DirectLazy",
     "Draw",
     "DuplicateKeyError",
     "EmptyDatasetError",
@@ -106,6 +123,8 @@ __all__ = [
     "EpochizeDataset",
     "FatalSampleError",
     "FieldMapError",
+    "FileStore",
+    "FileStoreDecoder",
     "FilterDataset",
     "FingerprintError",
     "FormatError",
@@ -116,6 +135,8 @@ __all__ = [
     "IndexFileError",
     "InterleavedSample",
     "IterMapDataset",
+    "KeyNotFoundError",
+    "Lazy",
     "LimitDataset",
     "LoadedDataset",
     "MapDataset",
@@ -123,8 +144,11 @@ __all__ = [
     "MetadatasetV2",
     "MixBatchDataset",
     "MultiChoiceVQASample",
+    "NoCachePool",
     "OCRSample",
     "PackingDataset",
+    "Packs",
+    "PrimaryFileStore",
     "RawBatch",
     "RawSample",
     "ReadError",
@@ -143,6 +167,7 @@ __all__ = [
     "StaleIndexError",
     "StateError",
     "Stream",
+    "SystemFileStore",
     "TarError",
     "TaskEncoder",
     "TextSample",
@@ -151,6 +176,7 @@ __all__ = [
     "VQASample",
     "VidQASample",
     "WebDatasetSource",
+    "WebdatasetFileStore",
     "WorkerConfig",
     "WorkerError",
     "__version__",
@@ -158,10 +184,13 @@ __all__ = [
     "batch_list",
     "batch_pad_stack",
     "batch_stack",
+    "best_fit",
+    "best_fit_decreasing",
     "concat_pad",
     "cooker",
     "current_draw",
     "edataclass",
+    "first_fit_decreasing",
     "generic_batch",
     "generic_concat",
     "get_loader",
@@ -169,10 +198,12 @@ __all__ = [
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
+    "greedy_knapsack",
     "homogeneous_concat_mix",
     "load_dataset",
     "log_exception",
     "merge_cursors",
+    "packing_efficiency",
     "reraise_exception",
     "stateless",
     "traverse_metadataset",
@@ -181,10 +212,12 @@ __all__ = [
 _MODULES = {
     "datasets.augment_task_encoder": ("AugmentTaskEncoder",),
     "datasets.batching": ("BatchDataset", "GroupBatchDataset", "MixBatchDataset"),
+    "datasets.cache_pool": ("CachePool", "DirectLazy", "Lazy", "NoCachePool"),
     "datasets.cooker": ("Cooker", "basic_sample_keys", "cooker"),
     "datasets.dataset": ("BaseCoreDataset", "BaseCoreDatasetFactory", "SavableDataset"),
     "datasets.draw_context": ("Draw", "current_draw"),
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
+    "datasets.file_store_views": ("DecodeFileStore", "FileStoreDecoder", "PrimaryFileStore"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),
     "datasets.mapping": ("FilterDataset", "IterMapDataset", "MapDataset"),
@@ -208,9 +241,12 @@ _MODULES = {
     "samples.sample": ("Sample",),
     "samples.source_info": ("SourceInfo",),
     "samples.text": ("TextSample",),
+    "sources.file_store": ("FileStore",),
     "sources.raw": ("RawBatch", "RawSample"),
     "sources.source": ("SampleLocation", "Source"),
+    "sources.system_file_store": ("SystemFileStore",),
     "sources.webdataset": ("WebDatasetSource",),
+    "sources.webdataset_file_store": ("WebdatasetFileStore",),
     "stream.cursor": ("merge_cursors",),
     "stream.run": ("Stream",),
     "stream.which": ("SampleRecord",),
@@ -224,6 +260,14 @@ _MODULES = {
         "homogeneous_concat_mix",
     ),
     "transforms.decode": ("SampleDecoder",),
+    "transforms.packing": (
+        "Packs",
+        "best_fit",
+        "best_fit_decreasing",
+        "first_fit_decreasing",
+        "greedy_knapsack",
+        "packing_efficiency",
+    ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

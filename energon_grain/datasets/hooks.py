@@ -65,9 +65,10 @@ def overridden_hook(task_encoder: TaskEncoder, name: str) -> Any:
 
 def is_generator(function: Callable[..., Any]) -> bool:
     """Whether calling the function gives a generator: any number of values in place of one."""
+    function = inspect.unwrap(function)
     if inspect.isgeneratorfunction(function):
         return True
-    return not inspect.isroutine(function) and inspect.isgeneratorfunction(getattr(function, "__call__", None))  # noqa: B004
+    return not inspect.isroutine(function) and inspect.isgeneratorfunction(type(function).__call__)
 
 
 def _function(hook: Any) -> Any:

@@ -22,15 +22,16 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_grain.datasets.batching import LastBatch
+from energon_grain.datasets.cache_pool import CachePool, NoCachePool
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
 from energon_grain.datasets.draw_context import current_draw
 from energon_grain.datasets.field_conversion import convert_fields
-from energon_grain.datasets.graph import combine_for_training, combine_for_validation, encode_samples, pack_and_batch
 from energon_grain.datasets.hooks import idle
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
 from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset
+from energon_grain.datasets.recipe import combine_for_training, combine_for_validation, encode_samples, pack_and_batch
 from energon_grain.datasets.stateless import stateless
 from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.datasets.worker_config import WorkerConfig
@@ -126,6 +127,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     def rng(self) -> np.random.Generator:
         """Random numbers of the running hook's sample (or batch): equal in every run, on every host and worker."""
         return current_draw().rng
+
+    @property
+    def cache(self) -> CachePool:
+        """Where cookers with `need_cache` get values from: it reads them when they are asked for, and keeps nothing."""
+        return NoCachePool()
 
     @property
     def current_batch_index(self) -> int:

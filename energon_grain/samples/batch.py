@@ -64,6 +64,7 @@ class Batch:
     def from_samples(cls: type[B], samples: Sequence[Any], **fields_of_new: Any) -> B:
         """Make a batch from samples that have this type's fields: arrays are padded and stacked, all else is listed.
 
+        Numpy scalars count as arrays without dimensions; dictionaries of arrays are listed.
         The base fields keep one entry a sample (`__subflavors__` too), except `__sources__`, which is flattened.
         Fields with a default that the samples lack keep the default.
 
@@ -91,7 +92,7 @@ class Batch:
                 continue
             column = [getattr(sample, name) for sample in samples]
             if name not in BASE_FIELDS:
-                made[name] = batch_pad_stack(column, where=name) if isinstance(column[0], np.ndarray) else column
+                made[name] = _stacked(column, name)
             elif name == "__key__":
                 made[name] = column
             elif name == "__restore_key__":
@@ -99,6 +100,12 @@ class Batch:
             elif any(entry is not None for entry in column):
                 made[name] = column if name == "__subflavors__" else tuple(s for entry in column for s in entry or ())
         return cls(**made)
+
+
+def _stacked(column: list[Any], name: str) -> Any:
+    if isinstance(column[0], np.ndarray):
+        return batch_pad_stack(column, where=name)
+    return np.asarray(column) if isinstance(column[0], np.generic) else column
 
 
 register_if_jax(Batch)

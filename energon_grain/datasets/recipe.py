@@ -1,4 +1,4 @@
-"""The graph of dataset nodes that a task encoder's default builders make."""
+"""The recipe of a task encoder's default builders: which dataset nodes stand over which, for which hooks."""
 
 from __future__ import annotations
 
