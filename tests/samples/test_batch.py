@@ -45,6 +45,24 @@ def test_from_samples_stacks_and_pads_arrays_and_lists_the_rest():
     assert [source.index for source in batch.__sources__ or ()] == [1, 2]
 
 
+def test_from_samples_stacks_numpy_scalars_and_lists_dictionaries():
+    @edataclass
+    class Labels(Batch):
+        label: Any
+        box: Any
+
+    @edataclass
+    class Label(CaptioningSample):
+        label: Any
+        box: Any
+
+    samples = [Label.extend(sample(i), label=np.int32(i), box={"x": np.zeros(2)}) for i in (3, 4)]
+    batch = Labels.from_samples(samples)
+    assert batch.label.dtype == np.int32
+    assert batch.label.tolist() == [3, 4]
+    assert [box["x"].shape for box in batch.box] == [(2,), (2,)]
+
+
 def test_from_samples_keeps_one_subflavors_entry_a_sample():
     assert Captions.from_samples([sample(1), sample(2)]).__subflavors__ is None
     batch = Captions.from_samples([sample(1), sample(2, subflavors={"a": 1})])
