@@ -23,14 +23,19 @@ def _prose(length_bytes: int) -> bytes:
     return b" ".join(words[rank] for rank in ranks)[:length_bytes]
 
 
+def prose() -> bytes:
+    """What `text` is cut from."""
+    return _prose(1 << 22)
+
+
 def text(start: int, stop: int) -> Iterator[Sample]:
     """900 to 1,100 bytes of `txt` and 65 bytes of `json`."""
-    prose = _prose(1 << 22)
+    words = prose()
     rng = np.random.default_rng((2, start))
-    offsets = rng.integers(0, len(prose) - 1100, stop - start)
+    offsets = rng.integers(0, len(words) - 1100, stop - start)
     sizes = rng.integers(900, 1101, stop - start)
     for index, offset, size in zip(range(start, stop), offsets.tolist(), sizes.tolist(), strict=True):
-        yield f"{index:09d}", {"txt": prose[offset : offset + size], "json": _metadata(index)}
+        yield f"{index:09d}", {"txt": words[offset : offset + size], "json": _metadata(index)}
 
 
 def _metadata(index: int) -> bytes:
@@ -51,12 +56,12 @@ def jpeg(start: int, stop: int) -> Iterator[Sample]:
     from PIL import Image
 
     rng = np.random.default_rng((4, start))
-    prose = _prose(1 << 22)
+    words = prose()
     for index in range(start, stop):
         encoded = io.BytesIO()
         Image.fromarray(_picture(rng)).save(encoded, "JPEG", quality=90)
-        offset = int(rng.integers(0, len(prose) - 80))
-        yield f"{index:09d}", {"jpg": encoded.getvalue(), "txt": prose[offset : offset + 80]}
+        offset = int(rng.integers(0, len(words) - 80))
+        yield f"{index:09d}", {"jpg": encoded.getvalue(), "txt": words[offset : offset + 80]}
 
 
 def _picture(rng: np.random.Generator) -> npt.NDArray[np.uint8]:  # (256, 256, 3)
@@ -72,7 +77,7 @@ def _picture(rng: np.random.Generator) -> npt.NDArray[np.uint8]:  # (256, 256, 3
 
 def tiny(start: int, stop: int) -> Iterator[Sample]:
     """84 bytes of `txt`, nothing else."""
-    prose = _prose(1 << 22)
-    offsets = np.random.default_rng((5, start)).integers(0, len(prose) - 84, stop - start)
+    words = prose()
+    offsets = np.random.default_rng((5, start)).integers(0, len(words) - 84, stop - start)
     for index, offset in zip(range(start, stop), offsets.tolist(), strict=True):
-        yield f"{index:09d}", {"txt": prose[offset : offset + 84]}
+        yield f"{index:09d}", {"txt": words[offset : offset + 84]}

@@ -105,14 +105,14 @@ def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
     for name in names:
         data = DATA_SETS[name]
         folder = cache / name
-        _once(folder, f"{data.name}: tars", partial(_write_tars, folder, data))
-        _once(folder / ".nv-meta", f"{data.name}: index", partial(prepare, folder, data))
+        once(folder, f"{data.name}: tars", partial(_write_tars, folder, data))
+        once(folder / ".nv-meta", f"{data.name}: index", partial(prepare, folder, data))
         if data.crude_twin:
             crude = cache / f"{name}-crude"
-            _once(crude, f"{name}: crude twin", partial(link, folder, crude))
-            _once(crude / ".nv-meta", f"{name}: crude index", partial(prepare, crude, None))
+            once(crude, f"{name}: crude twin", partial(link, folder, crude))
+            once(crude / ".nv-meta", f"{name}: crude index", partial(prepare, crude, None))
         for peer, option in data.peer_formats if peer_python() else ():
-            _once(
+            once(
                 target := cache / f"{name}.{peer}.{option}",
                 f"{name}: {peer} ({option})",
                 partial(_convert, folder, target, peer, option),
@@ -128,14 +128,14 @@ def link(folder: Path, target: Path) -> None:
 
 def prepare(folder: Path, data: DataSet | None) -> None:
     """Index a folder of shards non-interactively, everything in the split part `train`; None: as a crude set."""
-    program = [str(Path(peer_python() or "").with_name("energon"))] if peer_python() else _OURS
+    program = [str(Path(peer_python() or "").with_name("energon"))] if peer_python() else OURS
     subprocess.run([*program, "prepare", *prepare_options(data), str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
     # Ours builds its columnar index when it first meets a dataset that Energon prepared: not during a measurement.
     build_index = "import sys, pathlib, energon_grain.formats.columnar as c; c.open_columnar(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build_index, str(folder)], check=True, cwd=REPO)
 
 
-_OURS = [sys.executable, "-c", "from energon_grain.cli import main; main()"]
+OURS = [sys.executable, "-c", "from energon_grain.cli import main; main()"]
 
 
 def prepare_options(data: DataSet | None) -> list[str]:
@@ -146,7 +146,8 @@ def prepare_options(data: DataSet | None) -> list[str]:
     return [*options, "--sample-type", data.sample_type, "--field-map", json.dumps(data.field_map)]
 
 
-def _once(target: Path, title: str, make: Callable[[], None]) -> None:
+def once(target: Path, title: str, make: Callable[[], None]) -> None:
+    """Make `target` unless it was made completely before."""
     done = target.parent / f".done-{target.name.lstrip('.')}"
     if done.exists() and target.exists():
         return

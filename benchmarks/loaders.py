@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
@@ -17,13 +18,20 @@ from benchmarks.steady import steady
 
 
 def throughput(
-    programs: str, folder: str, warmup_s: float, seconds: float, program: str, workers: int = 0, blocks: bool = True
+    programs: str,
+    folder: str,
+    warmup_s: float,
+    seconds: float,
+    program: str,
+    workers: int = 0,
+    blocks: bool = True,
+    metadataset: str = "",
 ) -> dict[str, Any]:
-    """Steady rate of a program."""
+    """Steady rate of a program over a data set, or over the file `metadataset` in a folder of data sets."""
     module = importlib.import_module(programs)
 
     def make() -> Iterator[Any]:
-        return iter(module.build_loader(folder, program, workers, blocks=blocks))
+        return iter(module.build_loader(str(Path(folder, metadataset)), program, workers, blocks=blocks))
 
     return steady(make, module.weigh, warmup_s=warmup_s, seconds=seconds)
 
@@ -56,13 +64,13 @@ def import_time(modules: Sequence[str]) -> dict[str, Any]:
     return {"import_s": time.perf_counter() - started}
 
 
-def resume(programs: str, folder: str, batches: int, workers: int) -> dict[str, Any]:
+def resume(programs: str, folder: str, batches: int, workers: int, program: str = "crude-text") -> dict[str, Any]:
     """Read `batches`, save, restore into a new loader, and wait for its first batch.
 
     `restore_s` starts when the new loader has been built. `exact`: that batch is the one that the first loader gives.
     """
     module = importlib.import_module(programs)
-    loader = module.build_loader(folder, "crude-text", workers, savable=True)
+    loader = module.build_loader(folder, program, workers, savable=True)
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
@@ -73,7 +81,7 @@ def resume(programs: str, folder: str, batches: int, workers: int) -> dict[str, 
     del iterator
 
     started = time.perf_counter()
-    fresh = module.build_loader(folder, "crude-text", workers, savable=True)
+    fresh = module.build_loader(folder, program, workers, savable=True)
     build_s = time.perf_counter() - started
     started = time.perf_counter()
     module.restore(fresh, state)

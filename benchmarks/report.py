@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.rows import Row, Target
+from benchmarks.row import Row, Target
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,6 +107,9 @@ _METRICS = {
     "state_bytes": "state, bytes",
     "save_s": "save, s",
     "restore_s": "restore to first batch, s",
+    "draws_s": "a million draws, s",
+    "efficiency": "filled",
+    "us_per_sample": "µs a sample",
 }
 
 

@@ -9,14 +9,17 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import report
 from benchmarks.contender import MeasurementFailedError, measure
-from benchmarks.datasets import build
+from benchmarks.datasets import DATA_SETS, build, once
 from benchmarks.machine import describe
+from benchmarks.mixtures import MIXTURES, write_mixture
 from benchmarks.report import RowResult
-from benchmarks.rows import Row, table
+from benchmarks.row import Row
+from benchmarks.rows import table
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -30,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
     rows = [row for row in rows if not options.only or row.name in options.only]
     options.cache.mkdir(parents=True, exist_ok=True)
-    build(options.cache, dict.fromkeys(name for row in rows for name in row.data_sets))
+    needed = dict.fromkeys(name for row in rows for name in row.data_sets)
+    build(options.cache, [name for name in needed if name in DATA_SETS])
+    for name in needed:
+        if name in MIXTURES:
+            folder = options.cache / name
+            once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
 
     results: list[RowResult] = []
     settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
@@ -74,7 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         type=Path,
         default=Path(os.environ.get("ENERGON_BENCH_CACHE", REPO / ".bench")),
-        help="folder for the data sets, 9 GB (default: ENERGON_BENCH_CACHE or .bench)",
+        help="folder for the data sets, 10 GB (default: ENERGON_BENCH_CACHE or .bench)",
     )
     parser.add_argument("--output", type=Path, help="where the page goes (default: RESULTS.md for a full run)")
     options = parser.parse_args(arguments)

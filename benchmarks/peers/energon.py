@@ -11,6 +11,7 @@ from megatron.energon import (
     DefaultTaskEncoder,
     Sample,
     SampleDecoder,
+    TextSample,
     WorkerConfig,
     basic_sample_keys,
     edataclass,
@@ -21,6 +22,7 @@ from megatron.energon import (
 )
 
 from benchmarks.steady import weigh_column
+from benchmarks.token_packing import greedy_packs, join, prepare_vocabulary, tokenize
 
 
 @edataclass
@@ -55,11 +57,47 @@ class CrudeBlob(DefaultTaskEncoder):
     cookers = (Cooker(_cook_blob),)
 
 
+@edataclass
+class Tokens(Sample):
+    """A tokenized text."""
+
+    tokens: Any
+
+
+@edataclass
+class Pack(Sample):
+    """Several of them in one sequence."""
+
+    tokens: Any
+    segments: Any
+    texts: int
+
+
+class PackText(DefaultTaskEncoder):
+    """Words to numbers, many texts to one sequence of 4,096."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Tokens:
+        return Tokens.derive_from(sample, tokens=tokenize(sample.text))
+
+    def select_samples_to_pack(self, samples: list[Tokens]) -> list[list[Tokens]]:
+        return greedy_packs(samples)
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Tokens]) -> Pack:
+        tokens, segments = join([sample.tokens for sample in samples])
+        key = ",".join([sample.__key__ for sample in samples])
+        return Pack(__key__=key, __restore_key__=(), tokens=tokens, segments=segments, texts=len(samples))
+
+
 def _encoder(program: str) -> DefaultTaskEncoder:
     if program == "crude-text":
         return CrudeText()
     if program == "crude-blob":
         return CrudeBlob()
+    if program == "pack-text":
+        prepare_vocabulary()
+        return PackText()
     encoder = DefaultTaskEncoder()
     if program != "plain":
         encoder.decoder = SampleDecoder(image_decode=program)
@@ -67,11 +105,13 @@ def _encoder(program: str) -> DefaultTaskEncoder:
 
 
 def build_loader(folder: str, program: str, workers: int, *, blocks: bool = True, savable: bool = False) -> Any:
-    """The loader of a program: `crude-text`, `crude-blob`, `plain` (no user hook), or an image mode such as `rgb8`."""
+    """The loader of a program: `crude-text`, `crude-blob`, `plain` (no user hook), `pack-text`, or an image mode."""
+    packed = program == "pack-text"
     dataset = get_train_dataset(
         folder,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
-        batch_size=32,
+        batch_size=4 if packed else 32,
+        packing_buffer_size=100 if packed else None,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100 if blocks else None,
         task_encoder=_encoder(program),
@@ -84,6 +124,8 @@ def weigh(batch: Any) -> tuple[int, int]:
     if isinstance(batch, Document):
         count, payload = weigh_column(batch.first)
         return count, payload + weigh_column(batch.second)[1]
+    if isinstance(batch, Pack):
+        return sum(batch.texts), weigh_column(batch.tokens)[1] + weigh_column(batch.segments)[1]
     return weigh_column(batch.image if hasattr(batch, "image") else batch.text)
 
 

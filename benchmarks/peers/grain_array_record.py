@@ -63,8 +63,12 @@ def throughput(
     workers: int = 0,
     batch_first: bool = False,
     image: bool = False,
+    mixed: bool = False,
 ) -> dict[str, Any]:
-    """Steady rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset."""
+    """Steady rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset.
+
+    `mixed`: the first and the second half of the files are two sources, mixed one to one.
+    """
     import grain.python as pygrain
     import numpy  # noqa: F401
     import PIL.Image  # noqa: F401
@@ -80,8 +84,14 @@ def throughput(
     )
 
     def make() -> Iterator[list[dict[str, Any]]]:
-        source = pygrain.ArrayRecordDataSource(paths)
-        samples = pygrain.MapDataset.source(source).seed(42).shuffle().repeat().map(_Unpack(image))
+        half = len(paths) // 2
+        groups = [paths[:half], paths[half:]] if mixed else [paths]
+        sources = [
+            pygrain.MapDataset.source(pygrain.ArrayRecordDataSource(group)).seed(42 + number).shuffle().repeat()
+            for number, group in enumerate(groups)
+        ]
+        samples = pygrain.MapDataset.mix(sources, [0.5, 0.5]) if mixed else sources[0]
+        samples = samples.map(_Unpack(image))
         if batch_first:
             loader = samples.batch(32, batch_fn=list).to_iter_dataset(options)
         else:

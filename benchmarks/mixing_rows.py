@@ -1,0 +1,74 @@
+"""Rows about blends: what mixing costs, and the order of a blend of a hundred."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import Contender
+from benchmarks.mixtures import METADATASET
+from benchmarks.programs import energon, grain, ours
+from benchmarks.row import Row, Target
+
+
+def mixing_rows(cache: Path, span: dict[str, Any]) -> list[Row]:
+    """All of them."""
+    return [_two(cache, span), _hundred(cache, span), _order(cache)]
+
+
+def _two(cache: Path, span: dict[str, Any]) -> Row:
+    blend = {"folder": str(cache / "text-2"), "metadataset": METADATASET, "program": "plain", **span}
+    return Row(
+        name="blend-2",
+        title="1 KB text: two data sets mixed one to one, `TextSample`, shuffled 100/100, batches of 32, one process",
+        data_sets=("text", "text-2"),
+        metrics=("samples_per_s",),
+        contenders=(
+            ours("throughput", **blend),
+            ours("throughput", "single leaf", folder=str(cache / "text"), program="plain", **span),
+            energon("throughput", **blend),
+            *grain(cache, "text", span, mixed=True),
+        ),
+        targets=(
+            Target(metric="samples_per_s", bound=0.8, sense="at least", against="single leaf"),
+            Target(metric="samples_per_s", bound=40, sense="at least", against="energon"),
+            Target(metric="samples_per_s", bound=6, sense="at least", against="grain tuned"),
+        ),
+    )
+
+
+def _hundred(cache: Path, span: dict[str, Any]) -> Row:
+    blend = {"folder": str(cache / "text-100"), "metadataset": METADATASET, "program": "plain", **span}
+    return Row(
+        name="blend-100",
+        title="1 KB text: a hundred data sets mixed, else as above",
+        data_sets=("text", "text-100"),
+        metrics=("samples_per_s",),
+        contenders=(
+            ours("throughput", **blend),
+            ours("throughput", "single leaf", folder=str(cache / "text"), program="plain", **span),
+        ),
+        targets=(Target(metric="samples_per_s", bound=0.5, sense="at least", against="single leaf"),),
+    )
+
+
+def _order(cache: Path) -> Row:
+    folder = str(cache / "text-100")
+    return Row(
+        name="blend-100-order",
+        title="a hundred data sets mixed: the draws of the first million positions, and the state after 200 batches",
+        data_sets=("text-100",),
+        metrics=("draws_s", "state_bytes"),
+        contenders=(
+            Contender(
+                name="ours",
+                module="order",
+                call="order",
+                arguments={"folder": folder, "metadataset": METADATASET, "batches": 200},
+            ),
+        ),
+        targets=(
+            Target(metric="draws_s", bound=1.0, sense="at most"),
+            Target(metric="state_bytes", bound=4096, sense="at most"),
+        ),
+    )

@@ -1,0 +1,44 @@
+"""Grain's best fit over a stream of lengths."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.child import serve
+from benchmarks.packed_lengths import LENGTHS, bins_of_a_buffer
+from benchmarks.token_packing import CAPACITY
+
+
+def efficiency(lengths: str, bins: int | None) -> dict[str, Any]:
+    """The filled share of all packs; `bins=None`: as many as hold the tokens of our buffer.
+
+    Time is not compared: Grain's packer copies tokens too.
+    """
+    import grain.experimental as experimental
+    import grain.python as pygrain
+
+    sizes = LENGTHS[lengths]()
+    bins = bins or bins_of_a_buffer(sizes)
+    samples = pygrain.MapDataset.source(sizes.tolist()).map(_Tokens())
+    iterator = samples.to_iter_dataset(pygrain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
+    packs = experimental.BestFitPackIterDataset(iterator, length_struct={"tokens": CAPACITY}, num_packing_bins=bins)
+    count = filled = 0
+    started = time.perf_counter()
+    for pack in packs:
+        count += 1
+        filled += int(np.count_nonzero(pack["tokens_segment_ids"]))
+    if filled != int(sizes.sum()):
+        raise RuntimeError(f"{int(sizes.sum())} tokens went in, {filled} came out")
+    return {"efficiency": filled / (count * CAPACITY), "packs": count, "bins": bins, "s": time.perf_counter() - started}
+
+
+class _Tokens:
+    def __call__(self, length: int) -> dict[str, Any]:
+        return {"tokens": np.ones(length, np.int32)}
+
+
+if __name__ == "__main__":
+    serve(efficiency=efficiency)
