@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from energon_grain.samplers.hashing import fold
@@ -18,13 +19,21 @@ class Draw:
     ask for.
     """
 
-    __slots__ = ("_epochs", "_generator", "_generator_place", "_indices", "_key", "_positions", "place")
+    __slots__ = ("_batch", "_epochs", "_generator", "_generator_place", "_indices", "_key", "_positions", "place")
 
-    def __init__(self, key: int, positions: list[int], indices: list[int], epochs: list[int]) -> None:
+    def __init__(
+        self,
+        key: int,
+        positions: list[int],
+        indices: list[int],
+        epochs: list[int],
+        batch_index: int | Callable[[int], int] | None = None,
+    ) -> None:
         self._key = key
         self._positions = positions
         self._indices = indices
         self._epochs = epochs
+        self._batch = batch_index
         self.place = 0
         self._generator: np.random.Generator | None = None
         self._generator_place = -1
@@ -41,8 +50,24 @@ class Draw:
 
     @property
     def epoch(self) -> int:
-        """Pass over the leaf (0, 1, …) that this sample belongs to; in batch hooks, the pass of the iteration."""
+        """Pass over the leaf (0, 1, …) that this sample belongs to; in batch hooks, the pass of a finite stream."""
         return self._epochs[self.place]
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the batch that is being made, on this host and in this pass (or in the endless stream).
+
+        In hooks on samples: of the batch that the sample belongs to unless samples before it are dropped.
+
+        Raises:
+            RuntimeError: The sample is read ahead of a filter, packer or the like, so nobody can tell yet.
+        """
+        if self._batch is None:
+            raise RuntimeError(
+                "the number of the batch is not known in this hook: its samples go through filters, groups or packs "
+                "before they become batches. Use current_sample_index, or `rng` for random numbers"
+            )
+        return self._batch if isinstance(self._batch, int) else self._batch(self.place)
 
     @property
     def seed(self) -> int:

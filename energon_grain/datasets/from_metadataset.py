@@ -114,8 +114,6 @@ def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset:
         raise ConfigError(f"{leaf.place}: joins cannot be read yet; join the datasets beforehand")
     if leaf.kind not in (DatasetKind.WEBDATASET, DatasetKind.INVALID):  # what is missing says so when it is opened
         raise ConfigError(f"{leaf.place}: {leaf.path} is a {leaf.kind.name} dataset; only tar shards can be read yet")
-    if leaf.aux:
-        raise ConfigError(f"{leaf.place}: auxiliary stores cannot be read yet; remove `aux`, or cook without them")
     return LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,
@@ -135,4 +133,5 @@ def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset:
         part_filter=options.part_filter,
         sample_type=options.sample_type,
         trusted_modules=options.trusted_modules,
+        aux=leaf.aux,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
@@ -16,6 +17,7 @@ from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_con
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
+from energon_grain.metadataset.tree import AuxReference
 from energon_grain.sources.webdataset import PartFilter, WebDatasetSource
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -40,6 +42,7 @@ class LeafDataset(SavableDataset):
             number among equals. So a moved folder keeps its order.
         task_encoder: Its decoder and cookers make samples of the parts.
         trusted_modules: Modules that the dataset's own configuration may name.
+        aux: Stores that its cookers read from by key, by the name of the parameter.
     """
 
     path: str
@@ -59,6 +62,7 @@ class LeafDataset(SavableDataset):
     part_filter: Callable[[str], bool] | Collection[str] | None = None
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
+    aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
 
     def __post_init__(self) -> None:
         Ordering(
@@ -98,6 +102,7 @@ class LeafDataset(SavableDataset):
         subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
         start, stop = (0, total) if subset is None else subset.resolve(total)
         sample_type, field_map = self._sample_type(config, root)
+        check_aux_has_a_cooker(self.aux, self.path, sample_type)
         parts: PartFilter = self.part_filter
         if field_map is not None:
             parts = frozenset(field_map.parts)

@@ -6,22 +6,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from energon_grain.datasets.batching import BatchDataset, LastBatch, check_last_batch
 from energon_grain.datasets.dataset import SavableDataset, check_size, describe
-from energon_grain.datasets.mapping import MapDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-
-__all__ = [
-    "BatchDataset",
-    "EpochizeDataset",
-    "LastBatch",
-    "LimitDataset",
-    "MapDataset",
-    "RepeatDataset",
-    "ShuffleBufferDataset",
-    "check_last_batch",
-]
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -36,6 +36,9 @@ class WorkerConfig:
         restore_error_handler: The same while a sample is rebuilt from its restore key.
         worker_type: "thread" (default), or "process": the pure stage runs in worker processes.
         prefetch_bytes: Bound on the memory of samples that were read ahead and not yet delivered.
+        any_host: Collective over all hosts: called with a flag on each of them, True everywhere if it is on one. Passes
+            whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to end together;
+            loaders provide it where a distributed framework is initialised.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class WorkerConfig:
     restore_error_handler: ErrorHandler = field(default=reraise_exception, compare=False, repr=False)
     worker_type: Literal["thread", "process"] = field(default="thread", compare=False)
     prefetch_bytes: int = field(default=512 << 20, compare=False, repr=False)
+    any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:

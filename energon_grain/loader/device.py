@@ -28,7 +28,7 @@ def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: i
             2 overlaps the copy of the next batch with the work on this one; 1 copies nothing ahead.
 
     Raises:
-        ConfigError: There are several processes and no sharding.
+        ConfigError: There are several processes and no sharding; or several hosts, whose batches may differ in shape.
     """
     return DeviceLoader(loader, sharding, buffer_size=buffer_size)
 
@@ -46,6 +46,12 @@ class DeviceLoader(grain.DatasetIterator[Any]):
             raise ConfigError(
                 f"to_device without a sharding, but there are {jax.process_count()} processes: pass "
                 f"NamedSharding(mesh, PartitionSpec('data')) or whatever the model's batch dimension has"
+            )
+        if loader.stream.spec.ragged and loader.stream.config.world_size > 1:
+            raise ConfigError(
+                "to_device joins the hosts' batches into global arrays, so in each step all of them need one shape, "
+                "but this dataset chooses for each batch by itself which dataset (or group) it is of: blend with "
+                "BlendDataset(…, per_step=True), or mix inside the batch (MixBatchDataset)"
             )
         super().__init__()
         self._loader = loader

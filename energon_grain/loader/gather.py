@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import Any
 
 import numpy as np
 
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, merge_cursors
 
@@ -47,6 +49,21 @@ def all_gather(data: bytes) -> list[bytes]:
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
     return [rows[number, :length].tobytes() for number, length in enumerate(lengths.tolist())]
+
+
+def with_agreement(config: WorkerConfig) -> WorkerConfig:
+    """The configuration, with `any_host` where processes of `jax.distributed` can provide it and nothing else does."""
+    jax = sys.modules.get("jax")
+    if config.any_host is not None or config.world_size == 1 or jax is None or not jax.distributed.is_initialized():
+        return config
+    return dataclasses.replace(config, any_host=any_process)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set on any process of `jax.distributed`. Each process calls it."""
+    from jax.experimental import multihost_utils
+
+    return bool(np.asarray(multihost_utils.process_allgather(np.array([flag]))).any())
 
 
 def is_primary() -> bool:

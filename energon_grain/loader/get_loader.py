@@ -6,6 +6,7 @@ from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.loader.gather import with_agreement
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.stream.run import Stream
 
@@ -44,7 +45,8 @@ def get_savable_loader(
     """
     del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
     del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
-    return SavableDataLoader(Stream.of(dataset, worker_config=worker_config, prefetch_factor=prefetch_factor))
+    config = with_agreement(worker_config or dataset.worker_config)
+    return SavableDataLoader(Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor))
 
 
 def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:

@@ -140,6 +140,29 @@ class SavableDataLoader(grain.DatasetIterator[Any]):
         """The samples of the global batch of a step, without reading data. See `Stream.which`."""
         return self._stream.which(step)
 
+    def skip(self, steps: int) -> None:
+        """Jump over steps of this pass, which count as delivered. See `Stream.skip`."""
+        self._stream.skip(steps)
+
+    def can_restore_sample(self) -> bool:
+        """Whether `restore_sample` works: always."""
+        return True
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """A sample or batch again, from its `__restore_key__`; the loader stays where it is.
+
+        Args:
+            restore_key: Of anything that a loader of the same configuration delivered, on any host; JSON's lists in
+                place of tuples are fine.
+
+        Raises:
+            StateError: It is not a restore key of this dataset, or the sample is dropped now.
+        """
+        sample = self._stream.restore_sample(restore_key)
+        if "jax" in sys.modules:
+            register_value(sample)
+        return sample
+
     def stats(self) -> dict[str, Any]:
         """What was delivered, and what was dropped and why. See `Stream.stats`."""
         return self._stream.stats()

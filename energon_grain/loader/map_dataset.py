@@ -132,7 +132,9 @@ class BatchMapDataset(grain.MapDataset[Any]):
             samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
         else:
             self._statistics.succeeded()
-        batch = self._batches.make(samples, keys, item=number, pass_number=pass_number, valid=valid)
+        batch = self._batches.make(
+            samples, keys, item=number, pass_number=self._spec.counted(pass_number), step=step, valid=valid
+        )
         drops = self._statistics.made() if batch is not NO_BATCH else None
         if drops is None:
             self._statistics.settle()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.draw_context import Draw, current
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.dropped import raise_if_fatal
-from energon_grain.stream.seeds import seeded_globals
+from energon_grain.stream.hook_call import call_hook
 from energon_grain.stream.spec import BatchSpec, HookSpec
 from energon_grain.stream.statistics import Statistics
 
@@ -51,6 +49,7 @@ class BatchStage:
         *,
         item: int,
         pass_number: int,
+        step: int,
         valid: npt.NDArray[np.bool_] | None,
     ) -> Any:
         """One batch, or `NO_BATCH`.
@@ -60,6 +59,7 @@ class BatchStage:
             restore_keys: Of the samples.
             item: Global number of the first one, counted through all passes: it keys random numbers.
             pass_number: For the draw of batch hooks.
+            step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
 
         Raises:
@@ -71,25 +71,17 @@ class BatchStage:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                value = self._call(hook, key, value, item, pass_number)
+                lock = nullcontext() if hook.concurrent else self._lock
+                value = call_hook(hook, key, item, value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 self._fail(hook, error, value)
                 return NO_BATCH
         if valid is not None:
             value = with_validity(value, valid)
         if getattr(value, "__restore_key__", None) is not None:
-            value.__restore_key__ = ("batch", item, *restore_keys)
+            padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
+            value.__restore_key__ = ("batch", pass_number, step, item, padding, *restore_keys)
         return value
-
-    def _call(self, hook: HookSpec, key: int, value: Any, item: int, pass_number: int) -> Any:
-        draw = Draw(key, [item], [-1], [pass_number])
-        function: Callable[[Any], Any] = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
-        with nullcontext() if hook.concurrent else self._lock:
-            outer, current.draw = current.draw, draw
-            try:
-                return function(value)
-            finally:
-                current.draw = outer
 
     def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
         raise_if_fatal(error, hook.name, "a batch")

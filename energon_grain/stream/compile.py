@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from energon_grain.datasets.cooker import Cooker
+from energon_grain.datasets.batching import BatchDataset
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
-from energon_grain.datasets.nodes import BatchDataset, EpochizeDataset, LimitDataset, MapDataset, RepeatDataset
+from energon_grain.datasets.hooks import is_generator
+from energon_grain.datasets.mapping import FilterDataset, MapDataset
+from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
-from energon_grain.stream.mixture import compile_mixture, mixture_leaves
-from energon_grain.stream.spec import BatchSpec, HookSpec, LeafSpec, StreamSpec
+from energon_grain.samplers.weights import exact
+from energon_grain.stream.branches import Branch, IndexBranch
+from energon_grain.stream.graph import Context, GraphCompiler
+from energon_grain.stream.hook_specs import hook_spec
+from energon_grain.stream.operators.mapping import Keep
+from energon_grain.stream.operators.passes import RepeatNode
+from energon_grain.stream.spec import BatchSpec, HookSpec, Program, StreamSpec
 
 DEFAULT_LANES = 48
 
 
 @dataclass(slots=True)
-class _Found:
-    """What a walk down the graph has met until it came to leaves, or mixtures of leaves."""
+class _Top:
+    """What stands above the graph that lanes run: it works on whole steps.
 
-    mixture: SavableDataset
-    steps: int | None = None
-    limit: int | None = None
+    Attributes:
+        below: The rest.
+        batch: Makes the batches of a step; None: items are delivered one by one.
+        batch_hooks: On batches, in order.
+        epochs: Cut the stream into virtual epochs, the innermost first.
+        limit: Batches per host after which a pass ends.
+        endless: Whether the rest is repeated for ever.
+        seed: 64-bit hash of the seed that holds below, where it differs from the run's.
+    """
+
+    below: SavableDataset
     batch: BatchDataset | None = None
     batch_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
-    sample_hooks: list[HookSpec] = field(default_factory=list[HookSpec])
+    epochs: list[EpochizeDataset] = field(default_factory=list[EpochizeDataset])
+    limit: int | None = None
     endless: bool = False
+    seed: int | None = None
+    same_pass: bool = False
 
 
 def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> StreamSpec:
@@ -48,139 +60,165 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
         ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
         EmptyDatasetError: A leaf is empty.
     """
-    config = dataset.worker_config
-    settings = dataset if isinstance(dataset, RunSettings) else RunSettings(worker_config=config, dataset=dataset)
-    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts or config.world_size)
-    seed = fold(settings.seed, config.seed_offset)
-    found = _walk(settings.dataset)
-
-    def compile_leaf(node: LeafDataset, number: int, occurrence: int, runs: bool) -> LeafSpec:
-        return _leaf(node, seed, lanes, occurrence, runs)
-
-    order, leaves, mixture = compile_mixture(
-        found.mixture, compile_leaf, lanes=lanes, seed=seed, same_pass=settings.same_pass, endless=found.endless
-    )
-    if found.steps is not None and order.passes is not None:
-        raise ConfigError("virtual epochs cut an endless stream, and this one has passes: repeat it, or limit it")
+    hosts = hosts or dataset.worker_config.world_size
+    settings = _settings(dataset)
+    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
+    offset = settings.worker_config.seed_offset
+    seed = fold(settings.seed, offset)
+    top = _top(dataset)
+    compiler = GraphCompiler(lanes=lanes, hosts=hosts)
+    branch = compiler.compile(top.below, Context(seed=seed if top.seed is None else top.seed))
+    same_pass = settings.same_pass or top.same_pass
+    if isinstance(branch, IndexBranch):
+        branch.same_pass = same_pass = branch.same_pass or same_pass
+    steps = _steps(branch, top, hosts)
+    _repeat(branch, top)
+    program = None
+    if not isinstance(branch, IndexBranch):
+        program = Program(root=branch.node, feeds=tuple(compiler.feeds.nodes))
+        runs = compiler.feeds.runs
+    else:
+        runs = {leaf.number: each for leaf, each in zip(branch.leaves, branch.runs(), strict=True)}
     return StreamSpec(
         seed=seed,
-        written_seed=(settings.seed, config.seed_offset),
+        written_seed=(settings.seed, offset),
         lanes=lanes,
-        leaves=leaves,
-        order=order,
-        mixture=mixture,
-        sample_hooks=tuple(reversed(found.sample_hooks)),
-        batch=_batch(found),
-        steps=found.steps,
-        limit=found.limit,
-        owner=mixture_leaves(found.mixture)[0].task_encoder,
+        leaves=tuple(leaf.spec(lanes, runs[leaf.number]) for leaf in compiler.leaves),
+        index_map=branch.index_map(lanes) if isinstance(branch, IndexBranch) else None,
+        program=program,
+        mixture=branch.told,
+        batch=_batch(top),
+        steps=steps,
+        limit=top.limit,
+        same_pass=same_pass,
+        ragged=compiler.ragged and top.batch is None,
     )
 
 
-def _walk(node: SavableDataset) -> _Found:
-    found = _Found(mixture=node)
-    while True:
-        match node:
-            case EpochizeDataset():
-                found.steps = node.length
-            case LimitDataset():
-                found.limit = node.length if found.limit is None else min(found.limit, node.length)
-            case BatchDataset():
-                found.batch = node
-                # What was met so far works on batches.
-                found.batch_hooks, found.sample_hooks = found.sample_hooks, []
-            case MapDataset():
-                found.sample_hooks.append(_hook(node.hook, node.map_fn, node.task_encoder))
-            case RepeatDataset():
-                found.endless = True
-            case _:
-                found.mixture = node
-                return found
-        node = node.dataset
+def _settings(dataset: SavableDataset) -> RunSettings:
+    """Seed and lanes of the run: of the outermost settings, or of those of the parts that it is put together from."""
+    outermost = next(_all_settings(dataset), None)
+    if outermost is None:
+        return RunSettings(worker_config=dataset.worker_config, dataset=dataset)
+    said = {each.lanes for each in _all_settings(dataset)} - {None}
+    node: SavableDataset | None = dataset
+    while node is not None and not isinstance(node, RunSettings):
+        node = getattr(node, "dataset", None)
+    if isinstance(node, RunSettings) and node.lanes is not None:
+        said = {node.lanes}
+    if len(said) > 1:
+        raise ConfigError(
+            f"datasets with lanes={sorted(lanes for lanes in said if lanes)} in one stream: lanes are a constant of "
+            f"the run; give all parts the same number"
+        )
+    whole = isinstance(node, RunSettings)
+    return RunSettings(
+        worker_config=outermost.worker_config if whole else dataset.worker_config,
+        dataset=dataset,
+        seed=outermost.seed,
+        lanes=next(iter(said), None),
+        same_pass=outermost.same_pass if whole else False,
+    )
 
 
-def _batch(found: _Found) -> BatchSpec | None:
-    if found.batch is None:
+def _all_settings(node: SavableDataset) -> Iterator[RunSettings]:
+    """All settings in a graph, the outermost first, from left to right."""
+    if isinstance(node, RunSettings):
+        yield node
+    below = getattr(node, "datasets", None) or (getattr(node, "dataset", None),)
+    for child in below:
+        if child is not None:
+            yield from _all_settings(child)
+
+
+def _top(dataset: SavableDataset) -> _Top:
+    """What works on whole steps: everything down to the outermost batch, or what only cuts the stream."""
+    top = _Top(below=dataset)
+    node = dataset
+    while not isinstance(node, BatchDataset):
+        if not _is_above_batches(node):
+            return _cuts(dataset)
+        _note(node, top)
+        if isinstance(node, MapDataset):
+            hook = hook_spec(node.hook, node.map_fn, node.task_encoder, node.failure_tolerance)
+            top.batch_hooks.insert(0, hook)
+        elif isinstance(node, FilterDataset):
+            hook = hook_spec(node.hook, Keep(node.filter_fn), node.task_encoder, node.failure_tolerance)
+            top.batch_hooks.insert(0, hook)
+        elif isinstance(node, RepeatDataset):
+            top.endless = True
+        node = node.dataset  # type: ignore[attr-defined]
+    if is_generator(node.batcher):
+        return _cuts(dataset)
+    top.batch, top.below = node, node.dataset
+    return top
+
+
+def _is_above_batches(node: SavableDataset) -> bool:
+    match node:
+        case RunSettings() | EpochizeDataset() | LimitDataset() | FilterDataset():
+            return True
+        case MapDataset():
+            return not is_generator(node.map_fn)
+        case RepeatDataset():
+            return node.repeats is None
+        case _:
+            return False
+
+
+def _cuts(dataset: SavableDataset) -> _Top:
+    """The same where items are delivered one by one: nothing but what cuts the stream."""
+    top = _Top(below=dataset)
+    while isinstance(top.below, RunSettings | EpochizeDataset | LimitDataset):
+        _note(top.below, top)
+        top.below = top.below.dataset
+    return top
+
+
+def _note(node: SavableDataset, top: _Top) -> None:
+    match node:
+        case RunSettings():
+            top.seed = fold(node.seed, node.worker_config.seed_offset)
+            top.same_pass = node.same_pass
+        case EpochizeDataset():
+            top.epochs.append(node)
+        case LimitDataset():
+            top.limit = node.length if top.limit is None else min(top.limit, node.length)
+        case _:
+            pass
+
+
+def _repeat(branch: Branch, top: _Top) -> None:
+    """Make endless what is repeated, or cut into epochs that do not fall together with passes."""
+    if not (top.endless or top.epochs):
+        return
+    if isinstance(branch, IndexBranch):
+        branch.passes = None
+    elif branch.node.finite:
+        branch.node = RepeatNode(branch.node, None)
+
+
+def _steps(branch: Branch, top: _Top, hosts: int) -> int | None:
+    """Batches per host of a virtual epoch."""
+    steps: list[int] = []
+    for epoch in top.epochs:
+        if epoch.length is not None:
+            steps.append(epoch.length)
+            continue
+        assert epoch.num_epochs is not None
+        items = branch.samples() if isinstance(branch, IndexBranch) else branch.node.items()
+        size = hosts * (1 if top.batch is None else top.batch.batch_size)
+        steps.append(max(1, math.floor(exact(epoch.num_epochs) * items / size)))
+    return min(steps) if steps else None
+
+
+def _batch(top: _Top) -> BatchSpec | None:
+    if top.batch is None:
         return None
-    node = found.batch
+    node = top.batch
     return BatchSpec(
         size=node.batch_size,
-        hook=_hook("batch", node.batcher, node.task_encoder),
+        hook=hook_spec(node.hook, node.batcher, node.task_encoder, node.failure_tolerance),
         last=node.last_batch,
-        encode=tuple(reversed(found.batch_hooks)),
+        encode=tuple(top.batch_hooks),
     )
-
-
-def _hook(name: str, function: Callable[..., Any], owner: TaskEncoder | None) -> HookSpec:
-    if inspect.isgeneratorfunction(function):
-        raise ConfigError(
-            f"{getattr(function, '__qualname__', name)} is a generator; a hook must return one value for each call"
-        )
-    default = TaskEncoder.__default_failure_tolerance__ if owner is None else owner.__default_failure_tolerance__
-    restore_seeds = restores_seeds(function)
-    return HookSpec(
-        name=name,
-        function=function,
-        failure_tolerance=failure_tolerance_of(function, default),
-        restore_seeds=restore_seeds,
-        concurrent=bool(owner is not None and owner.thread_safe) and not restore_seeds,
-    )
-
-
-def _leaf(node: LeafDataset, seed: int, lanes: int, occurrence: int, runs: bool) -> LeafSpec:
-    resolved = node.resolve()
-    key = (*node.identity, str(occurrence))
-    cook = None if resolved.sample_type is not None else _cook(node, resolved)
-    return LeafSpec(
-        key=key,
-        leaf=resolved,
-        order=_order(resolved.ordering, len(resolved.source), fold(seed, "leaf", *key), lanes, runs),
-        cook=cook,
-    )
-
-
-def _order(ordering: Ordering, samples: int, key: int, lanes: int, runs: bool) -> LeafOrder:
-    if not ordering.training or ordering.passes is None:
-        return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
-    window = 1
-    if ordering.block is not None:
-        window = window_blocks(block=ordering.block, lanes=lanes, shuffle_buffer_size=ordering.mixing)
-    return LeafOrder(
-        n=samples,
-        key=key,
-        block=ordering.block,
-        window=window,
-        passes=1 if ordering.passes == -1 else ordering.passes,
-        replacement=ordering.passes == -1,
-        runs=runs,
-    )
-
-
-def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
-    """The task encoder's first cooker that fits the leaf. Without any cooker, crude samples pass as they are."""
-    encoder = node.task_encoder
-    if not encoder.cookers:
-        return None
-    for cooker in encoder.cookers:
-        if cooker.is_match(leaf.subflavors):
-            break
-    else:
-        raise ConfigError(
-            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are "
-            f"for {[cooker.has_subflavors for cooker in encoder.cookers]}"
-        )
-    hook = _hook("cook_crude_sample", cooker.cook, encoder)
-    if type(encoder).cook_crude_sample is not TaskEncoder.cook_crude_sample:
-        hook = _hook("cook_crude_sample", _CookWith(encoder, cooker), encoder)
-    return hook
-
-
-@dataclass(frozen=True, slots=True)
-class _CookWith:
-    """A task encoder's own `cook_crude_sample`, bound to a cooker."""
-
-    encoder: TaskEncoder
-    cooker: Cooker
-
-    def __call__(self, sample: Any) -> Any:
-        return self.encoder.cook_crude_sample(sample, self.cooker, {})

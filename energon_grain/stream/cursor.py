@@ -1,11 +1,13 @@
 """The state of a stream: one small JSON object.
 
     {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
-     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": ""}
+     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "", "skipped": []}
 
 `host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
-without it means the same as an empty one. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
+without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
+(filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
+that were jumped over. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
 setting that differs.
 """
 
@@ -19,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError
+from energon_grain.stream.operators.program import read_state
 from energon_grain.stream.packed_integers import pack_integers, unpack_integers
 from energon_grain.stream.progress import Progress, Segment
 from energon_grain.stream.share import Share
+from energon_grain.stream.spec import Program
 
 VERSION = 1
 Cursor = dict[str, Any]
@@ -30,8 +34,10 @@ _logger = logging.getLogger("energon_grain")
 _INTEGERS = ("step", "pass", "pass_step", "item", "lanes")
 
 
-def to_cursor(progress: Progress, share: Share, fingerprint: str, manifest: dict[str, Any] | None = None) -> Cursor:
-    """The cursor of one host's progress. JSON-native; under 1 KiB without drops and without a manifest."""
+def to_cursor(
+    progress: Progress, share: Share, fingerprint: str, *, held: str = "", manifest: dict[str, Any] | None = None
+) -> Cursor:
+    """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
     cursor: Cursor = {
         "version": VERSION,
         "step": progress.step,
@@ -44,6 +50,8 @@ def to_cursor(progress: Progress, share: Share, fingerprint: str, manifest: dict
         "history": [list(segment) for segment in progress.history],
         "host": [share.host, share.hosts],
         "drops": pack_integers(progress.drops.tolist()) if progress.drops.any() else "",
+        "held": held,
+        "skipped": [list(skipped) for skipped in progress.skipped],
     }
     if manifest is not None:
         cursor["manifest"] = manifest
@@ -77,39 +85,39 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         for host, cursor in enumerate(ordered):
             drops[host::hosts] = _drops_of(cursor, first["lanes"] // hosts)
         merged["drops"] = pack_integers(drops.tolist())
+    if any(cursor["held"] for cursor in ordered):
+        lanes: list[list[int]] = [[] for _ in range(first["lanes"])]
+        for host, cursor in enumerate(ordered):
+            lanes[host::hosts] = _held_of(cursor, first["lanes"] // hosts)
+        merged["held"] = pack_integers([value for lane in lanes for value in (len(lane), *lane)])
     return merged
 
 
-def from_cursor(cursor: Mapping[str, Any], share: Share) -> Progress:
+def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None = None) -> Progress:
     """One host's progress from a cursor that any number of hosts saved.
+
+    Args:
+        cursor: What `to_cursor` or `merge_cursors` returned.
+        share: The host.
+        program: What lanes do; None where nothing but positions is needed.
 
     Raises:
         StateError: The cursor is malformed, or speaks for other hosts' lanes than this host needs.
         HostsError: Samples were dropped, and this number of hosts does not divide the lanes.
     """
-    checked = check_cursor(cursor)
+    checked = check_lanes(cursor, share)
     lanes: int = checked["lanes"]
-    if lanes != share.lanes:
-        raise StateError(
-            f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
-            f"a constant of a run"
-        )
     host, hosts = checked["host"]
     drops = np.zeros(share.local_lanes, np.int64)
+    states: tuple[Any, ...] | None = None
+    if checked["held"]:
+        if program is None:
+            raise StateError("the state is of a dataset that filters, groups or packs, which this one does not")
+        saved = _held_of(checked, lanes // hosts)
+        states = tuple(read_state(program, values) for values in _own(saved, checked, share, "holds"))
     if checked["drops"]:
-        saved = _drops_of(checked, lanes // hosts)
-        if (host, hosts) == (share.host, share.hosts):
-            drops = saved
-        elif hosts == 1:
-            share.require_whole_lanes("samples were dropped before this state was saved")
-            drops = saved[share.host :: share.hosts]
-        else:
-            raise StateError(
-                f"the state of host {host} of {hosts} knows what was dropped in its own lanes only and cannot be "
-                f"restored on {share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep "
-                f"all hosts'"
-            )
-    elif hosts > 1 and hosts != share.hosts:
+        drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "was dropped"), np.int64)
+    elif states is None and hosts > 1 and hosts != share.hosts:
         _logger.warning(
             "restoring the state of host %d of %d on %d hosts: it knows of no dropped sample, which is exact as long "
             "as the other hosts dropped none either; save_state_global and the checkpoint handler keep all hosts' "
@@ -126,8 +134,40 @@ def from_cursor(cursor: Mapping[str, Any], share: Share) -> Progress:
         item=checked["item"],
         ended=checked["ended"],
         drops=drops,
+        lanes=states,
         history=history,
+        skipped=tuple((step, steps) for step, steps in checked["skipped"]),
     )
+
+
+def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) -> list[Any]:
+    """What belongs to a host's lanes, of values for each lane of the host (or of all) that saved them."""
+    host, hosts = cursor["host"]
+    if (host, hosts) == (share.host, share.hosts):
+        return values
+    if hosts == 1:
+        share.require_whole_lanes("samples were dropped or held before this state was saved")
+        return values[share.host :: share.hosts]
+    raise StateError(
+        f"the state of host {host} of {hosts} knows what {what} in its own lanes only and cannot be restored on "
+        f"{share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep all hosts'"
+    )
+
+
+def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
+    """A cursor as it should be, of a run with as many lanes.
+
+    Raises:
+        StateError: It is malformed, or has another number of lanes.
+    """
+    checked = check_cursor(cursor)
+    lanes = checked["lanes"]
+    if lanes != share.lanes:
+        raise StateError(
+            f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
+            f"a constant of a run"
+        )
+    return checked
 
 
 def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> None:
@@ -187,8 +227,12 @@ def check_cursor(cursor: Any) -> Cursor:
     history = given.get("history")
     if not isinstance(history, list) or not all(_integers(segment, 5) for segment in cast("list[Any]", history)):
         raise StateError("the state's 'history' is malformed; a list of [step, pass, pass step, item, G] is meant")
-    if not isinstance(given.setdefault("drops", ""), str):
-        raise StateError(f"the state's 'drops' is {given['drops']!r}; a text is meant")
+    for name in ("drops", "held"):
+        if not isinstance(given.setdefault(name, ""), str):
+            raise StateError(f"the state's {name!r} is {given[name]!r}; a text is meant")
+    skipped = given.setdefault("skipped", [])
+    if not isinstance(skipped, list) or not all(_integers(entry, 2) for entry in cast("list[Any]", skipped)):
+        raise StateError("the state's 'skipped' is malformed; a list of [step, steps] is meant")
     given["host"] = list(cast("list[int]", host))
     return given
 
@@ -198,6 +242,19 @@ def _integers(value: Any, count: int) -> bool:
         return False
     entries = cast("list[Any]", value)
     return len(entries) == count and all(isinstance(entry, int) for entry in entries)
+
+
+def _held_of(cursor: Mapping[str, Any], lanes: int) -> list[list[int]]:
+    """The integers of each lane."""
+    values = unpack_integers(cursor["held"])
+    found: list[list[int]] = []
+    at = 0
+    while at < len(values):
+        found.append(values[at + 1 : at + 1 + values[at]])
+        at += 1 + values[at]
+    if len(found) != lanes or at != len(values):
+        raise StateError(f"the state holds {len(found)} lanes (or a part of one), but {lanes} are meant")
+    return found
 
 
 def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from energon_grain.errors import ConfigError, FatalSampleError, SkipSample, UntrustedCodeError
+from energon_grain.errors import (
+    ConfigError,
+    FatalSampleError,
+    IndexFileError,
+    ReadError,
+    SkipSample,
+    UntrustedCodeError,
+)
 
 FATAL = (
     SystemError,
@@ -20,8 +27,12 @@ FATAL = (
     FatalSampleError,
     ConfigError,
     UntrustedCodeError,
+    ReadError,
+    IndexFileError,
 )
-"""Exceptions that tell of a broken program rather than of a broken sample: they end the iteration at once."""
+"""Exceptions that tell of a broken program or of a failing disk rather than of a broken sample.
+
+They end the iteration at once: a hiccup of the network must not change the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

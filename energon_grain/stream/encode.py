@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
-from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import Source
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -33,13 +32,11 @@ class PureStage:
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
         keep_freed_memory()
         self._spec = spec
-        self._lock = hook_lock or threading.RLock()
+        self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
-        self._leaf_keys = [fold(spec.seed, "hooks", *leaf.key) for leaf in spec.leaves]
-        tolerance = 100 if spec.owner is None else spec.owner.__default_failure_tolerance__
         self._loaders = [
-            LeafLoader(number, leaf.leaf, key, tolerance)
-            for number, (leaf, key) in enumerate(zip(spec.leaves, self._leaf_keys, strict=True))
+            LeafLoader(number, leaf.leaf, leaf.hook_key, leaf.failure_tolerance)
+            for number, leaf in enumerate(spec.leaves)
         ]
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -51,12 +48,12 @@ class PureStage:
         """
         draws = chunk.draws
         if len(self._loaders) == 1:
-            flow = self._encode(0, draws, chunk.groups)
+            flow = self._encode(0, draws, chunk.groups, chunk.batch_of)
             outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
         else:
             outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
             for leaf, places in draws.by_leaf():
-                flow = self._encode(leaf, draws[places], ())
+                flow = self._encode(leaf, draws[places], (), chunk.batches_of(places))
                 drops += len(flow.dropped)
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place] = outcome
@@ -64,19 +61,22 @@ class PureStage:
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
-    def _encode(self, leaf: int, draws: Draws, groups: tuple[range, ...]) -> Flow:
+    def _encode(
+        self, leaf: int, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
+    ) -> Flow:
         raw = self.sources[leaf].read(draws.index)
         flow = self._loaders[leaf].load(raw, (draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()), groups)
-        cook = self._spec.leaves[leaf].cook
-        if cook is not None:
-            self._apply(flow, cook)
-        for hook in self._spec.sample_hooks:
+        flow.batch_of = batch_of
+        spec = self._spec.leaves[leaf]
+        if spec.cook is not None:
+            self._apply(flow, spec.cook)
+        for hook in spec.hooks:
             self._apply(flow, hook)
         return flow
 
     def _apply(self, flow: Flow, hook: HookSpec) -> None:
         # Hooks make an object or more a sample, all of which stay: the collector would look them over again and again.
-        with nullcontext() if hook.concurrent else self._lock, paused_collection():
+        with nullcontext() if hook.concurrent else self.hook_lock, paused_collection():
             flow.apply(hook)
 
     def close(self) -> None:

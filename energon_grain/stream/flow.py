@@ -32,6 +32,8 @@ class Flow:
         values: What the samples have become so far.
         places: Place of each value; shorter than the chunk once samples were dropped.
         dropped: What was dropped, by place.
+        sources: Provenance of the sample at a place.
+        batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
     """
 
     leaf: int
@@ -43,6 +45,7 @@ class Flow:
     places: list[int]
     dropped: dict[int, Dropped]
     sources: Callable[[int], Any]
+    batch_of: Callable[[int], int] | None = None
 
     def apply(self, hook: HookSpec) -> None:
         """Call a hook on every value; those that it fails on are dropped.
@@ -50,7 +53,7 @@ class Flow:
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
         """
-        draw = Draw(_hook_key(self.leaf_key, hook.name), *self.draws)
+        draw = Draw(_hook_key(self.leaf_key, hook.name), *self.draws, self.batch_of)
         function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
         results: list[Any] = []
         append = results.append

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
+from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.stream.draws import Draws
 
 Int64Array = npt.NDArray[np.int64]
-
-
-class Passes(Protocol):
-    """Where the passes of a finite stream lie among all its positions."""
-
-    def start(self, epoch: int) -> int:
-        """First position of a pass."""
-        ...
-
-    def length(self, epoch: int) -> int:
-        """Positions of a pass."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +31,29 @@ class EqualPasses:
         """Positions of a pass."""
         del epoch
         return self.samples
+
+    def epoch_at(self, position: int) -> int:
+        """Pass of a position."""
+        return position // self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class FractionalPasses:
+    """Passes of a fractional number of samples: each goes on where the last ended, and they add up exactly."""
+
+    samples: Fraction
+
+    def start(self, epoch: int) -> int:
+        """First position of a pass."""
+        return math.floor(epoch * self.samples)
+
+    def length(self, epoch: int) -> int:
+        """Positions of a pass."""
+        return self.start(epoch + 1) - self.start(epoch)
+
+    def epoch_at(self, position: int) -> int:
+        """Pass of a position."""
+        return math.ceil((position + 1) / self.samples) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +87,10 @@ class IndexMap:
             positions: (n,) in [0, length), or any from 0 on where the stream is endless.
             pass_number: Of no meaning where the stream is endless.
         """
-        positions = positions + self.start(pass_number)
+        return self.draw_in_stream(positions + self.start(pass_number))
+
+    def draw_in_stream(self, positions: Int64Array) -> Draws:
+        """Draws of positions among those of all passes."""
         if self.routes is None:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:

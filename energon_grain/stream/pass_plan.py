@@ -14,7 +14,7 @@ class PassPlan:
     Attributes:
         batch_size: Items of one host's step.
         global_batch: G, items of one step of all hosts.
-        length: Items of a pass, drops not counted; None: endless.
+        length: Items of a pass, drops not counted; None: endless, or known only at its end.
         steps: Steps after which a pass ends at the latest; None: no such bound.
         drops_last: Whether an incomplete global batch at the end is left out; so it is with several hosts where
             single samples are delivered, which have no place for a mask.
@@ -33,7 +33,7 @@ class PassPlan:
     @classmethod
     def of(cls, spec: StreamSpec, hosts: int, pass_number: int = 0) -> PassPlan:
         """The plan of one pass of a compiled dataset on a number of hosts."""
-        length = spec.order.length(pass_number)
+        length = spec.length(pass_number)
         size = 1 if spec.batch is None else spec.batch.size
         bounds = [bound for bound in (spec.steps, spec.limit) if bound is not None]
         return cls(
@@ -43,7 +43,7 @@ class PassPlan:
             steps=min(bounds) if bounds else None,
             drops_last=hosts > 1 if spec.batch is None else spec.batch.last == "drop",
             keeps=hosts == 1 and (spec.batch is None or spec.batch.last == "keep"),
-            pads=length is not None and spec.batch is not None and spec.batch.last == "pad",
+            pads=not spec.endless and spec.batch is not None and spec.batch.last == "pad",
         )
 
     def exhausted(self, item: int) -> bool:

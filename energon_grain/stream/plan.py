@@ -56,6 +56,8 @@ def plan_chunks(
                 draws=draws[begin:until],
                 size_bytes=int(totals[until] - totals[begin]),
                 groups=_groups(first + begin, first + until, batch_size),
+                first=first + begin,
+                batch_size=batch_size,
             )
             number += 1
             begin = until
@@ -71,7 +73,7 @@ def _groups(first: int, stop: int, batch_size: int) -> tuple[range, ...]:
 
 def local_end(spec: StreamSpec, share: Share, pass_number: int) -> int | None:
     """Positions that a pass has for this host; None: endless."""
-    length = spec.order.length(pass_number)
+    length = spec.length(pass_number)
     return None if length is None else share.first_at(length)
 
 

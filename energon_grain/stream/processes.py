@@ -10,6 +10,7 @@ One thread of the parent waits for each worker; assembly and state stay in the p
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import pickle
@@ -55,7 +56,9 @@ class WorkerProcess:
         self._arena = memory_file()
         self._lock = threading.Lock()
         try:
-            start = cloudpickle.dumps({"path": sys.path, "spec": cloudpickle.dumps(spec)})
+            start = cloudpickle.dumps(
+                {"path": sys.path, "spec": cloudpickle.dumps(dataclasses.replace(spec, program=None))}
+            )
         except Exception as error:
             os.close(self._arena)
             raise WorkerError(

@@ -17,12 +17,16 @@ from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.lanes import LaneAssembly, Taken
+from energon_grain.stream.operators.lane import Surroundings
+from energon_grain.stream.operators.program import LaneProgram
+from energon_grain.stream.operators.sample_reader import AheadReader
+from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.plan import local_end, plan_chunks
 from energon_grain.stream.processes import WorkerProcess
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.share import Share
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.statistics import Drops, Statistics
 from energon_grain.stream.workers import OrderedWorkers, Run
 
@@ -38,12 +42,14 @@ class Step:
         samples: How many it holds, padding not counted.
         drops: What was dropped on the way to it.
         progress: The place behind it.
+        more: Whether this host had something for it, or may have for a later one.
     """
 
     batch: Any
     samples: int
     drops: Drops
     progress: Progress
+    more: bool = True
 
 
 class Production:
@@ -78,38 +84,68 @@ class Production:
         self._statistics = statistics
         self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
         self._progress = start
+        self._config = config
         statistics.begin()
         self._ordered: OrderedWorkers | None = None
         self._processes: list[WorkerProcess] = []
-        first = share.first_at(start.item)
-        local_first = first + int(start.drops.min()) * share.local_lanes
-        pace = ChunkPace(first=self._plan.batch_size)
+        self._pace = ChunkPace(first=self._plan.batch_size)
+        self._around: Surroundings | None = None
+        self._assembly = self._positions(workers) if spec.program is None else self._lanes(spec.program, workers)
+
+    def _positions(self, workers: int) -> LaneAssembly:
+        """Items of a stream whose order is arithmetic."""
+        spec, share, start = self._spec, self._share, self._progress
+        first = share.first_at(start.item) + int(start.drops.min()) * share.local_lanes
         chunks = plan_chunks(
             spec,
-            stage.sources,
+            self._stage.sources,
             share,
             pass_number=start.pass_number,
-            first=local_first,
+            first=first,
             batch_size=self._plan.batch_size,
-            pace=pace,
+            pace=self._pace,
         )
-        if workers:
-            runs: list[Run] = [stage.run] * workers
-            if config.worker_type == "process":
-                self._processes = [WorkerProcess(spec, stage.sources, number) for number in range(workers)]
-                runs = [process.run for process in self._processes]
-            self._ordered = OrderedWorkers([pace.timed(run) for run in runs], chunks, config.prefetch_bytes)
-        encoded: Iterator[Encoded] = map(pace.timed(stage.run), chunks) if self._ordered is None else self._ordered
-        self._assembly = LaneAssembly(
+        return LaneAssembly(
             lanes=share.local_lanes,
             drops=start.drops,
-            chunks=encoded,
-            first=local_first,
+            chunks=self._encoded(chunks, workers),
+            first=first,
             end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
-            on_success=statistics.succeeded,
-            patience=max(1000, 2 * sum(len(source) for source in stage.sources)),
+            on_success=self._statistics.succeeded,
+            patience=self._patience(),
         )
+
+    def _lanes(self, program: Program, workers: int) -> LaneProgram:
+        """Items of lanes that have a program."""
+        start = self._progress
+        reader = AheadReader(self._stage.sources, self._pace)
+        reader.encoded = self._encoded(reader, workers)
+        self._around = surroundings(program, self._stage, self._pace, self._statistics, self._patience())
+        return LaneProgram(
+            program=program,
+            share=self._share,
+            reader=reader,
+            around=self._around,
+            pass_number=self._spec.counted(start.pass_number),
+            states=start.lanes,
+            begins=start.item == 0 and not self._spec.endless,
+            batch_size=self._plan.batch_size,
+        )
+
+    def _patience(self) -> int:
+        return max(1000, 2 * sum(len(source) for source in self._stage.sources))
+
+    def _encoded(self, chunks: Iterator[Chunk], workers: int) -> Iterator[Encoded]:
+        """Chunks, done: by workers, or when they are asked for."""
+        if not workers:
+            return map(self._pace.timed(self._stage.run), chunks)
+        runs: list[Run] = [self._stage.run] * workers
+        if self._config.worker_type == "process":
+            self._processes = [WorkerProcess(self._spec, self._stage.sources, number) for number in range(workers)]
+            runs = [process.run for process in self._processes]
+        self._ordered = OrderedWorkers([self._pace.timed(run) for run in runs], chunks, self._config.prefetch_bytes)
+        return self._ordered
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
@@ -130,38 +166,51 @@ class Production:
 
     def _step(self) -> Step | None:
         """The next step; None at the end of the pass."""
-        plan = self._plan
+        plan, spec = self._plan, self._spec
         while True:
             item = self._progress.item
+            step = item // plan.global_batch
+            if self._around is not None:
+                self._around.step = step
             samples, keys, valid, next_item = self._collect(item)
             if not samples:
                 self._progress = dataclasses.replace(self._progress, item=next_item, ended=True)
                 return None
+            pass_number = self._progress.pass_number
             batch = self._batches.make(
                 samples,
                 keys,
-                item=self._spec.order.start(self._progress.pass_number)
-                + int(self._share.to_global(np.array(self._share.first_at(item)))),
-                pass_number=self._progress.pass_number,
+                item=spec.first_item(pass_number) + int(self._share.to_global(np.array(self._share.first_at(item)))),
+                pass_number=spec.counted(pass_number),
+                step=step,
                 valid=valid,
             )
-            before, made = self._progress, int(batch is not NO_BATCH)
-            self._progress = Progress(
-                step=before.step + made,
-                pass_number=before.pass_number,
-                pass_step=before.pass_step + made,
-                item=next_item,
-                drops=self._assembly.drops,
-                ended=plan.over(before.pass_step + made, next_item),
-                history=before.history,
-            )
+            made = int(batch is not NO_BATCH)
+            self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
                 count = len(samples) if valid is None else int(valid.sum())
-                return Step(batch, count, self._statistics.made(), self._progress)
+                more = count > 0 or not self._lanes_ended()
+                return Step(batch, count, self._statistics.made(), self._progress, more)
             # From here on a step no longer tells the item by itself.
             self._progress = self._progress.forgetting(plan.global_batch)
             if self._progress.ended:
                 return None
+
+    def _behind(self, item: int, made: int) -> Progress:
+        """The place behind a step that ends before `item`."""
+        before, assembly = self._progress, self._assembly
+        return dataclasses.replace(
+            before,
+            step=before.step + made,
+            pass_step=before.pass_step + made,
+            item=item,
+            drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
+            lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
+            ended=self._plan.over(before.pass_step + made, item),
+        )
+
+    def _lanes_ended(self) -> bool:
+        return isinstance(self._assembly, LaneProgram) and self._assembly.ended
 
     def _collect(self, item: int) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
         """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it."""
@@ -173,6 +222,8 @@ class Production:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
             return taken.samples, taken.restore_keys, valid, behind
+        if isinstance(self._assembly, LaneProgram):
+            return self._collect_at_end(self._assembly, taken, behind)
         if plan.keeps:
             # One host: go on behind the gaps that dropped samples left near the end of the pass.
             while taken.missing and not plan.exhausted(behind):
@@ -181,6 +232,31 @@ class Production:
                 taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
             return taken.samples, taken.restore_keys, None, behind
         return *self._padded(taken, first), behind
+
+    def _collect_at_end(
+        self, lanes: LaneProgram, taken: Taken, behind: int
+    ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
+        """The same where lanes have begun to end, each at its own item."""
+        plan, one_host = self._plan, self._share.hosts == 1
+        if plan.pads:
+            while one_host and not taken.samples and not lanes.ended:
+                taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
+            if one_host and not taken.samples:
+                return [], [], None, behind
+            value, key = lanes.filler()
+            missing = set(taken.missing)
+            present = iter(zip(taken.samples, taken.restore_keys, strict=True))
+            rows = [(value, key) if place in missing else next(present) for place in range(plan.batch_size)]
+            valid = np.array([place not in missing for place in range(plan.batch_size)])
+            return [row[0] for row in rows], [row[1] for row in rows], valid, behind
+        while one_host and taken.missing and not lanes.ended:
+            count = len(taken.missing)
+            more = lanes.take(behind, count)
+            taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+            behind += count
+        if taken.missing and not plan.keeps:
+            return [], [], None, behind
+        return taken.samples, taken.restore_keys, None, behind
 
     def _padded(self, taken: Taken, first: int) -> tuple[list[Any], list[tuple[Any, ...]], Any]:
         """Fill places that the pass has no item for with samples from its beginning, and mark them as not valid."""

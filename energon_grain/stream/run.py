@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.datasets.batching import check_last_batch
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.nodes import check_last_batch
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.errors import EmptyDatasetError, StateError
+from energon_grain.errors import ConfigError, EmptyDatasetError, StateError
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.compile import compile_dataset
-from energon_grain.stream.cursor import Cursor, check_fingerprint, from_cursor, to_cursor
+from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, to_cursor
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.operators.program import goes_on, write_states
+from energon_grain.stream.packed_integers import pack_integers
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.production import Production, Step
 from energon_grain.stream.progress import Progress
+from energon_grain.stream.restore_sample import SampleRestorer
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
@@ -58,8 +61,19 @@ class Stream:
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
         )
-        if spec.batch is not None and spec.order.passes is not None:
+        if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
+        if spec.program is not None:
+            self.share.require_whole_lanes("this dataset filters, groups, packs or generates")
+        self._agrees = spec.program is not None and not spec.endless and config.world_size > 1
+        if self._agrees and config.any_host is None:
+            raise ConfigError(
+                f"passes of this dataset end where its data does (it filters, groups, packs or generates), and "
+                f"{config.world_size} hosts must agree on when: initialise `jax.distributed` and use a loader, or pass "
+                f"WorkerConfig(any_host=…), a function that tells every host whether a flag is set on any; or make it "
+                f"endless (repeat=True)"
+            )
+        self._written: tuple[Any, str] = (None, "")
         self._progress = self._beginning()
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None
@@ -111,7 +125,7 @@ class Stream:
             self._start()
         assert self._steps is not None
         try:
-            step = next(self._steps)
+            step = self._agreed() if self._agrees else next(self._steps)
             self._progress = step.progress
         except StopIteration:
             self._progress = dataclasses.replace(self._progress, ended=True)
@@ -127,13 +141,31 @@ class Stream:
         self._statistics.delivered(step.samples, step.drops)
         return step.batch
 
+    def _agreed(self) -> Step:
+        """The next step, if all hosts have it.
+
+        Raises:
+            StopIteration: They do not: the pass is over on all of them.
+        """
+        any_host, steps = self.config.any_host, self._steps
+        assert any_host is not None
+        assert steps is not None
+        step = next(steps, None)
+        # Padded passes go on until no host has anything left; others end with the first host.
+        over = not any_host(step is not None and step.more) if self.plan.pads else any_host(step is None)
+        if over or step is None:
+            raise StopIteration
+        return step
+
     def _next_pass(self) -> Progress:
         """The beginning of the pass behind the current one."""
         before = self._progress
         progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
-        if self.plan.length is not None:
-            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops))
-            if before.drops.any():
+        if not self.spec.endless:
+            program = self.spec.program
+            lanes = before.lanes if program is not None and goes_on(program.root) else None
+            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops), lanes=lanes)
+            if before.drops.any() or program is not None:
                 progress = progress.forgetting(self.plan.global_batch)
         plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         # Of passes that differ in length, one may have no complete batch.
@@ -184,7 +216,17 @@ class Stream:
         Args:
             with_manifest: Add what lets a later mismatch be explained; for states that are kept.
         """
-        return to_cursor(self._progress, self.share, self._fingerprint, self.spec.manifest() if with_manifest else None)
+        manifest = self.spec.manifest() if with_manifest else None
+        return to_cursor(self._progress, self.share, self._fingerprint, held=self._held(), manifest=manifest)
+
+    def _held(self) -> str:
+        """The states of lanes as a text, made once a step."""
+        lanes, program = self._progress.lanes, self.spec.program
+        if lanes is None or program is None:
+            return ""
+        if self._written[0] is not lanes:
+            self._written = lanes, pack_integers(write_states(program, lanes))
+        return self._written[1]
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
@@ -198,10 +240,10 @@ class Stream:
             FingerprintError: It belongs to another configuration or other data.
             HostsError: The number of hosts does not fit its lanes.
         """
-        progress = from_cursor(cursor, self.share)
-        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         if not allow_changes:
-            check_fingerprint(cursor, self._fingerprint, self.spec.manifest())
+            check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
+        progress = from_cursor(cursor, self.share, self.spec.program)
+        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         if not progress.history:
             raise StateError("the state has no history; it was not made by this library")
         if progress.history[-1][4] != self.plan.global_batch:
@@ -222,6 +264,51 @@ class Stream:
         self._stop()
         self._progress = progress
         self.plan = plan
+
+    def skip(self, steps: int) -> None:
+        """Jump over steps of this pass, which count as delivered; the cursor records it.
+
+        It is arithmetic, and what is jumped over is not read, unless the dataset filters, groups, packs or generates:
+        then the steps are made and left out. Samples that would have been dropped on the way are not, so behind a skip
+        the batches of a stream with dropped samples are not those that they would have been without it.
+
+        Raises:
+            ValueError: `steps` is negative.
+            StateError: The pass has fewer steps left; nothing was skipped.
+        """
+        if steps < 0:
+            raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
+        if not steps:
+            return
+        before = self._progress
+        left = 0 if before.ended else self.plan.remaining(before.pass_step, before.item)
+        if left is not None and steps > left:
+            raise StateError(f"skip({steps}): this pass has {left} steps left; skip less, or begin the next pass")
+        self._stop()
+        skipped = (*before.skipped, (before.step, steps))
+        if self.spec.program is not None:
+            for done in range(steps):
+                try:
+                    next(self)
+                except StopIteration:
+                    raise StateError(f"skip({steps}): the pass ended after {done} steps, which are skipped") from None
+            self._progress = dataclasses.replace(self._progress, skipped=skipped)
+            return
+        item = before.item + steps * self.plan.global_batch
+        pass_step = before.pass_step + steps
+        self._progress = dataclasses.replace(
+            before,
+            step=before.step + steps,
+            pass_step=pass_step,
+            item=item,
+            ended=self.plan.over(pass_step, item),
+            skipped=skipped,
+        )
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
+        restorer = SampleRestorer(self.spec, self._stage, self._batches, self._statistics)
+        return restorer.restore(restore_key)
 
     def which(self, step: int) -> list[SampleRecord]:
         """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""
@@ -260,8 +347,11 @@ def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
     remaining = plan.remaining(progress.pass_step, progress.item)
     if remaining is not None:
         return progress.pass_step + remaining
-    samples = sum(len(leaf.leaf.source) for leaf in spec.leaves)
-    return max(1, samples // plan.global_batch)
+    if spec.program is None:
+        samples = sum(len(leaf.leaf.source) for leaf in spec.leaves)
+        return max(1, samples // plan.global_batch)
+    items = spec.program.root.items()
+    return max(1, items // plan.global_batch if plan.drops_last or spec.endless else -(-items // plan.global_batch))
 
 
 def steps_per_epoch(dataset: SavableDataset) -> int:

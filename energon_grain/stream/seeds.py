@@ -11,22 +11,45 @@ import numpy as np
 from energon_grain.datasets.draw_context import Draw
 
 
-def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:
-    """Wrap a hook so that `random` and `numpy.random` are seeded from the draw while it runs, and as before afterwards.
+class SeededGlobals:
+    """A context in which `random` and `numpy.random` are seeded from a key; afterwards they are as before.
 
-    The caller sees to it that no two such calls overlap in time.
+    Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The caller
+    sees to it that no two such contexts overlap in time.
+
+    Args:
+        seed: 64-bit key.
     """
 
+    __slots__ = ("_inner", "_outer", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._inner: tuple[Any, Any] | None = None
+        self._outer: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> None:
+        self._outer = random.getstate(), np.random.get_state()  # noqa: NPY002 (hooks use the globals)
+        if self._inner is None:
+            random.seed(self._seed)
+            # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
+            np.random.seed([self._seed >> 32, self._seed & 0xFFFFFFFF])  # noqa: NPY002
+        else:
+            random.setstate(self._inner[0])
+            np.random.set_state(self._inner[1])  # noqa: NPY002
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._outer is not None
+        self._inner = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.setstate(self._outer[0])
+        np.random.set_state(self._outer[1])  # noqa: NPY002
+
+
+def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:
+    """Wrap a hook so that it runs with global generators seeded from the draw, and they are as before afterwards."""
+
     def call(value: Any) -> Any:
-        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the hook uses the globals)
-        seed = draw.seed
-        random.seed(seed)
-        # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
-        np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
-        try:
+        with SeededGlobals(draw.seed):
             return function(value)
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
 
     return call

@@ -6,13 +6,19 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from energon_grain.datasets.batching import LastBatch
 from energon_grain.datasets.leaf import ResolvedLeaf
-from energon_grain.datasets.nodes import LastBatch
-from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.errors import ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.stream.index_map import IndexMap
+
+if TYPE_CHECKING:
+    from energon_grain.stream.operators.feed import FeedNode
+    from energon_grain.stream.operators.operator import Node
+
+_PASS_BITS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +46,19 @@ class LeafSpec:
 
     Attributes:
         key: The leaf's identity in random keys.
+        hook_key: 64-bit key of the random numbers of hooks on its samples.
         cook: Hook that turns crude samples into samples; None where the leaf has a sample type, or nobody cooks.
+        hooks: Hooks on each sample, in order, after it was made (and cooked). No two have the same name.
+        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
     """
 
     key: tuple[str, ...]
     leaf: ResolvedLeaf
     order: LeafOrder
+    hook_key: int
     cook: HookSpec | None
+    hooks: tuple[HookSpec, ...]
+    failure_tolerance: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +79,19 @@ class BatchSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """What lanes do with their samples.
+
+    Attributes:
+        root: Makes a lane's items.
+        feeds: Where samples come from, by number.
+    """
+
+    root: Node
+    feeds: tuple[FeedNode, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StreamSpec:
     """What `compile_dataset` makes of a dataset; what worker processes get.
 
@@ -74,26 +99,63 @@ class StreamSpec:
         seed: 64-bit hash of `written_seed`.
         written_seed: The user's seed and seed offset.
         lanes: L.
-        order: From positions to draws, and how long passes are.
-        sample_hooks: Hooks on each sample, in order, after it was made (and cooked).
+        index_map: From positions to draws, and how long passes are; None where lanes have a program.
+        program: What lanes do with their samples, where that depends on more than a position.
         batch: None: single samples are delivered.
         steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
         limit: Batches per host after which a pass ends; None: at its natural end.
         mixture: How leaves are mixed, for the manifest; None: there is one.
-        owner: The task encoder whose hooks run.
+        same_pass: Every pass is the first again.
+        ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
     """
 
     seed: int
     written_seed: tuple[int, int]
     lanes: int
     leaves: tuple[LeafSpec, ...]
-    order: IndexMap
-    sample_hooks: tuple[HookSpec, ...]
+    index_map: IndexMap | None
+    program: Program | None
     batch: BatchSpec | None
     steps: int | None
     limit: int | None
     mixture: dict[str, Any] | None
-    owner: TaskEncoder | None
+    same_pass: bool
+    ragged: bool
+
+    @property
+    def order(self) -> IndexMap:
+        """The order of the stream.
+
+        Raises:
+            ConfigError: It depends on data.
+        """
+        if self.index_map is None:
+            raise ConfigError(
+                "which samples stand at a position of this dataset depends on what is in them: it filters, groups, "
+                "packs or generates. Only iterating tells; use get_loader"
+            )
+        return self.index_map
+
+    @property
+    def endless(self) -> bool:
+        """Whether it has no passes."""
+        if self.program is not None:
+            return not self.program.root.finite
+        return self.order.passes is None
+
+    def length(self, pass_number: int) -> int | None:
+        """Items of a pass, drops not counted; None: endless, or it depends on data."""
+        return None if self.program is not None else self.order.length(pass_number)
+
+    def counted(self, pass_number: int) -> int:
+        """The pass as it counts for random numbers and the order."""
+        return 0 if self.same_pass or self.endless else pass_number
+
+    def first_item(self, pass_number: int) -> int:
+        """Number of the first item of a pass among those of all passes, to key random numbers with."""
+        if self.program is not None:
+            return self.counted(pass_number) << _PASS_BITS
+        return self.order.start(pass_number)
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
@@ -101,7 +163,7 @@ class StreamSpec:
             "seed": self.written_seed[0],
             "seed_offset": self.written_seed[1],
             "lanes": self.lanes,
-            "endless": self.order.passes is None,
+            "endless": self.endless,
             "mixture": self.mixture,
             "leaves": {
                 "/".join(leaf.key): {

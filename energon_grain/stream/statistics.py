@@ -94,6 +94,14 @@ class Statistics:
         self._fail(self._in_a_row, dropped.hook, dropped.failure_tolerance, dropped.error, where)
         release_frames(dropped.error)
 
+    def drop_item(self, leaf: int, hook: str, failure_tolerance: int, error: Exception, value: Any) -> None:
+        """Count an item that a hook of a lane dropped, whose first sample is of `leaf`. Raises as `drop` does."""
+        self.record(leaf, hook, error)
+        if not isinstance(error, SkipSample):
+            self._handler(error, value, getattr(value, "__sources__", None))
+            self._fail(self._in_a_row, hook, failure_tolerance, error, "an item")
+            release_frames(error)
+
     def drop_batch(self, hook: str, failure_tolerance: int, error: Exception, samples: Any) -> None:
         """Count a dropped batch, and tell the error handler unless it was dropped on purpose. Raises as `drop` does."""
         self.record(-1, hook, error)

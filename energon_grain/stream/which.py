@@ -53,6 +53,12 @@ def which(spec: StreamSpec, sources: list[Source], share: Share, progress: Progr
         StateError: Samples or batches were dropped before this point, so that the batch depends on data; or passes
             before it were cut in another way than now; or there is no such step.
     """
+    if spec.program is not None:
+        raise StateError(
+            f"which({step}): this dataset filters, groups, packs or generates, so which samples make a batch depends "
+            f"on what is in them; a stream that was restored from the nearest state before the step tells, by the "
+            f"`__restore_key__` and `__sources__` of what it delivers"
+        )
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
     first = progress.history[0][0]
@@ -90,7 +96,7 @@ def which(spec: StreamSpec, sources: list[Source], share: Share, progress: Progr
 
 def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
     """Whether a history leads to where the progress is, with passes as they are cut now."""
-    if progress.drops.any():
+    if progress.drops.any() or spec.program is not None:
         return True  # nobody asks, until the next pass begins
     pass_number, item, _ = _place(spec, hosts, progress.history, progress.step)
     if spec.order.passes is None:

@@ -367,13 +367,14 @@ def test_a_blend_needs_a_weight_for_each_part(text_dataset: MakeDataset) -> None
         BlendDataset(part.dataset, part.dataset, schedule=[(0, [1])])
 
 
-def test_virtual_epochs_of_a_finite_dataset_are_refused(text_dataset: MakeDataset) -> None:
-    part: Any = get_train_dataset(
+def test_virtual_epochs_of_a_finite_dataset_begin_it_again(text_dataset: MakeDataset) -> None:
+    part = get_train_dataset(
         text_dataset(24), batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
     )
-    cut = EpochizeDataset(worker_config=config(), dataset=part.dataset, length=2)
-    with pytest.raises(ConfigError, match="endless"):
-        Stream.of(cut)
+    stream = Stream.of(EpochizeDataset(part, length=4))
+    epochs = [[key for batch in stream for key in batch.__key__] for _ in range(3)]
+    assert [len(epoch) for epoch in epochs] == [16, 16, 16]
+    assert sorted(epochs[0] + epochs[1] + epochs[2]) == sorted(2 * sorted(set(epochs[0] + epochs[1])))
 
 
 def test_every_state_has_the_same_keys(text_dataset: MakeDataset) -> None:

@@ -274,11 +274,6 @@ def test_mixtures_made_in_python_equal_those_of_files(folder: Folder) -> None:
     [
         ({"blend": [{"path": "a"}]}, {"repeat": False}, "a blend by weights has no end, so repeat=False"),
         ({"concat": [{"blend": [{"path": "a"}]}, {"path": "b"}]}, {}, "nothing can follow it"),
-        (
-            {"concat": [{"blend_epochized": [{"path": "a", "repetitions": 0.7}]}, {"path": "b"}]},
-            {},
-            "cannot hold a blend by repetitions",
-        ),
         ({"blend": [{"path": "a", "wieght": 2}]}, {}, r"\$\.splits\.train\.blend\[0\].*Did you mean `weight`"),
         ({"blend": [{"path": "nowhere"}]}, {}, "nowhere"),
     ],

@@ -1,0 +1,92 @@
+"""Permuting the positions of a child inside windows: what a shuffle buffer is for, without a buffer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.hashing import fold_array
+from energon_grain.samplers.permutation import permute
+from energon_grain.samplers.routing import Routes
+
+
+class Passes(Protocol):
+    """Where the passes of a finite stream lie among all its positions."""
+
+    def start(self, epoch: int) -> int:
+        """First position of a pass."""
+        ...
+
+    def length(self, epoch: int) -> int:
+        """Positions of a pass."""
+        ...
+
+    def epoch_at(self, position: int) -> int:
+        """Pass of a position."""
+        ...
+
+
+class WindowShuffle:
+    """One child, whose positions are permuted in windows of `window` consecutive ones.
+
+    Windows begin with the stream, or with each of its passes, the last window of which is shorter: a pass has the same
+    samples as without the shuffle.
+
+    Attributes:
+        window: positions of a window.
+        hands_down_runs: False: the child's lanes are mixed.
+    """
+
+    __slots__ = ("_key", "_passes", "window")
+
+    hands_down_runs = False
+
+    def __init__(self, window: int, *, key: int, passes: Passes | None) -> None:
+        """Shuffle a child in windows.
+
+        Args:
+            window: positions of a window, at least 1.
+            key: 64-bit key, `fold(seed, node key, ...)`.
+            passes: of the child; None: it is endless.
+
+        Raises:
+            ConfigError: the window is below 1.
+        """
+        if window < 1:
+            raise ConfigError(f"WindowShuffle(window={window}): at least 1 position")
+        self.window = window
+        self._key = key
+        self._passes = passes
+
+    def route(self, position: npt.NDArray[np.int64]) -> Routes:
+        """Give child 0 and its position at each position (at least 0, any order)."""
+        child = np.zeros(position.size, dtype=np.int32)
+        if not position.size:
+            return child, position
+        if self._passes is None:
+            size = np.full(position.size, self.window, dtype=np.int64)
+            first = position // self.window * self.window
+        else:
+            first, size = self._in_passes(position, self._passes)
+        key = fold_array(self._key, first.view(np.uint64))
+        return child, first + permute(position - first, size, key)
+
+    def _in_passes(
+        self, position: npt.NDArray[np.int64], passes: Passes
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """First position and size of each position's window."""
+        # Positions of a chunk lie close together: a few passes, unless passes are very short.
+        low, high = passes.epoch_at(int(position.min())), passes.epoch_at(int(position.max()))
+        if high - low > position.size + 1:
+            numbers = sorted({passes.epoch_at(place) for place in position.tolist()})
+        else:
+            numbers = list(range(low, high + 1))
+        starts = np.array([passes.start(number) for number in numbers], dtype=np.int64)
+        lengths = np.array([passes.length(number) for number in numbers], dtype=np.int64)
+        which = np.searchsorted(starts, position, side="right") - 1
+        start, length = starts[which], lengths[which]
+        first = (position - start) // self.window * self.window
+        return start + first, np.minimum(self.window, length - first)

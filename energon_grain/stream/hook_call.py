@@ -1,0 +1,85 @@
+"""Calling one hook on one value: with its draw, its seeds, and nobody else at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from energon_grain.datasets.draw_context import Draw, current
+from energon_grain.stream.seeds import SeededGlobals
+from energon_grain.stream.spec import HookSpec
+
+
+def call_hook(
+    hook: HookSpec, key: int, number: int, value: Any, lock: AbstractContextManager[Any], *, epoch: int, batch: int
+) -> Any:
+    """Call a hook with random numbers keyed by (key, number).
+
+    Args:
+        hook: What to call.
+        key: 64-bit key of the hook.
+        number: Of the item.
+        value: The hook's argument.
+        lock: Held during the call.
+        epoch: `Draw.epoch` in the hook.
+        batch: `Draw.batch_index` in the hook.
+    """
+    draw = Draw(key, [number], [-1], [epoch], batch_index=batch)
+    outer = current.draw
+    with lock:
+        current.draw = draw
+        try:
+            if hook.restore_seeds:
+                with SeededGlobals(draw.seed):
+                    return hook.function(value)
+            return hook.function(value)
+        finally:
+            current.draw = outer
+
+
+class HookGenerator:
+    """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
+
+    Nothing runs before the first value is asked for.
+    """
+
+    __slots__ = ("_draw", "_function", "_generator", "_lock", "_seeds", "_value")
+
+    def __init__(
+        self,
+        hook: HookSpec,
+        key: int,
+        number: int,
+        value: Any,
+        lock: AbstractContextManager[Any],
+        *,
+        epoch: int,
+        batch: int,
+    ) -> None:
+        self._draw = Draw(key, [number], [-1], [epoch], batch_index=batch)
+        self._seeds = SeededGlobals(self._draw.seed) if hook.restore_seeds else None
+        self._lock = lock
+        self._function = hook.function
+        self._value = value
+        self._generator: Iterator[Any] | None = None
+
+    def __iter__(self) -> HookGenerator:
+        return self
+
+    def __next__(self) -> Any:
+        outer = current.draw
+        with self._lock:
+            current.draw = self._draw
+            try:
+                with nullcontext() if self._seeds is None else self._seeds:
+                    if self._generator is None:
+                        self._generator = iter(self._function(self._value))
+                    return next(self._generator)
+            finally:
+                current.draw = outer
+
+    def skip(self, values: int) -> None:
+        """Run past values that were handed out before."""
+        for _ in range(values):
+            next(self)

@@ -1,0 +1,103 @@
+"""Leaves in the making: what a walk down the graph learns of each before its spec can be made."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from energon_grain.datasets.aux_cooking import bind_cooker
+from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.datasets.hooks import overridden_hook
+from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
+from energon_grain.stream.hook_specs import hook_spec, with_own_name
+from energon_grain.stream.spec import HookSpec, LeafSpec
+
+BLOCKS_IN_LANE = 16
+"""Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
+
+
+@dataclass(slots=True, eq=False)
+class LeafPart:
+    """One leaf of the graph.
+
+    Attributes:
+        node: The description.
+        resolved: Its configuration and open index.
+        key: Its identity in random keys, the occurrence among equal ones included.
+        seed: 64-bit hash of the seed that holds where it stands.
+        number: Among all leaves, in document order.
+        in_lane: Whether batches, groups or packs are formed in a lane above it.
+        hooks: On its samples, in order.
+    """
+
+    node: LeafDataset
+    resolved: ResolvedLeaf
+    key: tuple[str, ...]
+    seed: int
+    number: int
+    in_lane: bool
+    hooks: list[HookSpec] = field(default_factory=list[HookSpec])
+
+    def add_hook(self, hook: HookSpec) -> None:
+        """Apply a hook behind the others."""
+        self.hooks.append(with_own_name(hook, self.hooks))
+
+    def order(self, lanes: int, runs: bool) -> LeafOrder:
+        """The order of its samples; `runs`: whether lanes ask for contiguous runs of positions."""
+        ordering, samples = self.resolved.ordering, len(self.resolved.source)
+        key = fold(self.seed, "leaf", *self.key)
+        if not ordering.training or ordering.passes is None:
+            return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
+        return LeafOrder(
+            n=samples,
+            key=key,
+            block=ordering.block,
+            window=1 if ordering.block is None else self._window(ordering, ordering.block, lanes),
+            passes=1 if ordering.passes == -1 else ordering.passes,
+            replacement=ordering.passes == -1,
+            runs=runs,
+        )
+
+    def _window(self, ordering: Ordering, block: int, lanes: int) -> int:
+        at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
+        return window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
+
+    def spec(self, lanes: int, runs: bool) -> LeafSpec:
+        """Everything that the stream needs of it."""
+        return LeafSpec(
+            key=self.key,
+            leaf=self.resolved,
+            order=self.order(lanes, runs),
+            hook_key=fold(self.seed, "hooks", *self.key),
+            cook=None if self.resolved.sample_type is not None else _cook(self.node, self.resolved),
+            hooks=tuple(self.hooks),
+            failure_tolerance=self.node.task_encoder.__default_failure_tolerance__,
+        )
+
+
+def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
+    """The task encoder's first cooker that fits the leaf. Without any cooker, crude samples pass as they are."""
+    encoder = node.task_encoder
+    if not encoder.cookers:
+        return None
+    for cooker in encoder.cookers:
+        if cooker.is_match(leaf.subflavors):
+            break
+    else:
+        raise ConfigError(
+            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are "
+            f"for {[cooker.has_subflavors for cooker in encoder.cookers]}"
+        )
+    function = bind_cooker(
+        cooker,
+        open_aux(node.aux, encoder.decoder),
+        open_primary(leaf.path, leaf.decoder) if cooker.need_primary else None,
+        encoder.cache,
+        through=overridden_hook(encoder, "cook_crude_sample"),
+        where=node.path,
+    )
+    # What `@stateless` says is said of the user's function; the bound one has no marks.
+    return dataclasses.replace(hook_spec("cook_crude_sample", cooker.cook, encoder), function=function)

@@ -1,0 +1,1 @@
+"""Lane operators: dataset nodes whose output depends on more than a position."""

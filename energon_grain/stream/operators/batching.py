@@ -1,0 +1,178 @@
+"""Batches formed in lanes: of a lane's consecutive items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making
+from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.spec import HookSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchNode(MadeOfSeveral):
+    """Each `size` consecutive items of a lane, as one item.
+
+    Attributes:
+        child: Of whose items batches are made.
+        hook: Takes a list of values; may be a generator function, and then each batch becomes several.
+        generates: Whether it is one.
+        key: 64-bit key of the node.
+        size: Items of a batch.
+        drop_last: Whether a short batch at the end of a lane's pass is left out.
+    """
+
+    child: Node
+    hook: HookSpec
+    generates: bool
+    key: int
+    size: int
+    drop_last: bool
+
+    @property
+    def finite(self) -> bool:
+        """As below."""
+        return self.child.finite
+
+    def items(self) -> int:
+        """Full batches, and a short one."""
+        count = self.child.items()
+        return count // self.size if self.drop_last else -(-count // self.size)
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The batches of a lane."""
+        below, making = (None, None) if state is None else state
+        return _Batch(self, lane, self.child.open(lane, below), Making(self, lane, making))
+
+    def held(self, state: State) -> Iterable[Position]:
+        """Of a batch that is still being handed out, and below."""
+        yield from self.child.held(state[0])
+        yield from self.held_in_making(state[1])
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """The state below, and that of the making."""
+        self.child.write(state[0], writer)
+        self.write_making(state[1], writer)
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        below = self.child.read(reader)
+        return below, self.read_making(reader)
+
+    def children(self) -> tuple[Node]:
+        """The only one."""
+        return (self.child,)
+
+
+class _Batch:
+    __slots__ = ("_child", "_lane", "_making", "_node")
+
+    def __init__(self, node: BatchNode, lane: Lane, child: Operator, making: Making) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._making = making
+
+    def next(self) -> Item | None:
+        while True:
+            item = self._making.next()
+            if item is not None:
+                return item
+            references: list[Reference] = []
+            values: list[Any] = []
+            while len(values) < self._node.size:
+                item = self._child.next()
+                if item is None:
+                    break
+                references.append(item[0])
+                values.append(item[1])
+            if not values or (self._node.drop_last and len(values) < self._node.size):
+                return None
+            self._making.start(tuple(references), values)
+
+    def begin(self, pass_number: int) -> None:
+        self._making.stop()
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state(), self._making.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items * self._node.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNode(MadeOfSeveral):
+    """Batches of items that have something in common: a bucket for each criterion, handed out when it is full.
+
+    Buckets that are not full at the end of a pass are handed out in the order in which they were begun.
+
+    Attributes:
+        child: Of whose items batches are made.
+        hook: Takes a list of values.
+        generates: False.
+        key: 64-bit key of the node.
+        criterion: Gives (what items of one batch have in common, batch size or None) of a value.
+        size: Batch size where the criterion gives None; None: it must give one.
+        drop_last: Whether buckets that are not full at the end are left out.
+    """
+
+    child: Node
+    hook: HookSpec
+    generates: bool
+    key: int
+    criterion: HookSpec
+    size: int | None
+    drop_last: bool
+
+    @property
+    def finite(self) -> bool:
+        """As below."""
+        return self.child.finite
+
+    def items(self) -> int:
+        """As below, at most."""
+        return self.child.items()
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The buckets of a lane."""
+        from energon_grain.stream.operators.buckets import Buckets
+
+        below, making, buckets = (None, None, ()) if state is None else state
+        operator = Buckets(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        for references in buckets:
+            operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
+        return operator
+
+    def held(self, state: State) -> Iterable[Position]:
+        """All buckets, and below."""
+        yield from self.child.held(state[0])
+        yield from self.held_in_making(state[1])
+        for references in state[2]:
+            for reference in references:
+                yield from self.child.positions(reference)
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """The state below, that of the making, and the buckets."""
+        self.child.write(state[0], writer)
+        self.write_making(state[1], writer)
+        self.write_groups(state[2], writer)
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        below = self.child.read(reader)
+        making = self.read_making(reader)
+        return below, making, self.read_groups(reader)
+
+    def children(self) -> tuple[Node]:
+        """The only one."""
+        return (self.child,)
+
+    def criterion_key(self, lane: Lane) -> int:
+        """Key of the criterion's random numbers."""
+        return fold(self.key, "criterion", lane.number, lane.pass_number)

@@ -1,0 +1,175 @@
+"""Functions from a stream of items to a stream of items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.hook_call import HookGenerator
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.spec import HookSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterateNode:
+    """A function from an iterator over a lane's items to an iterator over others.
+
+    It is called anew for every `inputs` items, which is what makes it possible to go on: the state is the place below
+    where the present call began, and how many items came of it since. Going on runs the call again up to there.
+
+    A reference is (items of the call before this one, number of the call, state below where it began).
+
+    Attributes:
+        child: Gives the inputs.
+        hook: Takes an iterator and returns one.
+        key: 64-bit key of the node.
+        inputs: Items that a call sees at most.
+        length: From a number of inputs to the number of outputs, as an estimate.
+    """
+
+    child: Node
+    hook: HookSpec
+    key: int
+    inputs: int
+    length: Callable[[int], int]
+
+    @property
+    def finite(self) -> bool:
+        """As below."""
+        return self.child.finite
+
+    def items(self) -> int:
+        """As the user says."""
+        return self.length(self.child.items())
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The function at work in a lane."""
+        began, call, made = (None, 0, 0) if state is None else state
+        return _Iterate(self, lane, self.child.open(lane, began), call, made)
+
+    def held(self, state: State) -> Iterable[Position]:
+        """What is held below where the present call began."""
+        return self.child.held(state[0])
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """Where the call began, its number, and items that came of it."""
+        self.child.write(state[0], writer)
+        writer.integer(state[1])
+        writer.integer(state[2])
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        return self.child.read(reader), reader.integer(), reader.integer()
+
+    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
+        """Both numbers, and the state below."""
+        writer.integer(reference[0])
+        writer.integer(reference[1])
+        self.child.write(reference[2], writer)
+
+    def read_reference(self, reader: IntegerReader) -> Reference:
+        """What `write_reference` wrote."""
+        return reader.integer(), reader.integer(), self.child.read(reader)
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both numbers."""
+        return fold(reference[1], reference[0])
+
+    def positions(self, reference: Reference) -> Iterable[Position]:
+        """None that could be told without running the function: `rebuild` reads on its own."""
+        del reference
+        return ()
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The call run again, up to the item."""
+        made, call, began = reference
+        again = lane.replay()
+        outputs = _Iterate(self, again, again.reopen(self.child, began), call, made)
+        item = outputs.next()
+        assert item is not None
+        return item[1]
+
+    def children(self) -> tuple[Node]:
+        """The only one."""
+        return (self.child,)
+
+
+class _Inputs:
+    """At most so many items of an operator."""
+
+    __slots__ = ("_child", "ended", "left")
+
+    def __init__(self, child: Operator, left: int) -> None:
+        self._child = child
+        self.left = left
+        self.ended = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.ended or not self.left:
+            raise StopIteration
+        item = self._child.next()
+        if item is None:
+            self.ended = True
+            raise StopIteration
+        self.left -= 1
+        return item[1]
+
+
+class _Iterate:
+    __slots__ = ("_began", "_call", "_child", "_inputs", "_lane", "_made", "_node", "_outputs")
+
+    def __init__(self, node: IterateNode, lane: Lane, child: Operator, call: int, made: int) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._call = call
+        self._start()
+        self._outputs.skip(made)
+        self._made = made
+
+    def _start(self) -> None:
+        """Begin a call at the present place."""
+        self._began = self._child.state()
+        self._made = 0
+        self._inputs = _Inputs(self._child, self._node.inputs)
+        key = fold(self._node.key, self._lane.number, self._lane.pass_number)
+        self._outputs: HookGenerator = self._lane.run(self._node.hook, key, self._call, self._inputs)
+
+    def next(self) -> Item | None:
+        while True:
+            try:
+                value = next(self._outputs)
+            except StopIteration:
+                if self._inputs.ended:
+                    return None
+                if self._inputs.left == self._node.inputs:
+                    self._lane.count_drop()
+                self._call += 1
+                self._start()
+                continue
+            except Exception as error:
+                reference = (self._made, self._call, self._began)
+                self._call += 1
+                self._start()
+                self._lane.drop(self._node, reference, self._node.hook, error, None)
+                continue
+            self._made += 1
+            return (self._made - 1, self._call, self._began), value
+
+    def begin(self, pass_number: int) -> None:
+        self._child.begin(pass_number)
+        self._call += 1
+        self._start()
+
+    def state(self) -> State:
+        return self._began, self._call, self._made
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)

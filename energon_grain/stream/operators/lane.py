@@ -1,0 +1,145 @@
+"""What operators of one lane share: their samples, hooks, and the count of what was dropped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from energon_grain.errors import FatalSampleError, SkipSample, StateError
+from energon_grain.stream.dropped import Dropped, raise_if_fatal
+from energon_grain.stream.hook_call import HookGenerator, call_hook
+from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
+from energon_grain.stream.spec import HookSpec
+
+if TYPE_CHECKING:
+    from energon_grain.stream.operators.feed import FeedNode
+
+
+class FeedReader(Protocol):
+    """Gives lanes their samples."""
+
+    def open(self, node: FeedNode, lane: Lane, state: State | None) -> Operator:
+        """A lane's end of a feed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Surroundings:
+    """What the lanes of one host share.
+
+    Attributes:
+        on_drop: Called for each dropped sample: (leaf of its first sample, hook, error, its value, whether it was
+            dropped on purpose).
+        on_decline: Called with the `Dropped` of the pure stage.
+        read: Encoded samples of positions, by position; what does not decode is `Dropped`.
+        leaf_of: Number of the leaf of a position.
+        hook_lock: Held around hooks that must not overlap in time with others.
+        direct: A reader for replaying.
+        patience: Samples in a row that may be dropped on the way to one item.
+        step: Number of the step in the making.
+        in_a_row: What was dropped since the last item of any lane.
+    """
+
+    on_drop: Callable[[int, HookSpec, Exception, Any], None]
+    on_decline: Callable[[Dropped], None]
+    read: Callable[[list[Position]], dict[Position, Any]]
+    leaf_of: Callable[[Position], int]
+    hook_lock: threading.RLock
+    direct: FeedReader
+    patience: int
+    step: int = 0
+    in_a_row: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One lane at work.
+
+    Attributes:
+        number: Of the lane among all lanes of the run.
+        pass_number: Pass of the run, as it counts for random numbers.
+        reader: Where feeds are opened.
+        around: What all lanes share.
+        samples: Encoded samples that operators are rebuilt from.
+    """
+
+    number: int
+    pass_number: int
+    reader: FeedReader
+    around: Surroundings
+    samples: dict[Position, Any] = field(default_factory=dict[Position, Any])
+
+    def call(self, hook: HookSpec, key: int, number: int, value: Any) -> Any:
+        """Call a hook on a value; `key` is the node's, `number` the item's."""
+        return call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=self.around.step)
+
+    def run(self, hook: HookSpec, key: int, number: int, value: Any) -> HookGenerator:
+        """Call a hook that is a generator function."""
+        return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=self.around.step)
+
+    def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
+        return nullcontext() if hook.concurrent else self.around.hook_lock
+
+    def drop(self, node: Node, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
+        """Count an item of `node` that a hook dropped.
+
+        Raises:
+            FatalSampleError: The error is one that no policy may skip, or too much was dropped in a row.
+        """
+        first = next(iter(node.positions(reference)), None)
+        raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
+        leaf = -1 if first is None else self.around.leaf_of(first)
+        self.around.on_drop(leaf, hook, error, None if isinstance(error, SkipSample) else value)
+        self.count_drop()
+
+    def declined(self, dropped: Dropped) -> None:
+        """Count a sample that the pure stage dropped."""
+        self.around.on_decline(dropped)
+        self.count_drop()
+
+    def count_drop(self) -> None:
+        """Something was dropped, or a pass came to its end without an item.
+
+        Raises:
+            FatalSampleError: Too often in a row.
+        """
+        self.around.in_a_row += 1
+        if self.around.in_a_row > self.around.patience:
+            raise FatalSampleError(
+                f"lane {self.number} came through {self.around.patience} samples without one item: hooks, filters or "
+                f"packers drop all (or nearly all) of what it reads. loader.stats() tells what was dropped and why"
+            )
+
+    def sample(self, position: Position) -> Any:
+        """An encoded sample of `samples`.
+
+        Raises:
+            StateError: It was dropped now, although it was not when the state was saved.
+        """
+        value = self.samples[position]
+        if type(value) is Dropped:
+            raise StateError(
+                f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
+                f"({type(value.error).__name__}: {value.error}); hooks must do the same whenever they see a sample"
+            ) from value.error
+        return value
+
+    def at_pass(self, pass_number: int) -> Lane:
+        """The same lane for a node below which passes are counted on their own."""
+        if pass_number == self.pass_number:
+            return self
+        return Lane(self.number, pass_number, self.reader, self.around, self.samples)
+
+    def replay(self) -> Lane:
+        """The same lane, with feeds of its own that read directly."""
+        return Lane(self.number, self.pass_number, self.around.direct, self.around)
+
+    def reopen(self, node: Node, state: State) -> Operator:
+        """An operator of this lane behind a state, whose held samples are read now."""
+        self.samples = self.around.read(list(node.held(state)))
+        operator = node.open(self, state)
+        self.samples = {}
+        return operator

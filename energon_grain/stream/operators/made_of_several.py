@@ -1,0 +1,187 @@
+"""What batches, groups and packs have in common: an item made of several items by one call of a hook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.hook_call import HookGenerator
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.operator import Item, Node, Position, Reference
+from energon_grain.stream.spec import HookSpec
+
+Members = tuple[Reference, ...]
+MakingState = tuple[int, Members, int]
+"""(calls so far, members of a generator that still runs, items that came of it)."""
+
+
+class MadeOfSeveral:
+    """Base of such nodes. A reference is (number of the call, number among the items of the call, members).
+
+    Attributes:
+        child: Of whose items these are made.
+        hook: Takes a list of values.
+        generates: Whether it is a generator function.
+        key: 64-bit key of the node.
+    """
+
+    __slots__ = ()
+
+    child: Node
+    hook: HookSpec
+    generates: bool
+    key: int
+
+    def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
+        """A member's value, as it is handed to the hook."""
+        return self.child.rebuild(reference, lane)
+
+    def hook_key(self, lane: Lane) -> int:
+        """Key of the hook's random numbers."""
+        return fold(self.key, lane.number, lane.pass_number)
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both numbers."""
+        return fold(reference[0], reference[1])
+
+    def positions(self, reference: Reference) -> Iterable[Position]:
+        """Those of all members."""
+        for member in reference[2]:
+            yield from self.child.positions(member)
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The hook called again."""
+        call, made, members = reference
+        values = [self.rebuild_member(member, lane) for member in members]
+        if not self.generates:
+            return lane.call(self.hook, self.hook_key(lane), call, values)
+        generator = lane.run(self.hook, self.hook_key(lane), call, values)
+        generator.skip(made)
+        return next(generator)
+
+    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
+        """Both numbers and the members."""
+        writer.integer(reference[0])
+        writer.integer(reference[1])
+        self.write_members(reference[2], writer)
+
+    def read_reference(self, reader: IntegerReader) -> Reference:
+        """What `write_reference` wrote."""
+        call, made = reader.integer(), reader.integer()
+        return call, made, self.read_members(reader)
+
+    def write_members(self, members: Members, writer: IntegerWriter) -> None:
+        """Their number and references."""
+        writer.integer(len(members))
+        for member in members:
+            self.child.write_reference(member, writer)
+
+    def read_members(self, reader: IntegerReader) -> Members:
+        """What `write_members` wrote."""
+        return tuple(self.child.read_reference(reader) for _ in range(reader.integer()))
+
+    def write_groups(self, groups: tuple[Members, ...], writer: IntegerWriter) -> None:
+        """Their number, and the members of each."""
+        writer.integer(len(groups))
+        for members in groups:
+            self.write_members(members, writer)
+
+    def read_groups(self, reader: IntegerReader) -> tuple[Members, ...]:
+        """What `write_groups` wrote."""
+        return tuple(self.read_members(reader) for _ in range(reader.integer()))
+
+    def write_making(self, state: MakingState, writer: IntegerWriter) -> None:
+        """Calls, items of the running one, and its members."""
+        calls, members, made = state
+        writer.integer(calls)
+        if self.generates:
+            writer.integer(made)
+            self.write_members(members, writer)
+
+    def read_making(self, reader: IntegerReader) -> MakingState:
+        """What `write_making` wrote."""
+        calls = reader.integer()
+        if not self.generates:
+            return calls, (), 0
+        made = reader.integer()
+        return calls, self.read_members(reader), made
+
+    def held_in_making(self, state: MakingState) -> Iterable[Position]:
+        """Samples of a generator that still runs."""
+        for member in state[1]:
+            yield from self.child.positions(member)
+
+
+class Making:
+    """Calls the hook of a node in one lane and hands out what comes of it.
+
+    Args:
+        node: Whose hook it is.
+        lane: Where.
+        state: None at the beginning of a pass.
+    """
+
+    __slots__ = ("_calls", "_generator", "_key", "_lane", "_made", "_members", "_node", "_ready")
+
+    def __init__(self, node: MadeOfSeveral, lane: Lane, state: MakingState | None) -> None:
+        self._node = node
+        self._lane = lane
+        self._key = node.hook_key(lane)
+        self._calls = 0
+        self._members: Members = ()
+        self._made = 0
+        self._generator: HookGenerator | None = None
+        self._ready: Item | None = None
+        if state is not None:
+            self._calls, members, made = state
+            if members:
+                self._calls -= 1
+                self.start(members, [node.rebuild_member(member, lane) for member in members])
+                assert self._generator is not None
+                self._generator.skip(made)
+                self._made = made
+
+    def start(self, members: Members, values: list[Any]) -> None:
+        """Call the hook. If it drops the values, `next` has nothing."""
+        node = self._node
+        call, self._calls = self._calls, self._calls + 1
+        if node.generates:
+            self._members, self._made = members, 0
+            self._generator = self._lane.run(node.hook, self._key, call, values)
+            return
+        reference = (call, 0, members)
+        try:
+            self._ready = reference, self._lane.call(node.hook, self._key, call, values)
+        except Exception as error:
+            self._lane.drop(node, reference, node.hook, error, values)  # type: ignore[arg-type]
+
+    def next(self) -> Item | None:
+        """What is ready, if anything is."""
+        if self._generator is None:
+            item, self._ready = self._ready, None
+            return item
+        reference = (self._calls - 1, self._made, self._members)
+        try:
+            value = next(self._generator)
+        except StopIteration:
+            if not self._made:
+                self._lane.count_drop()
+            self.stop()
+            return None
+        except Exception as error:
+            self.stop()
+            self._lane.drop(self._node, reference, self._node.hook, error, None)  # type: ignore[arg-type]
+            return None
+        self._made += 1
+        return reference, value
+
+    def stop(self) -> None:
+        """Leave out what is not handed out yet."""
+        self._generator = self._ready = None
+        self._members, self._made = (), 0
+
+    def state(self) -> MakingState:
+        """The place behind the last item."""
+        return self._calls, self._members, self._made

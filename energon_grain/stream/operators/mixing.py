@@ -1,0 +1,238 @@
+"""Several datasets in one lane: blends by weights, and one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.routing import Router
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.operator import (
+    Item,
+    Node,
+    Operator,
+    Position,
+    Reference,
+    State,
+    check_number,
+)
+
+_LABELS_AHEAD = 64
+
+
+class _OfSeveral:
+    """What nodes with several children have in common. A reference is (number of the child, its reference)."""
+
+    __slots__ = ()
+
+    nodes: tuple[Node, ...]
+
+    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
+        """Number of the child, and its reference."""
+        writer.integer(reference[0])
+        self.nodes[reference[0]].write_reference(reference[1], writer)
+
+    def read_reference(self, reader: IntegerReader) -> Reference:
+        """What `write_reference` wrote."""
+        child = check_number(reader.integer(), len(self.nodes), "child")
+        return child, self.nodes[child].read_reference(reader)
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both."""
+        return fold(self.nodes[reference[0]].number(reference[1]), reference[0])
+
+    def positions(self, reference: Reference) -> Iterable[Position]:
+        """The child's."""
+        return self.nodes[reference[0]].positions(reference[1])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.nodes[reference[0]].rebuild(reference[1], lane)
+
+    def children(self) -> tuple[Node, ...]:
+        """All of them."""
+        return self.nodes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendNode(_OfSeveral):
+    """An endless blend of items: round r of a lane is for the child that the router names, whatever that drops.
+
+    Each child's items are handed out in order; a child whose pass ends begins the next one.
+
+    Attributes:
+        nodes: What is blended.
+        router: A `Blend`, from positions `r * L + lane` to children.
+        lanes: L.
+        shares: Fraction of the items that each child gets, for reading ahead.
+    """
+
+    nodes: tuple[Node, ...]
+    router: Router
+    lanes: int
+    shares: tuple[float, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Endless."""
+        return False
+
+    def items(self) -> int:
+        """Items of one pass over each child."""
+        return sum(node.items() for node in self.nodes)
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The blend of a lane."""
+        rounds, passes, below = (0, (0,) * len(self.nodes), None) if state is None else state
+        first = lane.at_pass(0)
+        children = [
+            node.open(first, None if below is None else below[number]) for number, node in enumerate(self.nodes)
+        ]
+        return _Blend(self, lane, children, rounds, list(passes))
+
+    def held(self, state: State) -> Iterable[Position]:
+        """Of all children."""
+        for node, below in zip(self.nodes, state[2], strict=True):
+            yield from node.held(below)
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """Rounds, and pass and state of each child."""
+        rounds, passes, below = state
+        writer.integer(rounds)
+        for node, pass_number, child in zip(self.nodes, passes, below, strict=True):
+            writer.integer(pass_number)
+            node.write(child, writer)
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        rounds = reader.integer()
+        passes: list[int] = []
+        below: list[State] = []
+        for node in self.nodes:
+            passes.append(reader.integer())
+            below.append(node.read(reader))
+        return rounds, tuple(passes), tuple(below)
+
+
+class _Blend:
+    __slots__ = ("_children", "_first", "_labels", "_lane", "_node", "_passes", "_rounds", "_states")
+
+    def __init__(self, node: BlendNode, lane: Lane, children: list[Operator], rounds: int, passes: list[int]) -> None:
+        self._node = node
+        self._lane = lane
+        self._children = children
+        self._rounds = rounds
+        self._passes = passes
+        self._first = 0
+        self._labels: list[int] = []
+        self._states: list[State] = [child.state() for child in children]
+
+    def next(self) -> Item | None:
+        place = self._rounds - self._first
+        if not 0 <= place < len(self._labels):
+            self._first, place = self._rounds, 0
+            rounds = np.arange(self._rounds, self._rounds + _LABELS_AHEAD)
+            self._labels = self._node.router.route(rounds * self._node.lanes + self._lane.number)[0].tolist()
+        label = self._labels[place]
+        child = self._children[label]
+        while (item := child.next()) is None:
+            self._lane.count_drop()
+            self._passes[label] += 1
+            child.begin(self._passes[label])
+        self._rounds += 1
+        self._states[label] = child.state()
+        return (label, item[0]), item[1]
+
+    def begin(self, pass_number: int) -> None:
+        del pass_number
+
+    def state(self) -> State:
+        return self._rounds, tuple(self._passes), tuple(self._states)
+
+    def expect(self, items: float) -> None:
+        for child, share in zip(self._children, self._node.shares, strict=True):
+            child.expect(items * share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConcatNode(_OfSeveral):
+    """The children one after the other, in each lane by itself.
+
+    Attributes:
+        nodes: Finite ones.
+    """
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def finite(self) -> bool:
+        """It ends."""
+        return True
+
+    def items(self) -> int:
+        """Of all children."""
+        return sum(node.items() for node in self.nodes)
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The concatenation of a lane."""
+        at, pass_number, below = (0, lane.pass_number, (None,) * len(self.nodes)) if state is None else state
+        children = [node.open(lane, child) for node, child in zip(self.nodes, below, strict=True)]
+        return _Concat(children, at, pass_number)
+
+    def held(self, state: State) -> Iterable[Position]:
+        """Of all children."""
+        for node, below in zip(self.nodes, state[2], strict=True):
+            yield from node.held(below)
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """Number of the present child, pass, and the state of each child."""
+        at, pass_number, below = state
+        writer.integer(at)
+        writer.integer(pass_number)
+        for node, child in zip(self.nodes, below, strict=True):
+            node.write(child, writer)
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        at = check_number(reader.integer(), len(self.nodes), "child")
+        pass_number = reader.integer()
+        return at, pass_number, tuple(node.read(reader) for node in self.nodes)
+
+
+class _Concat:
+    __slots__ = ("_at", "_children", "_pass", "_states")
+
+    def __init__(self, children: list[Operator], at: int, pass_number: int) -> None:
+        self._children = children
+        self._at = at
+        self._pass = pass_number
+        self._states: list[State] = [child.state() for child in children]
+
+    def next(self) -> Item | None:
+        while True:
+            item = self._children[self._at].next()
+            self._states[self._at] = self._children[self._at].state()
+            if item is not None:
+                return (self._at, item[0]), item[1]
+            if self._at + 1 == len(self._children):
+                return None
+            self._at += 1
+            self._children[self._at].begin(self._pass)
+
+    def begin(self, pass_number: int) -> None:
+        self._pass = pass_number
+        self._at = 0
+        self._children[0].begin(pass_number)
+        self._states[0] = self._children[0].state()
+
+    def state(self) -> State:
+        return self._at, self._pass, tuple(self._states)
+
+    def expect(self, items: float) -> None:
+        for number, child in enumerate(self._children):
+            child.expect(items if number == self._at else 0)

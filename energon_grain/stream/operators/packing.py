@@ -1,0 +1,218 @@
+"""Packing in lanes: choosing, among the items a lane holds, those that make one item together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.errors import ConfigError, SkipSample
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making, Members
+from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.spec import HookSpec
+
+_TYPICAL_GROUP = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackNode(MadeOfSeveral):
+    """Items packed into one.
+
+    A lane fills its buffer, hands it to `selector` and packs the groups that come back, one after the other; meanwhile
+    the buffer is filled up again. The buffer and the groups that wait hold at most `size` items together.
+
+    Attributes:
+        child: Of whose items packs are made.
+        hook: Packs a list of values into one; may be a generator function.
+        generates: Whether it is one.
+        key: 64-bit key of the node.
+        size: Items that are candidates at once.
+        selector: Takes all candidates and returns lists of them; those in none are dropped.
+        encoder: Hook on each selected item; None: there is none.
+    """
+
+    child: Node
+    hook: HookSpec
+    generates: bool
+    key: int
+    size: int
+    selector: HookSpec
+    encoder: HookSpec | None
+
+    @property
+    def finite(self) -> bool:
+        """As below."""
+        return self.child.finite
+
+    def items(self) -> int:
+        """As below, at most."""
+        return self.child.items()
+
+    def encoder_key(self, lane: Lane) -> int:
+        """Key of the encoder's random numbers."""
+        return fold(self.key, "encoder", lane.number, lane.pass_number)
+
+    def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
+        """An item, encoded."""
+        value = self.child.rebuild(reference, lane)
+        if self.encoder is None:
+            return value
+        return lane.call(self.encoder, self.encoder_key(lane), self.child.number(reference), value)
+
+    def open(self, lane: Lane, state: State | None) -> Operator:
+        """The packer of a lane."""
+        if state is None:
+            return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
+        below, making, rounds, buffer, groups = state
+        operator = _Pack(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        operator.fill(
+            rounds,
+            [(reference, self.child.rebuild(reference, lane)) for reference in buffer],
+            [[(reference, self.child.rebuild(reference, lane)) for reference in group] for group in groups],
+        )
+        return operator
+
+    def held(self, state: State) -> Iterable[Position]:
+        """Buffer, groups that wait, and what is held below."""
+        below, making, _, buffer, groups = state
+        yield from self.child.held(below)
+        yield from self.held_in_making(making)
+        for members in (buffer, *groups):
+            for reference in members:
+                yield from self.child.positions(reference)
+
+    def write(self, state: State, writer: IntegerWriter) -> None:
+        """The state below, that of the making, calls of the selector, buffer and groups."""
+        below, making, rounds, buffer, groups = state
+        self.child.write(below, writer)
+        self.write_making(making, writer)
+        writer.integer(rounds)
+        self.write_members(buffer, writer)
+        self.write_groups(groups, writer)
+
+    def read(self, reader: IntegerReader) -> State:
+        """What `write` wrote."""
+        below = self.child.read(reader)
+        making = self.read_making(reader)
+        rounds = reader.integer()
+        buffer = self.read_members(reader)
+        return below, making, rounds, buffer, self.read_groups(reader)
+
+    def children(self) -> tuple[Node]:
+        """The only one."""
+        return (self.child,)
+
+
+class _Pack:
+    __slots__ = ("_buffer", "_child", "_encoder_key", "_groups", "_lane", "_making", "_node", "_rounds", "_waiting")
+
+    def __init__(self, node: PackNode, lane: Lane, child: Operator, making: Making) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._making = making
+        self._encoder_key = node.encoder_key(lane)
+        self._rounds = 0
+        self._buffer: list[Item] = []
+        self._groups: deque[list[Item]] = deque()
+        self._waiting = 0
+
+    def fill(self, rounds: int, buffer: list[Item], groups: list[list[Item]]) -> None:
+        """Put items back that were held."""
+        self._rounds = rounds
+        self._buffer = buffer
+        self._groups.extend(groups)
+        self._waiting = sum(map(len, groups))
+
+    def next(self) -> Item | None:
+        while True:
+            item = self._making.next()
+            if item is not None:
+                return item
+            if not self._groups:
+                self._top_up()
+                if not self._buffer:
+                    return None
+                self._select()
+                continue
+            group = self._groups.popleft()
+            self._waiting -= len(group)
+            self._top_up()
+            self._pack(group)
+
+    def _top_up(self) -> None:
+        room = self._node.size - len(self._buffer) - self._waiting
+        following, append = self._child.next, self._buffer.append
+        for _ in range(room):
+            item = following()
+            if item is None:
+                return
+            append(item)
+
+    def _select(self) -> None:
+        """Turn the buffer into groups."""
+        node, buffer = self._node, self._buffer
+        self._buffer = []
+        call, self._rounds = self._rounds, self._rounds + 1
+        by_identity: dict[int, list[Item]] = {}
+        for item in reversed(buffer):
+            by_identity.setdefault(id(item[1]), []).append(item)
+        key = fold(node.key, "selector", self._lane.number, self._lane.pass_number)
+        try:
+            groups = self._lane.call(node.selector, key, call, [value for _, value in buffer])
+        except Exception as error:
+            for number, (reference, value) in enumerate(buffer):
+                # The call failed once, however many samples it takes along.
+                why = SkipSample("its selection failed") if number else error
+                self._lane.drop(node.child, reference, node.selector, why, value)
+            return
+        try:
+            chosen = [[by_identity[id(value)].pop() for value in group] for group in groups]
+        except (KeyError, IndexError) as error:
+            raise ConfigError(
+                f"{node.selector.name} returned a sample that it was not given, or one twice: its groups must consist "
+                f"of the very samples of its argument, each at most once. Change samples in `postencode_sample` or "
+                f"`pack_selected_samples` instead"
+            ) from error
+        for left in by_identity.values():
+            for reference, value in left:
+                self._lane.drop(node.child, reference, node.selector, SkipSample("not selected"), value)
+        self._groups.extend(group for group in chosen if group)
+        self._waiting = sum(map(len, self._groups))
+
+    def _pack(self, group: list[Item]) -> None:
+        node = self._node
+        if node.encoder is None:
+            self._making.start(tuple([reference for reference, _ in group]), [value for _, value in group])
+            return
+        members: list[Reference] = []
+        values: list[Any] = []
+        for reference, value in group:
+            try:
+                values.append(self._lane.call(node.encoder, self._encoder_key, node.child.number(reference), value))
+            except Exception as error:
+                self._lane.drop(node.child, reference, node.encoder, error, value)
+                continue
+            members.append(reference)
+        if members:
+            self._making.start(tuple(members), values)
+
+    def begin(self, pass_number: int) -> None:
+        self._making.stop()
+        self._buffer.clear()
+        self._groups.clear()
+        self._waiting = 0
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        buffer: Members = tuple([reference for reference, _ in self._buffer])
+        groups = tuple([tuple([reference for reference, _ in group]) for group in self._groups])
+        return self._child.state(), self._making.state(), self._rounds, buffer, groups
+
+    def expect(self, items: float) -> None:
+        room = self._node.size - len(self._buffer) - self._waiting
+        self._child.expect(room + items * _TYPICAL_GROUP)

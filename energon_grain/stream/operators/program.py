@@ -1,0 +1,176 @@
+"""All lanes of one host at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from energon_grain.errors import EmptyDatasetError
+from energon_grain.stream.lanes import Taken
+from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
+from energon_grain.stream.operators.lane import Lane, Surroundings
+from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.passes import CutNode
+from energon_grain.stream.operators.sample_reader import AheadReader
+from energon_grain.stream.share import Share
+from energon_grain.stream.spec import Program
+
+RestoreKey = tuple[Any, ...]
+
+
+class LaneProgram:
+    """Turns samples into a host's items: local item m is item `m div L'` of local lane `m mod L'`.
+
+    Args:
+        program: What lanes do.
+        share: This host's part.
+        reader: Gives the samples.
+        around: What the lanes share.
+        pass_number: As it counts for the order.
+        states: Of each local lane; None: nothing was made yet.
+        begins: Whether the pass begins, and `states` are those of the end of the one before.
+        batch_size: Items of a step, to read ahead for.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        share: Share,
+        reader: AheadReader,
+        around: Surroundings,
+        pass_number: int,
+        states: tuple[State, ...] | None,
+        begins: bool,
+        batch_size: int,
+    ) -> None:
+        self._root = program.root
+        self._share = share
+        self._around = around
+        self._pass = pass_number
+        self._lanes = [
+            Lane(int(local) * share.hosts + share.host, pass_number, reader, around)
+            for local in range(share.local_lanes)
+        ]
+        self._operators = self._open(states)
+        if begins and states is not None:
+            for operator in self._operators:
+                operator.begin(pass_number)
+        self._states = [operator.state() for operator in self._operators]
+        self._ended = [False] * len(self._lanes)
+        self._soon = max(1.0, batch_size / len(self._lanes))
+        self._filler: tuple[Any, RestoreKey] | None = None
+        reader.expect = self._expect
+
+    def _open(self, states: tuple[State, ...] | None) -> list[Operator]:
+        if states is None:
+            return [self._root.open(lane, None) for lane in self._lanes]
+        held: list[Position] = []
+        for state in states:
+            held += self._root.held(state)
+        # What all lanes hold is read together: a restore costs one batched read.
+        samples = self._around.read(held) if held else {}
+        operators: list[Operator] = []
+        for lane, state in zip(self._lanes, states, strict=True):
+            lane.samples = samples
+            operators.append(self._root.open(lane, state))
+            lane.samples = {}
+        return operators
+
+    def _expect(self) -> None:
+        for operator, ended in zip(self._operators, self._ended, strict=True):
+            if not ended:
+                operator.expect(self._soon)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Of each local lane, behind what was taken."""
+        return tuple(self._states)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no lane has any further item in this pass."""
+        return all(self._ended)
+
+    def take(self, first: int, count: int) -> Taken:
+        """Local items first, …, first + count - 1. Items must be asked for in ascending order, without gaps."""
+        taken = Taken([], [], [])
+        for place in range(count):
+            local = (first + place) % len(self._lanes)
+            item = self._operators[local].next()
+            self._states[local] = self._operators[local].state()
+            if item is None:
+                self._ended[local] = True
+                taken.missing.append(place)
+                continue
+            self._around.in_a_row = 0
+            key = ("item", self._pass, self._lanes[local].number, item[0])
+            taken.samples.append(with_restore_key(item[1], key))
+            taken.restore_keys.append(key)
+        return taken
+
+    def filler(self) -> tuple[Any, RestoreKey]:
+        """The first item of the pass and its restore key: it stands where a padded batch has no item.
+
+        Raises:
+            EmptyDatasetError: The pass has none.
+        """
+        if self._filler is None:
+            for number in range(self._share.lanes):
+                lane = Lane(number, self._pass, self._around.direct, self._around)
+                operator = self._root.open(lane, None)
+                operator.begin(self._pass)
+                item = operator.next()
+                if item is not None:
+                    key = ("item", self._pass, number, item[0])
+                    self._filler = with_restore_key(item[1], key), key
+                    break
+            else:
+                raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
+        return self._filler
+
+
+def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
+    """An item again, from its restore key."""
+    at = Lane(lane, pass_number, around.direct, around)
+    at.samples = around.read(list(program.root.positions(reference)))
+    value = program.root.rebuild(reference, at)
+    return with_restore_key(value, ("item", pass_number, lane, reference))
+
+
+def with_restore_key(value: Any, key: RestoreKey) -> Any:
+    """The value, with its key where it has a place for it."""
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            value["__restore_key__"] = key
+    elif getattr(value, "__restore_key__", None) is not None:
+        value.__restore_key__ = key
+    return value
+
+
+def goes_on(node: Node) -> bool:
+    """Whether a pass goes on where the last one ended, so that states outlive passes."""
+    return (isinstance(node, CutNode) and node.goes_on) or any(goes_on(child) for child in node.children())
+
+
+def write_states(program: Program, states: Iterable[State]) -> list[int]:
+    """States of lanes as integers: for each lane how many follow, and those."""
+    values: list[int] = []
+    for state in states:
+        writer = IntegerWriter()
+        program.root.write(state, writer)
+        values.append(len(writer.values))
+        values += writer.values
+    return values
+
+
+def read_state(program: Program, values: list[int]) -> State:
+    """The state of one lane.
+
+    Raises:
+        StateError: The integers are not those of a state of this program.
+    """
+    reader = IntegerReader(values)
+    state = program.root.read(reader)
+    reader.end()
+    return state
