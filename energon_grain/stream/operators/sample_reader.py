@@ -76,8 +76,16 @@ class AheadReader:
         shares = self._shares()
         if not shares:
             raise StopIteration
+        # One call of the samplers draws for all lanes of a feed.
+        by_node: dict[int, list[tuple[FeedLane, int]]] = {}
+        for feed, count in shares:
+            by_node.setdefault(feed.node.index, []).append((feed, count))
+        shares = [share for same in by_node.values() for share in same]
         parts = [feed.positions_from(feed.scheduled, feed.scheduled + count) for feed, count in shares]
-        draws = _joined([feed.node.draw(part) for (feed, _), part in zip(shares, parts, strict=True)])
+        split = iter(parts)
+        draws = _joined(
+            [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
+        )
         sizes = np.cumsum(draw_sizes(draws, self._sources))
         fits = max(1, int(np.searchsorted(sizes, self._pace.size_bytes, side="right")))
         pending: list[tuple[FeedLane, int, list[int]]] = []
