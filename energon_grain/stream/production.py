@@ -42,7 +42,7 @@ class Step:
         samples: How many it holds, padding not counted.
         drops: What was dropped on the way to it.
         progress: The place behind it.
-        more: Whether this host had something for it, or may have for a later one.
+        more: Whether this host may have samples for a later one.
     """
 
     batch: Any
@@ -174,6 +174,11 @@ class Production:
                 self._around.step = step
             samples, keys, valid, next_item = self._collect(item)
             if not samples:
+                if item == 0 and self._lanes_ended() and self._share.hosts == 1:
+                    raise EmptyDatasetError(
+                        "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
+                        "would have made a full batch). loader.stats() tells what was dropped and why"
+                    )
                 self._progress = dataclasses.replace(self._progress, item=next_item, ended=True)
                 return None
             pass_number = self._progress.pass_number
@@ -189,7 +194,7 @@ class Production:
             self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
                 count = len(samples) if valid is None else int(valid.sum())
-                more = count > 0 or not self._lanes_ended()
+                more = not self._lanes_ended()
                 return Step(batch, count, self._statistics.made(), self._progress, more)
             # From here on a step no longer tells the item by itself.
             self._progress = self._progress.forgetting(plan.global_batch)

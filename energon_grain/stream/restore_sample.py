@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
@@ -35,10 +36,19 @@ class SampleRestorer:
         stage: Reads and encodes.
         batches: Makes batches.
         statistics: Counts what is dropped on the way.
+        on_error: `WorkerConfig.restore_error_handler`, called before a sample that fails now is refused.
     """
 
-    def __init__(self, spec: StreamSpec, stage: PureStage, batches: BatchStage, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        spec: StreamSpec,
+        stage: PureStage,
+        batches: BatchStage,
+        statistics: Statistics,
+        on_error: ErrorHandler,
+    ) -> None:
         self._spec = spec
+        self._on_error = on_error
         self._stage = stage
         self._batches = batches
         self._statistics = statistics
@@ -75,6 +85,7 @@ class SampleRestorer:
         draws = Draws(leaf=np.array([leaf], np.int32), child=positions, index=index, epoch=epoch)
         outcome = self._stage.run(Chunk(number=-1, draws=draws, size_bytes=0)).outcomes[0]
         if type(outcome) is Dropped:
+            self._on_error(outcome.error, outcome.sample, outcome.sources)
             raise StateError(
                 f"{outcome.shard}: {outcome.key} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
                 f"{outcome.error}); hooks must do the same whenever they see a sample"

@@ -74,6 +74,7 @@ class Stream:
                 f"endless (repeat=True)"
             )
         self._written: tuple[Any, str] = (None, "")
+        self._empty_steps = 0
         self._progress = self._beginning()
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None
@@ -150,12 +151,26 @@ class Stream:
         any_host, steps = self.config.any_host, self._steps
         assert any_host is not None
         assert steps is not None
-        step = next(steps, None)
-        # Padded passes go on until no host has anything left; others end with the first host.
-        over = not any_host(step is not None and step.more) if self.plan.pads else any_host(step is None)
-        if over or step is None:
-            raise StopIteration
-        return step
+        while True:
+            step = next(steps, None)
+            if not self.plan.pads:  # the pass ends with the first host that has no full batch
+                if any_host(step is None) or step is None:
+                    raise StopIteration
+                return step
+            if any_host(step is not None and step.samples > 0):
+                assert step is not None
+                progress = step.progress
+                if self._empty_steps:
+                    progress = dataclasses.replace(
+                        progress,
+                        step=progress.step - self._empty_steps,
+                        pass_step=progress.pass_step - self._empty_steps,
+                    )
+                return dataclasses.replace(step, progress=progress)
+            # Padding on every host: lanes that are left have items further on, or there are none.
+            self._empty_steps += 1
+            if not any_host(step is not None and step.more):
+                raise StopIteration
 
     def _next_pass(self) -> Progress:
         """The beginning of the pass behind the current one."""
@@ -177,6 +192,7 @@ class Stream:
         self.plan = PassPlan.of(self.spec, self.share.hosts, self._progress.pass_number)
 
     def _start(self) -> None:
+        self._empty_steps = 0
         production = Production(
             spec=self.spec,
             share=self.share,
@@ -307,7 +323,9 @@ class Stream:
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
-        restorer = SampleRestorer(self.spec, self._stage, self._batches, self._statistics)
+        restorer = SampleRestorer(
+            self.spec, self._stage, self._batches, self._statistics, self.config.restore_error_handler
+        )
         return restorer.restore(restore_key)
 
     def which(self, step: int) -> list[SampleRecord]:
