@@ -29,14 +29,19 @@ def _rate(cache: Path, span: dict[str, Any]) -> Row:
 
 
 def _resume(cache: Path) -> Row:
-    program = {"folder": str(cache / "text"), "program": "pack-text", "batches": 500, "workers": 2}
+    program: dict[str, Any] = {"folder": str(cache / "text"), "program": "pack-text", "batches": 500}
     return Row(
         name="resume-packing",
-        title="state after 2,000 packs with two workers (ours: threads) and full buffers, and from restoring it to the "
+        title="state after 2,000 packs with full buffers and two workers (ours: threads), and from restoring it to the "
         "first batch",
         data_sets=("text",),
         metrics=("restore_s", "state_bytes", "save_s"),
-        contenders=(ours("resume", **program), energon("resume", **program)),
+        contenders=(
+            ours("resume", workers=2, **program),
+            energon("resume", workers=2, **program),
+            ours("resume", "ours, no workers", workers=0, **program),
+            energon("resume", "energon, no workers", workers=0, **program),
+        ),
         targets=(Target(metric="restore_s", bound=0.05, sense="at most", against="energon"),),
     )
 
