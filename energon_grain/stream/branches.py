@@ -94,15 +94,18 @@ class Feeds:
     leaves: list[list[LeafPart]] = field(default_factory=list[list[LeafPart]])
     runs: dict[int, bool] = field(default_factory=dict[int, bool])
 
-    def node_of(self, branch: Branch, stripe: int = 1) -> Node:
+    def node_of(self, branch: Branch, *, stripe: int, endless: bool) -> Node:
         """The operators of a branch; an index map becomes a feed.
 
         Args:
             branch: Compiled part.
             stripe: Batch size of batches that lanes form above a finite one.
+            endless: Whether what stands above repeats it for ever.
         """
         if isinstance(branch, LaneBranch):
             return branch.node
+        if endless:
+            branch.passes = None
         node = FeedNode(
             index=len(self.nodes),
             order=branch.index_map(self.lanes),

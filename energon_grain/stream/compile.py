@@ -67,7 +67,9 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
     seed = fold(settings.seed, offset)
     top = _top(dataset)
     compiler = GraphCompiler(lanes=lanes, hosts=hosts)
-    branch = compiler.compile(top.below, Context(seed=seed if top.seed is None else top.seed))
+    endless = top.endless or bool(top.epochs)
+    at = Context(seed=seed if top.seed is None else top.seed, endless=endless)
+    branch = compiler.compile(top.below, at)
     same_pass = settings.same_pass or top.same_pass
     if isinstance(branch, IndexBranch):
         branch.same_pass = same_pass = branch.same_pass or same_pass

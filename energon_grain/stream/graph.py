@@ -50,6 +50,8 @@ class Context:
         level: Stateful nodes on the way down; with `place` it keys a node's random choices.
         in_lane: Whether batches, groups or packs are formed in a lane above.
         stripe: Batch size of the batches that are formed right above; else 1.
+        endless: Whether all that is here is repeated for ever: then passes have no meaning, and batches, groups and
+            packs go over the ends of them.
     """
 
     seed: int
@@ -57,14 +59,19 @@ class Context:
     level: int = 0
     in_lane: bool = False
     stripe: int = 1
+    endless: bool = False
 
     def below(self, *, forms: bool = False, stripe: int = 1) -> Context:
         """Below a stateful node; `forms`: one that batches, groups or packs."""
         return dataclasses.replace(self, level=self.level + 1, in_lane=self.in_lane or forms, stripe=stripe)
 
-    def child(self, number: int) -> Context:
+    def child(self, number: int, *, endless: bool = False) -> Context:
         """Below a mixture."""
-        return dataclasses.replace(self, place=f"{self.place}.{number}")
+        return dataclasses.replace(self, place=f"{self.place}.{number}", endless=endless)
+
+    def repeated(self, endless: bool) -> Context:
+        """Below a node that repeats its child for ever, or that needs the ends of its passes."""
+        return dataclasses.replace(self, endless=endless)
 
     def key(self, purpose: str) -> int:
         """64-bit key of a node here."""
@@ -124,15 +131,19 @@ class GraphCompiler:
             case PackingDataset():
                 return self._pack(node, at)
             case RepeatDataset():
-                return self._repeat(self.compile(node.dataset, at), node.repeats)
+                return self._repeat(self.compile(node.dataset, at.repeated(node.repeats is None)), node.repeats)
             case LimitDataset():
-                return self._limit(self.compile(node.dataset, at), node.length)
+                return self._limit(self.compile(node.dataset, at.repeated(False)), node.length, at)
             case EpochizeDataset():
-                return self._epochize(self.compile(node.dataset, at), node)
+                return self._epochize(self.compile(node.dataset, at.repeated(True)), node, at)
             case ShuffleBufferDataset():
                 return self._shuffle(self.compile(node.dataset, at), node.size, at)
             case _:
                 raise ConfigError(f"a {type(node).__name__} is not a dataset that can be run")
+
+    def _node(self, branch: Branch, at: Context, *, stripe: int | None = None) -> Node:
+        """The operators of a branch below a node at this place."""
+        return self.feeds.node_of(branch, stripe=at.stripe if stripe is None else stripe, endless=at.endless)
 
     def _leaf(self, node: LeafDataset, at: Context) -> IndexBranch:
         occurrence = self._seen[node.identity]
@@ -154,7 +165,7 @@ class GraphCompiler:
             return self.add_hook(self.compile(node.dataset, at), hook, at)
         child = self.compile(node.dataset, at.below())
         key = at.key(f"generate {hook.name}")
-        return LaneBranch(GenerateNode(self.feeds.node_of(child, at.stripe), hook, key), {"generate": child.told})
+        return LaneBranch(GenerateNode(self._node(child, at), hook, key), {"generate": child.told})
 
     def add_hook(self, branch: Branch, hook: HookSpec, at: Context) -> Branch:
         """A hook on each item: in the pure stage wherever that gives the same."""
@@ -190,7 +201,7 @@ class GraphCompiler:
         child = self.compile(node.dataset, at.below())
         told = {"iter_map": node.inputs_per_call, "of": child.told}
         iterate = IterateNode(
-            child=self.feeds.node_of(child, at.stripe),
+            child=self._node(child, at),
             hook=hook_spec(node.hook, node.iter_map_fn, node.task_encoder),
             key=at.key(f"iterate {node.hook}"),
             inputs=node.inputs_per_call,
@@ -207,7 +218,7 @@ class GraphCompiler:
             return branch
         child = self.compile(node.dataset, at.below(forms=True, stripe=node.batch_size))
         batch = BatchNode(
-            child=self.feeds.node_of(child, node.batch_size),
+            child=self._node(child, at, stripe=node.batch_size),
             hook=hook,
             generates=several,
             key=at.key(f"batch {hook.name}"),
@@ -222,7 +233,7 @@ class GraphCompiler:
         self.ragged = True
         child = self.compile(node.dataset, at.below(forms=True))
         group = GroupNode(
-            child=self.feeds.node_of(child),
+            child=self._node(child, at, stripe=1),
             hook=hook_spec(node.hook, node.batcher, node.task_encoder, node.failure_tolerance),
             generates=False,
             key=at.key(f"group {node.hook}"),
@@ -239,7 +250,7 @@ class GraphCompiler:
         owner = node.task_encoder
         child = self.compile(node.dataset, at.below(forms=True))
         pack = PackNode(
-            child=self.feeds.node_of(child),
+            child=self._node(child, at, stripe=1),
             hook=hook_spec("pack_selected_samples", node.final_packer, owner, node.final_packer_failure_tolerance),
             generates=is_generator(node.final_packer),
             key=at.key("pack"),
@@ -278,7 +289,7 @@ class GraphCompiler:
         branch.told = {"repeat": str(exact(repeats)), "of": branch.told}
         return branch
 
-    def _limit(self, branch: Branch, length: int) -> Branch:
+    def _limit(self, branch: Branch, length: int, at: Context) -> Branch:
         told = {"limit": length, "of": branch.told}
         if isinstance(branch, IndexBranch) and not branch.drops:
             if branch.passes is None:
@@ -291,10 +302,10 @@ class GraphCompiler:
                 branch.routes, branch.passes = branch.over(limit), EqualPasses(limit.limit)
             branch.told = told
             return branch
-        node = self.feeds.node_of(branch)
+        node = self._node(branch, at.repeated(False))
         return LaneBranch(CutNode(node, length, self.lanes, goes_on=not node.finite), told, branch.batches)
 
-    def _epochize(self, branch: Branch, node: EpochizeDataset) -> Branch:
+    def _epochize(self, branch: Branch, node: EpochizeDataset, at: Context) -> Branch:
         length = node.length
         if length is None:
             assert node.num_epochs is not None
@@ -304,7 +315,8 @@ class GraphCompiler:
         if isinstance(branch, IndexBranch) and not branch.drops:
             branch.passes, branch.told = EqualPasses(length), told
             return branch
-        return LaneBranch(CutNode(self.feeds.node_of(branch), length, self.lanes, goes_on=True), told, branch.batches)
+        below = self._node(branch, at.repeated(True))
+        return LaneBranch(CutNode(below, length, self.lanes, goes_on=True), told, branch.batches)
 
     def _shuffle(self, branch: Branch, size: int, at: Context) -> Branch:
         if size == 1:

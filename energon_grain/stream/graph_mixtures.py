@@ -33,12 +33,13 @@ class Mixtures:
         self._compiler = compiler
         self._hosts = hosts
 
-    def _children(self, datasets: tuple[SavableDataset, ...], at: Context) -> list[Branch]:
-        return [self._compiler.compile(dataset, at.child(number)) for number, dataset in enumerate(datasets)]
+    def _children(self, datasets: tuple[SavableDataset, ...], at: Context, *, endless: bool = False) -> list[Branch]:
+        compile_node = self._compiler.compile
+        return [compile_node(dataset, at.child(number, endless=endless)) for number, dataset in enumerate(datasets)]
 
     def blend(self, node: BlendDataset, at: Context) -> Branch:
         """A blend by weights. Above filters it counts items, so that shares are exact in what is left."""
-        children = self._children(node.datasets, at)
+        children = self._children(node.datasets, at, endless=True)
         router, width = self._router(node, at)
         told: dict[str, Any] = {
             "blend": [list(map(list, router.weights)), list(router.starts)],
@@ -60,7 +61,7 @@ class Mixtures:
             )
         weights = router.weights[0]
         blend = BlendNode(
-            nodes=tuple(self._compiler.feeds.node_of(child, at.stripe) for child in children),
+            nodes=tuple(self._compiler.feeds.node_of(child, stripe=1, endless=True) for child in children),
             router=router,
             lanes=self._compiler.lanes,
             shares=tuple(weight / sum(weights) for weight in weights),
@@ -139,7 +140,7 @@ class Mixtures:
                 same_pass=all(branch.same_pass for branch in branches),
                 batches=batches,
             )
-        nodes = tuple(self._compiler.feeds.node_of(child, at.stripe) for child in children)
+        nodes = tuple(self._compiler.feeds.node_of(child, stripe=at.stripe, endless=False) for child in children)
         if not all(each.finite for each in nodes):
             raise ConfigError(
                 "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
