@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
     from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
     from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+    from energon_grain.datasets.multi_epoch import EpochIndex, MultiEpochDataset, SizedDataset
+    from energon_grain.datasets.multi_epoch_resampler import MultiEpochDatasetResampler
+    from energon_grain.datasets.multi_epoch_wrapper import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetWrapper
     from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset, RepeatDataset, ShuffleBufferDataset
     from energon_grain.datasets.packing import PackingDataset
     from energon_grain.datasets.stateless import stateless
@@ -73,6 +76,7 @@ if TYPE_CHECKING:
     from energon_grain.sources.webdataset import WebDatasetSource
     from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
     from energon_grain.stream.cursor import merge_cursors
+    from energon_grain.stream.multi_epoch_leaf import MultiEpochLeaf
     from energon_grain.stream.run import Stream
     from energon_grain.stream.which import SampleRecord
     from energon_grain.transforms.batching import (
@@ -120,6 +124,7 @@ __all__ = [
     "DuplicateKeyError",
     "EmptyDatasetError",
     "EnergonGrainError",
+    "EpochIndex",
     "EpochizeDataset",
     "FatalSampleError",
     "FieldMapError",
@@ -130,6 +135,7 @@ __all__ = [
     "FormatError",
     "GroupBatchDataset",
     "HostsError",
+    "IdentityMultiEpochDatasetWrapper",
     "ImageClassificationSample",
     "ImageSample",
     "IndexFileError",
@@ -144,6 +150,10 @@ __all__ = [
     "MetadatasetV2",
     "MixBatchDataset",
     "MultiChoiceVQASample",
+    "MultiEpochDataset",
+    "MultiEpochDatasetResampler",
+    "MultiEpochDatasetWrapper",
+    "MultiEpochLeaf",
     "NoCachePool",
     "OCRSample",
     "PackingDataset",
@@ -160,6 +170,7 @@ __all__ = [
     "SavableDataset",
     "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
+    "SizedDataset",
     "SkipSample",
     "Source",
     "SourceInfo",
@@ -222,6 +233,9 @@ _MODULES = {
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),
     "datasets.mapping": ("FilterDataset", "IterMapDataset", "MapDataset"),
     "datasets.mixtures": ("BlendDataset", "BlendEpochizedDataset", "ConcatDataset"),
+    "datasets.multi_epoch": ("EpochIndex", "MultiEpochDataset", "SizedDataset"),
+    "datasets.multi_epoch_resampler": ("MultiEpochDatasetResampler",),
+    "datasets.multi_epoch_wrapper": ("IdentityMultiEpochDatasetWrapper", "MultiEpochDatasetWrapper"),
     "datasets.nodes": ("EpochizeDataset", "LimitDataset", "RepeatDataset", "ShuffleBufferDataset"),
     "datasets.packing": ("PackingDataset",),
     "datasets.stateless": ("stateless",),
@@ -248,6 +262,7 @@ _MODULES = {
     "sources.webdataset": ("WebDatasetSource",),
     "sources.webdataset_file_store": ("WebdatasetFileStore",),
     "stream.cursor": ("merge_cursors",),
+    "stream.multi_epoch_leaf": ("MultiEpochLeaf",),
     "stream.run": ("Stream",),
     "stream.which": ("SampleRecord",),
     "transforms.batching": (
