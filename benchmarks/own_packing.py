@@ -1,4 +1,4 @@
-"""Our packers over a stream of lengths, run as a lane runs them: fill the buffer, pack, put the rest back."""
+"""Our packers over a stream of lengths, with a buffer like a lane's: fill it, pack, put the rest back."""
 
 from __future__ import annotations
 
