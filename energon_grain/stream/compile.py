@@ -17,7 +17,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.weights import exact
 from energon_grain.stream.branches import Branch, IndexBranch
 from energon_grain.stream.graph import Context, GraphCompiler
-from energon_grain.stream.hook_specs import hook_spec
+from energon_grain.stream.hook_specs import hook_spec, with_own_name
 from energon_grain.stream.operators.mapping import Keep
 from energon_grain.stream.operators.passes import RepeatNode
 from energon_grain.stream.spec import BatchSpec, HookSpec, Program, StreamSpec
@@ -153,6 +153,10 @@ def _top(dataset: SavableDataset) -> _Top:
     if is_generator(node.batcher):
         return _cuts(dataset)
     top.batch, top.below = node, node.dataset
+    named = [_batch_hook(node)]
+    for hook in top.batch_hooks:
+        named.append(with_own_name(hook, named))
+    top.batch_hooks = named[1:]
     return top
 
 
@@ -214,13 +218,17 @@ def _steps(branch: Branch, top: _Top, hosts: int) -> int | None:
     return min(steps) if steps else None
 
 
+def _batch_hook(node: BatchDataset) -> HookSpec:
+    return hook_spec(node.hook, node.batcher, node.task_encoder, node.failure_tolerance)
+
+
 def _batch(top: _Top) -> BatchSpec | None:
     if top.batch is None:
         return None
     node = top.batch
     return BatchSpec(
         size=node.batch_size,
-        hook=hook_spec(node.hook, node.batcher, node.task_encoder, node.failure_tolerance),
+        hook=_batch_hook(node),
         last=node.last_batch,
         encode=tuple(top.batch_hooks),
     )

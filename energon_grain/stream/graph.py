@@ -73,10 +73,6 @@ class Context:
         """Below a node that repeats its child for ever, or that needs the ends of its passes."""
         return dataclasses.replace(self, endless=endless)
 
-    def key(self, purpose: str) -> int:
-        """64-bit key of a node here."""
-        return fold(self.seed, purpose, self.place, self.level)
-
 
 class GraphCompiler:
     """Compiles nodes, and knows the leaves that it met.
@@ -92,6 +88,7 @@ class GraphCompiler:
         self.feeds = Feeds(lanes)
         self.ragged = False
         self._seen: Counter[tuple[str, ...]] = Counter()
+        self._keys: Counter[tuple[str, str, int]] = Counter()
         self._mixtures = Mixtures(self, hosts)
 
     def compile(self, node: SavableDataset, at: Context) -> Branch:
@@ -141,6 +138,12 @@ class GraphCompiler:
             case _:
                 raise ConfigError(f"a {type(node).__name__} is not a dataset that can be run")
 
+    def _key(self, at: Context, purpose: str) -> int:
+        """64-bit key of a node: no two of one purpose at one place share it."""
+        place = (purpose, at.place, at.level)
+        self._keys[place] += 1
+        return fold(at.seed, *place, self._keys[place])
+
     def _node(self, branch: Branch, at: Context, *, stripe: int | None = None) -> Node:
         """The operators of a branch below a node at this place."""
         return self.feeds.node_of(branch, stripe=at.stripe if stripe is None else stripe, endless=at.endless)
@@ -164,7 +167,7 @@ class GraphCompiler:
         if not is_generator(node.map_fn):
             return self.add_hook(self.compile(node.dataset, at), hook, at)
         child = self.compile(node.dataset, at.below())
-        key = at.key(f"generate {hook.name}")
+        key = self._key(at, f"generate {hook.name}")
         return LaneBranch(GenerateNode(self._node(child, at), hook, key), {"generate": child.told})
 
     def add_hook(self, branch: Branch, hook: HookSpec, at: Context) -> Branch:
@@ -174,7 +177,7 @@ class GraphCompiler:
                 leaf.add_hook(hook)
             return branch
         if not self._push(branch.node, hook):
-            branch.node = MapNode(branch.node, hook, at.key(f"map {hook.name}"))
+            branch.node = MapNode(branch.node, hook, self._key(at, f"map {hook.name}"))
         return branch
 
     def _push(self, node: Node, hook: HookSpec) -> bool:
@@ -194,7 +197,7 @@ class GraphCompiler:
             branch.drops = True
             return branch
         return LaneBranch(
-            MapNode(branch.node, hook, at.key(f"filter {hook.name}")), {"filter": branch.told}, branch.batches
+            MapNode(branch.node, hook, self._key(at, f"filter {hook.name}")), {"filter": branch.told}, branch.batches
         )
 
     def _iterate(self, node: IterMapDataset, at: Context) -> Branch:
@@ -203,7 +206,7 @@ class GraphCompiler:
         iterate = IterateNode(
             child=self._node(child, at),
             hook=hook_spec(node.hook, node.iter_map_fn, node.task_encoder),
-            key=at.key(f"iterate {node.hook}"),
+            key=self._key(at, f"iterate {node.hook}"),
             inputs=node.inputs_per_call,
             length=node.len_map_fn,
         )
@@ -221,7 +224,7 @@ class GraphCompiler:
             child=self._node(child, at, stripe=node.batch_size),
             hook=hook,
             generates=several,
-            key=at.key(f"batch {hook.name}"),
+            key=self._key(at, f"batch {hook.name}"),
             size=node.batch_size,
             drop_last=node.last_batch == "drop",
         )
@@ -236,7 +239,7 @@ class GraphCompiler:
             child=self._node(child, at, stripe=1),
             hook=hook_spec(node.hook, node.batcher, node.task_encoder, node.failure_tolerance),
             generates=False,
-            key=at.key(f"group {node.hook}"),
+            key=self._key(at, f"group {node.hook}"),
             criterion=hook_spec(node.group_hook, node.sample_group_key, node.task_encoder),
             size=node.fixed_batch_size,
             drop_last=node.drop_last,
@@ -253,7 +256,7 @@ class GraphCompiler:
             child=self._node(child, at, stripe=1),
             hook=hook_spec("pack_selected_samples", node.final_packer, owner, node.final_packer_failure_tolerance),
             generates=is_generator(node.final_packer),
-            key=at.key("pack"),
+            key=self._key(at, "pack"),
             size=node.buffer_size,
             selector=hook_spec("select_samples_to_pack", node.pre_packer, owner, node.pre_packer_failure_tolerance),
             encoder=None
@@ -322,7 +325,7 @@ class GraphCompiler:
         if size == 1:
             return branch
         told = {"shuffle": size, "of": branch.told}
-        key = at.key("shuffle")
+        key = self._key(at, "shuffle")
         if isinstance(branch, IndexBranch):
             branch.routes = branch.over(WindowShuffle(size, key=key, passes=branch.passes))
             branch.told = told

@@ -7,12 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from energon_grain.datasets.draw_context import Draw, current
+from energon_grain.errors import StateError
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
 
 
 def call_hook(
-    hook: HookSpec, key: int, number: int, value: Any, lock: AbstractContextManager[Any], *, epoch: int, batch: int
+    hook: HookSpec,
+    key: int,
+    number: int,
+    value: Any,
+    lock: AbstractContextManager[Any],
+    *,
+    epoch: int,
+    batch: int | None = None,
 ) -> Any:
     """Call a hook with random numbers keyed by (key, number).
 
@@ -23,7 +31,7 @@ def call_hook(
         value: The hook's argument.
         lock: Held during the call.
         epoch: `Draw.epoch` in the hook.
-        batch: `Draw.batch_index` in the hook.
+        batch: `Draw.batch_index` in the hook; None: nobody can tell.
     """
     draw = Draw(key, [number], [-1], [epoch], batch_index=batch)
     outer = current.draw
@@ -55,9 +63,8 @@ class HookGenerator:
         lock: AbstractContextManager[Any],
         *,
         epoch: int,
-        batch: int,
     ) -> None:
-        self._draw = Draw(key, [number], [-1], [epoch], batch_index=batch)
+        self._draw = Draw(key, [number], [-1], [epoch])
         self._seeds = SeededGlobals(self._draw.seed) if hook.restore_seeds else None
         self._lock = lock
         self._function = hook.function
@@ -80,6 +87,23 @@ class HookGenerator:
                 current.draw = outer
 
     def skip(self, values: int) -> None:
-        """Run past values that were handed out before."""
-        for _ in range(values):
-            next(self)
+        """Run past values that were handed out before.
+
+        Raises:
+            StateError: There are fewer.
+        """
+        for number in range(values):
+            self.again(number)
+
+    def again(self, number: int) -> Any:
+        """The next value, which is there again.
+
+        Raises:
+            StateError: It is not: the generator ends before it.
+        """
+        for value in self:
+            return value
+        raise StateError(
+            f"{self._function!r} made {number} values of an item now, and more when the state was saved; hooks must do "
+            f"the same whenever they see a sample"
+        )

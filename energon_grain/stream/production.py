@@ -17,7 +17,6 @@ from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.lanes import LaneAssembly, Taken
-from energon_grain.stream.operators.lane import Surroundings
 from energon_grain.stream.operators.program import LaneProgram
 from energon_grain.stream.operators.sample_reader import AheadReader
 from energon_grain.stream.operators.surroundings import surroundings
@@ -89,8 +88,11 @@ class Production:
         self._ordered: OrderedWorkers | None = None
         self._processes: list[WorkerProcess] = []
         self._pace = ChunkPace(first=self._plan.batch_size)
-        self._around: Surroundings | None = None
-        self._assembly = self._positions(workers) if spec.program is None else self._lanes(spec.program, workers)
+        try:
+            self._assembly = self._positions(workers) if spec.program is None else self._lanes(spec.program, workers)
+        except BaseException:
+            self.close()
+            raise
 
     def _positions(self, workers: int) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
@@ -121,12 +123,19 @@ class Production:
         start = self._progress
         reader = AheadReader(self._stage.sources, self._pace)
         reader.encoded = self._encoded(reader, workers)
-        self._around = surroundings(program, self._stage, self._pace, self._statistics, self._patience())
+        around = surroundings(
+            program,
+            self._stage,
+            self._pace,
+            self._statistics,
+            self._config.restore_error_handler,
+            self._patience(),
+        )
         return LaneProgram(
             program=program,
             share=self._share,
             reader=reader,
-            around=self._around,
+            around=around,
             pass_number=self._spec.counted(start.pass_number),
             states=start.lanes,
             begins=start.item == 0 and not self._spec.endless,
@@ -170,8 +179,6 @@ class Production:
         while True:
             item = self._progress.item
             step = item // plan.global_batch
-            if self._around is not None:
-                self._around.step = step
             samples, keys, valid, next_item = self._collect(item)
             if not samples:
                 if item == 0 and self._lanes_ended() and self._share.hosts == 1:

@@ -9,6 +9,7 @@ A restore key is nested tuples (lists, once it went through JSON):
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, cast
 
 import numpy as np
@@ -22,61 +23,77 @@ from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.index_map import IndexMap
-from energon_grain.stream.operators.program import rebuild_item
+from energon_grain.stream.operators.program import checked_reference, rebuild_item
 from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
 
+_PATIENCE = 100_000
+
 
 class SampleRestorer:
-    """Rebuilds what a stream of the same configuration delivered, on any host.
+    """Rebuilds what a stream of the same configuration delivered, on any host; the stream's statistics do not count it.
 
     Args:
         spec: The compiled dataset.
         stage: Reads and encodes.
-        batches: Makes batches.
-        statistics: Counts what is dropped on the way.
-        on_error: `WorkerConfig.restore_error_handler`, called before a sample that fails now is refused.
+        on_error: `WorkerConfig.restore_error_handler`, called before something that fails now is refused.
     """
 
-    def __init__(
-        self,
-        spec: StreamSpec,
-        stage: PureStage,
-        batches: BatchStage,
-        statistics: Statistics,
-        on_error: ErrorHandler,
-    ) -> None:
+    def __init__(self, spec: StreamSpec, stage: PureStage, on_error: ErrorHandler) -> None:
         self._spec = spec
-        self._on_error = on_error
         self._stage = stage
-        self._batches = batches
-        self._statistics = statistics
+        self._on_error = on_error
+        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], on_error)
+        self._batches = BatchStage(
+            spec.batch, seed=spec.seed, hosts=1, hook_lock=stage.hook_lock, statistics=self._statistics
+        )
 
     def restore(self, restore_key: Any) -> Any:
         """The sample or batch of a restore key.
 
         Raises:
-            StateError: It is not a restore key of this dataset, or the sample is dropped now.
+            StateError: It is not a restore key of this dataset, or a hook drops or fails on it now.
+            FatalSampleError: A hook failed as no policy may skip.
         """
         key = _tuples(restore_key)
         try:
-            return self._restore(key)
-        except (IndexError, TypeError, ValueError) as error:
+            self._check(key)
+        except (LookupError, TypeError, ValueError, AttributeError, StateError) as error:
             raise StateError(
-                f"{restore_key!r} is not a restore key of this dataset: pass the `__restore_key__` of a sample or "
-                f"batch that a loader with the same configuration delivered"
+                f"{reprlib.repr(restore_key)} is not a restore key of this dataset ({error}): pass the "
+                f"`__restore_key__` of a sample or batch that a loader with the same configuration delivered"
             ) from error
+        return self._restore(key)
+
+    def _check(self, key: Any) -> None:
+        """Check a key without running any hook."""
+        kind, *rest = key
+        if kind == "sample":
+            leaf, child = rest
+            if _number(leaf) >= len(self._spec.leaves):
+                raise ValueError(f"leaf {leaf} of {len(self._spec.leaves)}")
+            _number(child)
+        elif kind == "item":
+            pass_number, lane, reference = rest
+            _number(pass_number)
+            if self._spec.program is None or _number(lane) >= self._spec.lanes:
+                raise ValueError("there is no such lane")
+            checked_reference(self._spec.program, reference)
+        elif kind == "batch":
+            pass_number, step, item, padding, *members = rest
+            for number in (pass_number, step, item, *(padding or ())):
+                _number(number)
+            if self._spec.batch is None or not members or any(place >= len(members) for place in padding or ()):
+                raise ValueError("there is no such batch")
+            for member in members:
+                self._check(member)
+        else:
+            raise ValueError(f"its kind is {kind!r}")
 
     def _restore(self, key: Any) -> Any:
         kind, *rest = key
-        if kind == "sample":
-            return self._sample(*rest)
-        if kind == "item":
-            return self._item(*rest)
-        if kind == "batch":
-            return self._batch(*rest)
-        raise ValueError(f"unknown kind {kind!r}")
+        return {"sample": self._sample, "item": self._item, "batch": self._batch}[kind](*rest)
 
     def _sample(self, leaf: int, child: int) -> Any:
         order, first = self._order_of(leaf)
@@ -94,8 +111,6 @@ class SampleRestorer:
 
     def _order_of(self, leaf: int) -> tuple[IndexMap, int]:
         """The index map that a leaf belongs to, and the number of its first leaf."""
-        if not 0 <= leaf < len(self._spec.leaves):
-            raise IndexError(f"leaf {leaf} of {len(self._spec.leaves)}")
         if self._spec.program is None:
             return self._spec.order, 0
         feeds = self._spec.program.feeds
@@ -103,11 +118,11 @@ class SampleRestorer:
         return feed.order, feed.first_leaf
 
     def _item(self, pass_number: int, lane: int, reference: Any) -> Any:
-        program = self._spec.program
-        if program is None or not 0 <= lane < self._spec.lanes:
-            raise ValueError("no such lane")
-        around = surroundings(program, self._stage, ChunkPace(first=1), self._statistics, 1000)
-        return rebuild_item(program, around, pass_number, lane, reference)
+        assert self._spec.program is not None
+        around = surroundings(
+            self._spec.program, self._stage, ChunkPace(first=1), self._statistics, self._on_error, _PATIENCE
+        )
+        return rebuild_item(self._spec.program, around, pass_number, lane, reference)
 
     def _batch(self, pass_number: int, step: int, item: int, padding: tuple[int, ...] | None, *keys: Any) -> Any:
         valid = None
@@ -119,6 +134,12 @@ class SampleRestorer:
         if batch is NO_BATCH:
             raise StateError("the batch is dropped by its hooks now; hooks must do the same whenever they see a sample")
         return batch
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is not a number that can be in it")
+    return value
 
 
 def _tuples(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import threading
 import weakref
@@ -122,12 +123,25 @@ class Stream:
             raise ValueError("the stream was closed")
         if self._progress.ended:
             raise StopIteration
-        if self._steps is None:
-            self._start()
-        assert self._steps is not None
+        step = self._advance()
+        self._statistics.delivered(step.samples, step.drops)
+        return step.batch
+
+    def _advance(self) -> Step:
+        """The next step, behind which the stream now is.
+
+        Raises:
+            StopIteration: The pass is over.
+        """
         try:
+            if self._steps is None:
+                self._start()
+            assert self._steps is not None
             step = self._agreed() if self._agrees else next(self._steps)
+            skipped = self._progress.skipped
             self._progress = step.progress
+            if step.progress.skipped != skipped:
+                self._progress = dataclasses.replace(step.progress, skipped=skipped)
         except StopIteration:
             self._progress = dataclasses.replace(self._progress, ended=True)
             self._stop()
@@ -139,8 +153,7 @@ class Stream:
             self._stop()
             self._statistics.failed()
             raise
-        self._statistics.delivered(step.samples, step.drops)
-        return step.batch
+        return step
 
     def _agreed(self) -> Step:
         """The next step, if all hosts have it.
@@ -259,6 +272,11 @@ class Stream:
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
         progress = from_cursor(cursor, self.share, self.spec.program)
+        if self.spec.program is not None and progress.lanes is None and progress.item:
+            raise StateError(
+                f"the state is of item {progress.item} of a dataset that does not filter, group or pack, which this "
+                f"one does: where its lanes stand is not known there, so it cannot go on, not even with allow_changes"
+            )
         plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         if not progress.history:
             raise StateError("the state has no history; it was not made by this library")
@@ -290,8 +308,10 @@ class Stream:
 
         Raises:
             ValueError: `steps` is negative.
-            StateError: The pass has fewer steps left; nothing was skipped.
+            StateError: The pass has fewer steps left. Nothing was skipped, unless only the data could tell: then the
+                pass is over, and what it had is recorded as skipped.
         """
+        steps = operator.index(steps)
         if steps < 0:
             raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
         if not steps:
@@ -300,33 +320,41 @@ class Stream:
         left = 0 if before.ended else self.plan.remaining(before.pass_step, before.item)
         if left is not None and steps > left:
             raise StateError(f"skip({steps}): this pass has {left} steps left; skip less, or begin the next pass")
-        self._stop()
-        skipped = (*before.skipped, (before.step, steps))
         if self.spec.program is not None:
-            for done in range(steps):
-                try:
-                    next(self)
-                except StopIteration:
-                    raise StateError(f"skip({steps}): the pass ended after {done} steps, which are skipped") from None
-            self._progress = dataclasses.replace(self._progress, skipped=skipped)
+            self._skip_by_making(steps)
             return
-        item = before.item + steps * self.plan.global_batch
-        pass_step = before.pass_step + steps
+        self._stop()
+        pass_step, item = before.pass_step + steps, before.item + steps * self.plan.global_batch
         self._progress = dataclasses.replace(
             before,
             step=before.step + steps,
             pass_step=pass_step,
             item=item,
             ended=self.plan.over(pass_step, item),
-            skipped=skipped,
+            skipped=(*before.skipped, (before.step, steps)),
         )
+
+    def _skip_by_making(self, steps: int) -> None:
+        before = self._progress
+        done = 0
+        try:
+            while done < steps:
+                if self._progress.ended:
+                    raise StopIteration
+                self._advance()
+                done += 1
+        except StopIteration:
+            raise StateError(
+                f"skip({steps}): the pass ended after {done} steps, which are skipped; begin the next pass"
+            ) from None
+        finally:
+            if done:
+                skipped = (*before.skipped, (before.step, done))
+                self._progress = dataclasses.replace(self._progress, skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
-        restorer = SampleRestorer(
-            self.spec, self._stage, self._batches, self._statistics, self.config.restore_error_handler
-        )
-        return restorer.restore(restore_key)
+        return SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
 
     def which(self, step: int) -> list[SampleRecord]:
         """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 
 from energon_grain.datasets.draw_context import Draw
 
+_lock = threading.RLock()
+
 
 class SeededGlobals:
     """A context in which `random` and `numpy.random` are seeded from a key; afterwards they are as before.
 
-    Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The caller
-    sees to it that no two such contexts overlap in time.
+    Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The generators
+    belong to the process: a context waits until no other thread is in one.
 
     Args:
         seed: 64-bit key.
@@ -29,6 +32,7 @@ class SeededGlobals:
         self._outer: tuple[Any, Any] | None = None
 
     def __enter__(self) -> None:
+        _lock.acquire()
         self._outer = random.getstate(), np.random.get_state()  # noqa: NPY002 (hooks use the globals)
         if self._inner is None:
             random.seed(self._seed)
@@ -40,9 +44,12 @@ class SeededGlobals:
 
     def __exit__(self, *exception: object) -> None:
         assert self._outer is not None
-        self._inner = random.getstate(), np.random.get_state()  # noqa: NPY002
-        random.setstate(self._outer[0])
-        np.random.set_state(self._outer[1])  # noqa: NPY002
+        try:
+            self._inner = random.getstate(), np.random.get_state()  # noqa: NPY002
+            random.setstate(self._outer[0])
+            np.random.set_state(self._outer[1])  # noqa: NPY002
+        finally:
+            _lock.release()
 
 
 def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:

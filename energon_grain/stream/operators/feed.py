@@ -140,7 +140,19 @@ class FeedLane:
         expected: Samples that will probably be asked for soon.
     """
 
-    __slots__ = ("_refill", "count", "expected", "lane", "node", "pass_number", "queue", "scheduled", "taken")
+    __slots__ = (
+        "_asked",
+        "_demand",
+        "_refill",
+        "count",
+        "expected",
+        "lane",
+        "node",
+        "pass_number",
+        "queue",
+        "scheduled",
+        "taken",
+    )
 
     def __init__(self, node: FeedNode, lane: Lane, state: FeedState | None, refill: Refill) -> None:
         self.node = node
@@ -148,6 +160,8 @@ class FeedLane:
         self.queue: deque[tuple[int, Any]] = deque()
         self.expected = 1.0
         self._refill = refill
+        self._asked = 0
+        self._demand = 0.0
         self.pass_number, self.taken = (lane.pass_number if node.finite else 0, 0) if state is None else state
         self.scheduled = self.taken
         self.count = node.rounds(lane.number, self.pass_number)
@@ -170,6 +184,7 @@ class FeedLane:
                 self._refill(self)
             entry = self.queue.popleft()
             self.taken += 1
+            self._asked += 1
             if type(entry[1]) is not Dropped:
                 return entry
             self.lane.declined(entry[1])
@@ -177,6 +192,12 @@ class FeedLane:
     def state(self) -> FeedState:
         """Pass and rounds."""
         return self.pass_number, self.taken
+
+    def demand(self) -> float:
+        """Samples that were lately asked for between two calls of this."""
+        taken, self._asked = self._asked, 0
+        self._demand = (self._demand + taken) / 2
+        return self._demand
 
     def expect(self, items: float) -> None:
         """Read about as many samples ahead."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
@@ -89,8 +90,10 @@ class IterateNode:
         made, call, began = reference
         again = lane.replay()
         outputs = _Iterate(self, again, again.reopen(self.child, began), call, made)
-        item = outputs.next()
-        assert item is not None
+        with lane.around.replay():
+            item = outputs.next()
+        if item is None:
+            raise StateError("the inputs of a function from stream to stream are not there any more")
         return item[1]
 
     def children(self) -> tuple[Node]:
@@ -99,24 +102,26 @@ class IterateNode:
 
 
 class _Inputs:
-    """At most so many items of an operator."""
+    """An item that was looked at, and then others of an operator up to a number."""
 
-    __slots__ = ("_child", "ended", "left")
+    __slots__ = ("_child", "_first", "left")
 
-    def __init__(self, child: Operator, left: int) -> None:
+    def __init__(self, first: Item, child: Operator, left: int) -> None:
+        self._first: Item | None = first
         self._child = child
         self.left = left
-        self.ended = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.ended or not self.left:
+        if not self.left:
             raise StopIteration
-        item = self._child.next()
+        item, self._first = self._first, None
         if item is None:
-            self.ended = True
+            item = self._child.next()
+        if item is None:
+            self.left = 0
             raise StopIteration
         self.left -= 1
         return item[1]
@@ -130,34 +135,54 @@ class _Iterate:
         self._lane = lane
         self._child = child
         self._call = call
-        self._start()
-        self._outputs.skip(made)
-        self._made = made
+        self._began = child.state()
+        self._made = 0
+        self._inputs: _Inputs | None = None
+        self._outputs: HookGenerator | None = None
+        if made:
+            with lane.around.replay():
+                self._start()
+                if self._outputs is None:
+                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                self._outputs.skip(made)
+            self._made = made
 
     def _start(self) -> None:
-        """Begin a call at the present place."""
+        """Begin a call at the present place, if there is any input."""
         self._began = self._child.state()
         self._made = 0
-        self._inputs = _Inputs(self._child, self._node.inputs)
+        first = self._child.next()
+        if first is None:
+            return
+        self._inputs = _Inputs(first, self._child, self._node.inputs)
         key = fold(self._node.key, self._lane.number, self._lane.pass_number)
-        self._outputs: HookGenerator = self._lane.run(self._node.hook, key, self._call, self._inputs)
+        self._outputs = self._lane.run(self._node.hook, key, self._call, self._inputs)
+
+    def _end(self) -> None:
+        """End the call."""
+        if self._inputs is not None and self._inputs.left == self._node.inputs:
+            self._lane.count_drop()  # it did not even look at its first input
+        self._outputs = self._inputs = None
+        self._call += 1
+        self._made = 0
+        self._began = self._child.state()
 
     def next(self) -> Item | None:
         while True:
+            if self._outputs is None:
+                self._start()
+                if self._outputs is None:
+                    return None
             try:
                 value = next(self._outputs)
             except StopIteration:
-                if self._inputs.ended:
-                    return None
-                if self._inputs.left == self._node.inputs:
+                if not self._made:
                     self._lane.count_drop()
-                self._call += 1
-                self._start()
+                self._end()
                 continue
             except Exception as error:
                 reference = (self._made, self._call, self._began)
-                self._call += 1
-                self._start()
+                self._end()
                 self._lane.drop(self._node, reference, self._node.hook, error, None)
                 continue
             self._made += 1
@@ -165,8 +190,7 @@ class _Iterate:
 
     def begin(self, pass_number: int) -> None:
         self._child.begin(pass_number)
-        self._call += 1
-        self._start()
+        self._end()
 
     def state(self) -> State:
         return self._began, self._call, self._made

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.hook_call import HookGenerator, call_hook
@@ -16,6 +17,10 @@ from energon_grain.stream.spec import HookSpec
 
 if TYPE_CHECKING:
     from energon_grain.stream.operators.feed import FeedNode
+
+
+Samples = dict[Position, list[Any]]
+"""Encoded samples by position, as many as there are uses of it."""
 
 
 class FeedReader(Protocol):
@@ -34,24 +39,43 @@ class Surroundings:
         on_drop: Called for each dropped sample: (leaf of its first sample, hook, error, its value, whether it was
             dropped on purpose).
         on_decline: Called with the `Dropped` of the pure stage.
-        read: Encoded samples of positions, by position; what does not decode is `Dropped`.
+        read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
         leaf_of: Number of the leaf of a position.
         hook_lock: Held around hooks that must not overlap in time with others.
         direct: A reader for replaying.
         patience: Samples in a row that may be dropped on the way to one item.
-        step: Number of the step in the making.
+        on_success: Called for each item.
+        on_restore_error: `WorkerConfig.restore_error_handler`.
         in_a_row: What was dropped since the last item of any lane.
+        replaying: Whether what was made before is made again, so that drops were counted.
     """
 
     on_drop: Callable[[int, HookSpec, Exception, Any], None]
     on_decline: Callable[[Dropped], None]
-    read: Callable[[list[Position]], dict[Position, Any]]
+    on_success: Callable[[], None]
+    on_restore_error: ErrorHandler
+    read: Callable[[list[Position]], Samples]
     leaf_of: Callable[[Position], int]
     hook_lock: threading.RLock
     direct: FeedReader
     patience: int
-    step: int = 0
     in_a_row: int = 0
+    replaying: bool = False
+
+    def item_made(self) -> None:
+        """An item came through: what was dropped before it is no longer in a row."""
+        self.in_a_row = 0
+        self.on_success()
+
+    @contextmanager
+    def replay(self) -> Generator[None]:
+        """A context in which what was made before is made again."""
+        outer, self.replaying = self.replaying, True
+        in_a_row = self.in_a_row
+        try:
+            yield
+        finally:
+            self.replaying, self.in_a_row = outer, in_a_row
 
 
 @dataclass(slots=True, eq=False)
@@ -70,15 +94,15 @@ class Lane:
     pass_number: int
     reader: FeedReader
     around: Surroundings
-    samples: dict[Position, Any] = field(default_factory=dict[Position, Any])
+    samples: Samples = field(default_factory=dict[Position, list[Any]])
 
     def call(self, hook: HookSpec, key: int, number: int, value: Any) -> Any:
         """Call a hook on a value; `key` is the node's, `number` the item's."""
-        return call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=self.around.step)
+        return call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
 
     def run(self, hook: HookSpec, key: int, number: int, value: Any) -> HookGenerator:
         """Call a hook that is a generator function."""
-        return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=self.around.step)
+        return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
         return nullcontext() if hook.concurrent else self.around.hook_lock
@@ -92,12 +116,14 @@ class Lane:
         first = next(iter(node.positions(reference)), None)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
         leaf = -1 if first is None else self.around.leaf_of(first)
-        self.around.on_drop(leaf, hook, error, None if isinstance(error, SkipSample) else value)
+        if not self.around.replaying:
+            self.around.on_drop(leaf, hook, error, None if isinstance(error, SkipSample) else value)
         self.count_drop()
 
     def declined(self, dropped: Dropped) -> None:
         """Count a sample that the pure stage dropped."""
-        self.around.on_decline(dropped)
+        if not self.around.replaying:
+            self.around.on_decline(dropped)
         self.count_drop()
 
     def count_drop(self) -> None:
@@ -119,7 +145,8 @@ class Lane:
         Raises:
             StateError: It was dropped now, although it was not when the state was saved.
         """
-        value = self.samples[position]
+        # Each use gets an object of its own: hooks may change what they are given.
+        value = self.samples[position].pop()
         if type(value) is Dropped:
             raise StateError(
                 f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
@@ -139,7 +166,7 @@ class Lane:
 
     def reopen(self, node: Node, state: State) -> Operator:
         """An operator of this lane behind a state, whose held samples are read now."""
-        self.samples = self.around.read(list(node.held(state)))
+        self.samples = self.around.read([*node.held(state)])
         operator = node.open(self, state)
         self.samples = {}
         return operator

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
@@ -54,12 +55,14 @@ class MadeOfSeveral:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook called again."""
         call, made, members = reference
+        if not members:
+            raise StateError(f"{self.hook.name}: a reference names no member; it is not of this dataset, or damaged")
         values = [self.rebuild_member(member, lane) for member in members]
         if not self.generates:
             return lane.call(self.hook, self.hook_key(lane), call, values)
         generator = lane.run(self.hook, self.hook_key(lane), call, values)
         generator.skip(made)
-        return next(generator)
+        return generator.again(made)
 
     def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
         """Both numbers and the members."""

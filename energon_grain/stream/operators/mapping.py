@@ -211,7 +211,7 @@ class GenerateNode:
         made, source = reference
         generator = self._run(lane, source, self.child.rebuild(source, lane))
         generator.skip(made)
-        return next(generator)
+        return generator.again(made)
 
     def _run(self, lane: Lane, source: Reference, value: Any) -> HookGenerator:
         return lane.run(self.hook, fold(self.key, lane.number, lane.pass_number), self.child.number(source), value)

@@ -95,6 +95,10 @@ class BlendNode(_OfSeveral):
         ]
         return _Blend(self, lane, children, rounds, list(passes))
 
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.nodes[reference[0]].rebuild(reference[1], lane.at_pass(0))
+
     def held(self, state: State) -> Iterable[Position]:
         """Of all children."""
         for node, below in zip(self.nodes, state[2], strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -172,11 +173,11 @@ class _Pack:
             return
         try:
             chosen = [[by_identity[id(value)].pop() for value in group] for group in groups]
-        except (KeyError, IndexError) as error:
+        except (KeyError, IndexError, TypeError) as error:
             raise ConfigError(
-                f"{node.selector.name} returned a sample that it was not given, or one twice: its groups must consist "
-                f"of the very samples of its argument, each at most once. Change samples in `postencode_sample` or "
-                f"`pack_selected_samples` instead"
+                f"{node.selector.name} must return a list of groups, each a list of samples of its argument, of which "
+                f"none may be new and none there twice; it returned {reprlib.repr(groups)}. Change samples in "
+                f"`postencode_sample` or `pack_selected_samples` instead"
             ) from error
         for left in by_identity.values():
             for reference, value in left:

@@ -151,9 +151,17 @@ class CutNode(Transparent):
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The cut of a lane."""
-        below = lane.at_pass(0) if self.goes_on else lane
+        below = self._below(lane)
         made, child_pass, child = (0, below.pass_number, None) if state is None else state
         return _Cut(self, lane, self.child.open(below, child), made, child_pass)
+
+    def _below(self, lane: Lane) -> Lane:
+        """The lane as the child sees it: what goes on knows no passes of what cuts it."""
+        return lane.at_pass(0) if self.goes_on else lane
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.child.rebuild(reference, self._below(lane))
 
     def held(self, state: State) -> Iterable[Position]:
         """The child's."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
-from energon_grain.errors import EmptyDatasetError
+from energon_grain.errors import EmptyDatasetError, StateError
+from energon_grain.stream.dropped import raise_if_fatal
 from energon_grain.stream.lanes import Taken
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane, Surroundings
@@ -16,6 +18,7 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
 
 RestoreKey = tuple[Any, ...]
+_TOO_LARGE = 1 << 63
 
 
 class LaneProgram:
@@ -71,10 +74,11 @@ class LaneProgram:
         # What all lanes hold is read together: a restore costs one batched read.
         samples = self._around.read(held) if held else {}
         operators: list[Operator] = []
-        for lane, state in zip(self._lanes, states, strict=True):
-            lane.samples = samples
-            operators.append(self._root.open(lane, state))
-            lane.samples = {}
+        with rebuilding(self._around):
+            for lane, state in zip(self._lanes, states, strict=True):
+                lane.samples = samples
+                operators.append(self._root.open(lane, state))
+                lane.samples = {}
         return operators
 
     def _expect(self) -> None:
@@ -103,7 +107,7 @@ class LaneProgram:
                 self._ended[local] = True
                 taken.missing.append(place)
                 continue
-            self._around.in_a_row = 0
+            self._around.item_made()
             key = ("item", self._pass, self._lanes[local].number, item[0])
             taken.samples.append(with_restore_key(item[1], key))
             taken.restore_keys.append(key)
@@ -118,9 +122,8 @@ class LaneProgram:
         if self._filler is None:
             for number in range(self._share.lanes):
                 lane = Lane(number, self._pass, self._around.direct, self._around)
-                operator = self._root.open(lane, None)
-                operator.begin(self._pass)
-                item = operator.next()
+                with self._around.replay():
+                    item = self._root.open(lane, None).next()
                 if item is not None:
                     key = ("item", self._pass, number, item[0])
                     self._filler = with_restore_key(item[1], key), key
@@ -130,11 +133,51 @@ class LaneProgram:
         return self._filler
 
 
+@contextmanager
+def rebuilding(around: Surroundings) -> Generator[None]:
+    """A context in which what hooks made once is made again.
+
+    Raises:
+        FatalSampleError: A hook failed as no policy may skip.
+        StateError: A hook failed in another way.
+    """
+    with around.replay():
+        try:
+            yield
+        except StateError:
+            raise
+        except Exception as error:
+            around.on_restore_error(error, None, None)
+            raise_if_fatal(error, "a hook", "a sample that is rebuilt")
+            raise StateError(
+                f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
+                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+            ) from error
+
+
+def checked_reference(program: Program, reference: Reference) -> Reference:
+    """A reference of one of the program's items.
+
+    Raises:
+        ValueError: It cannot be one.
+    """
+    writer = IntegerWriter()
+    program.root.write_reference(reference, writer)
+    if any(type(value) is not int or not 0 <= value < _TOO_LARGE for value in writer.values):
+        raise ValueError("a number in it is out of range")
+    reader = IntegerReader(writer.values)
+    if program.root.read_reference(reader) != reference:
+        raise ValueError("it has another shape")
+    reader.end()
+    return reference
+
+
 def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
     """An item again, from its restore key."""
     at = Lane(lane, pass_number, around.direct, around)
-    at.samples = around.read(list(program.root.positions(reference)))
-    value = program.root.rebuild(reference, at)
+    at.samples = around.read([*program.root.positions(reference)])
+    with rebuilding(around):
+        value = program.root.rebuild(reference, at)
     return with_restore_key(value, ("item", pass_number, lane, reference))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +13,23 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.operators.feed import FeedLane, FeedNode, FeedState
-from energon_grain.stream.operators.lane import Lane
+from energon_grain.stream.operators.lane import Lane, Samples
 from energon_grain.stream.operators.operator import Operator, Position
 from energon_grain.stream.plan import draw_sizes
 
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
+_CHUNKS_AHEAD = 4
+"""Samples that wait in all lanes together, in chunks, beyond what lanes are expected to ask for."""
 
 
 class AheadReader:
     """Reads ahead for all lanes of a host.
 
     It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
-    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that.
-    Lanes advance unevenly, and each is read from its own place on: none holds up another, and what is read ahead does
-    not grow with how far they are apart. This changes speed alone, never what lanes get.
+    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that,
+    or to what they were asked for lately. Lanes advance unevenly, and each is read from its own place on: none holds
+    up another, and what is read ahead stays within a few chunks. This changes speed alone, never what lanes get.
 
     Args:
         sources: Of all leaves.
@@ -42,6 +43,7 @@ class AheadReader:
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
         self._number = 0
+        self._chunk_size = 1
         self.encoded: Iterator[Encoded] = iter(())
         self.expect: Callable[[], None] = lambda: None
 
@@ -97,7 +99,7 @@ class AheadReader:
             feed.scheduled += len(positions)
             left -= len(positions)
             pending.append((feed, feed.pass_number, positions))
-        fits = min(fits, len(draws))
+        fits = self._chunk_size = min(fits, len(draws))
         self._pending.append(pending)
         self._number += 1
         return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]))
@@ -113,14 +115,16 @@ class AheadReader:
         room = self._pace.samples
         ahead = np.array([feed.scheduled - feed.taken for feed in feeds], np.float64)
         left = np.array([min(feed.count - feed.scheduled, MAX_CHUNK) for feed in feeds], np.int64)
-        expected = np.array([max(feed.expected, 1e-3) for feed in feeds])
+        expected = np.array([max(feed.expected, feed.demand(), 1e-3) for feed in feeds])
         wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
         if feeds[0] is self._urgent and ahead[0] == 0:
             wanted[0] = max(1, wanted[0])
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:
-            wanted += np.minimum(_level(ahead + wanted, expected, spare), left - wanted)
+            most = np.ceil(expected * max(2.0, _CHUNKS_AHEAD * self._chunk_size / expected.sum()))
+            room_left = np.minimum(left, np.maximum(most - ahead, 0).astype(np.int64)) - wanted
+            wanted += np.clip(_level(ahead + wanted, expected, spare), 0, np.maximum(room_left, 0))
         return [(feed, count) for feed, count in zip(feeds, wanted.tolist(), strict=True) if count]
 
 
@@ -174,11 +178,14 @@ class DirectReader:
 
 def read_positions(
     positions: list[Position], feeds: Sequence[FeedNode], sources: list[Source], run: Run, pace: ChunkPace
-) -> dict[Position, Any]:
-    """Encoded samples of positions, read together; what is dropped is there as `Dropped`."""
-    read: dict[Position, Any] = {}
+) -> Samples:
+    """Encoded samples of positions, read together, one each time that a position is named.
+
+    What is dropped is there as `Dropped`.
+    """
+    read: Samples = {}
     by_feed: dict[int, list[int]] = {}
-    for feed, position in dict.fromkeys(positions):
+    for feed, position in positions:
         by_feed.setdefault(feed, []).append(position)
     for feed, wanted in by_feed.items():
         draws = feeds[feed].draw(np.array(wanted, np.int64))
@@ -189,9 +196,7 @@ def read_positions(
             fits = int(np.searchsorted(sizes, before + pace.size_bytes, side="right"))
             stop = min(max(fits, first + 1), first + MAX_CHUNK, len(wanted))
             encoded = run(Chunk(number=-1, draws=draws[first:stop], size_bytes=int(sizes[stop - 1]) - before))
-            read.update(
-                ((feed, position), outcome)
-                for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True)
-            )
+            for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True):
+                read.setdefault((feed, position), []).append(outcome)
             first = stop
     return read

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
-from energon_grain.stream.operators.lane import Surroundings
+from energon_grain.stream.operators.lane import Samples, Surroundings
 from energon_grain.stream.operators.operator import Position
 from energon_grain.stream.operators.sample_reader import DirectReader, read_positions
 from energon_grain.stream.spec import HookSpec, Program
@@ -17,7 +18,12 @@ from energon_grain.stream.statistics import Statistics
 
 
 def surroundings(
-    program: Program, stage: PureStage, pace: ChunkPace, statistics: Statistics, patience: int
+    program: Program,
+    stage: PureStage,
+    pace: ChunkPace,
+    statistics: Statistics,
+    on_restore_error: ErrorHandler,
+    patience: int,
 ) -> Surroundings:
     """What the lanes of a host share.
 
@@ -26,6 +32,7 @@ def surroundings(
         stage: Reads and encodes.
         pace: Bounds how much is read at once.
         statistics: Counts drops.
+        on_restore_error: `WorkerConfig.restore_error_handler`.
         patience: Samples in a row that may be dropped.
     """
 
@@ -35,7 +42,7 @@ def surroundings(
     def on_decline(dropped: Dropped) -> None:
         statistics.drop(dropped)
 
-    def read(positions: list[Position]) -> dict[Position, Any]:
+    def read(positions: list[Position]) -> Samples:
         return read_positions(positions, program.feeds, stage.sources, stage.run, pace)
 
     def leaf_of(position: Position) -> int:
@@ -45,6 +52,8 @@ def surroundings(
     return Surroundings(
         on_drop=on_drop,
         on_decline=on_decline,
+        on_success=statistics.succeeded,
+        on_restore_error=on_restore_error,
         read=read,
         leaf_of=leaf_of,
         hook_lock=stage.hook_lock,
