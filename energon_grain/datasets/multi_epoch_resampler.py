@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Generic, SupportsIndex
 
 import numpy as np
@@ -34,7 +35,7 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
 
     It is a map-style dataset for torch and a `grain.RandomAccessDataSource`. `__getitems__`, which torch and Grain use
     for batches, computes the order of a batch in one go (about 0.3 µs an index); `[i]` does in runs of consecutive
-    indices, so that reading in order costs 2 µs an index and jumping about 250 µs.
+    indices, so that reading in order costs 3 µs an index and jumping about 250 µs.
 
     Attributes:
         dataset: Indexed by `EpochIndex`: a `MultiEpochDatasetWrapper`, `MultiEpochLeaf`, or anything that is.
@@ -111,7 +112,10 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
             IndexError: An index is not in [0, len).
         """
         epoch, idx = self.draw(indices)
-        drawn = list(map(EpochIndex, epoch.tolist(), idx.tolist()))
+        # Half the time of `EpochIndex(...)`, which runs Python for each.
+        drawn: list[EpochIndex] = list(
+            map(tuple.__new__, repeat(EpochIndex), zip(epoch.tolist(), idx.tolist(), strict=True))
+        )
         read_many = getattr(self.dataset, "__getitems__", None)
         if callable(read_many):
             return list(read_many(drawn))  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ class MultiEpochDatasetWrapper(ABC, Generic[T, U_co]):
         """Make what the epoch trains on of a sample. Equal arguments must give equal results, in every process."""
 
     def random_seed(self, index: EpochIndex) -> int:
-        """A number in [0, 2**64) that is a hash of (`seed`, epoch, idx), for generators of another framework."""
-        return fold(self.seed, "apply_transform", index.epoch, index.idx)
+        """A number in [0, 2**63) that is a hash of (`seed`, epoch, idx), for generators of another framework."""
+        return fold(self.seed, "apply_transform", index.epoch, index.idx) >> 1
 
     def rng(self, index: EpochIndex) -> np.random.Generator:
         """A new generator that depends on (`seed`, epoch, idx) alone."""

@@ -51,14 +51,14 @@ def test_random_numbers_depend_on_seed_epoch_and_index() -> None:
     }
     assert len({noise for _, noise in drawn}) == 27
     wrapper = Jitter(range(0, 1000, 10), 1.0, seed=-1)
-    assert 0 <= wrapper.random_seed(EpochIndex(2**40, 2**40)) < 2**64
+    assert 0 <= wrapper.random_seed(EpochIndex(2**40, 2**40)) < 2**63
     assert wrapper.rng(EpochIndex(0, 0)).random() == wrapper.rng(EpochIndex(0, 0)).random()
 
 
 def test_random_numbers_are_pinned() -> None:
     wrapper = IdentityMultiEpochDatasetWrapper(range(10))
-    assert wrapper.random_seed(EpochIndex(1, 2)) == 0x9507B0EE87C8EF9F
-    assert wrapper.rng(EpochIndex(1, 2)).integers(0, 1000, 3).tolist() == [708, 966, 961]
+    assert wrapper.random_seed(EpochIndex(1, 2)) == 0x4A83D87743E477CF
+    assert wrapper.rng(EpochIndex(1, 2)).integers(0, 1000, 3).tolist() == [904, 395, 372]
 
 
 def test_the_identity_gives_samples_as_they_are() -> None:
