@@ -1,0 +1,265 @@
+"""Defects that users of the original know, and that must not come back.
+
+Where a defect belongs to one module, its test stands there and names it:
+
+* W-03, W-13 (repetitions, epochs): `operators/test_passes.py`; W-05 (packs from keys): `test_restore_sample.py`;
+* W-10, W-11, W-15 (`restore_seeds`): `test_hook_seeds.py`, `test_hook_budgets.py`, `test_restore_sample.py`;
+* W-12 (batches of arrays): `samples/test_batch.py`; W-14 (a criterion that refuses): `operators/test_buckets.py`;
+* W-31 (generators, mixtures and functions of streams resume): `operators/test_packing.py`, `test_mixing.py`,
+  `test_iterating.py`, `test_batching.py`;
+* W-18 (lint), W-20 (compressed shards), W-21 (ratios), W-26 (hidden files), W-27 (field maps), W-28 (YAML): tests of
+  `prepare`, `formats`, `transforms` and `metadataset`; W-19 (lazy values): `datasets/test_cache_pool.py`.
+
+Without a counterpart: W-04, W-06, W-07, W-08, W-29 and W-33 are about joins; W-22 about media metadata and the
+original's process pool; W-23 about a stream class that nothing used; W-24 about a tool that patches tars in place;
+W-25 about JSONL; W-32 about a debugging tool.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_graphs import MakeDataset, config, number, shuffled, take
+
+from energon_grain import (
+    BatchDataset,
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    HostsError,
+    MapDataset,
+    PackingDataset,
+    RepeatDataset,
+    SavableDataset,
+    StateError,
+    Stream,
+    current_draw,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    merge_cursors,
+)
+from energon_grain.testing import make_text_dataset
+
+
+def train(path: Any, **options: Any) -> SavableDataset:
+    arguments: dict[str, Any] = {
+        "batch_size": 3,
+        "shuffle_buffer_size": None,
+        "max_samples_per_sequence": None,
+        "worker_config": config(),
+    }
+    return get_train_dataset(path, **{**arguments, **options})
+
+
+def keys(batch: Any) -> tuple[str, ...]:
+    return tuple(batch.__key__)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_w01_a_state_saved_right_after_a_restore_is_the_same_place(text_dataset: MakeDataset, num_workers: int) -> None:
+    """The original loses the batches that workers had yet to replay, so the second resume repeats data."""
+    dataset = train(text_dataset(53), worker_config=config(num_workers=num_workers))
+    loader: Any = get_savable_loader(dataset)
+    expected = [keys(next(loader)) for _ in range(12)]
+    seen: list[tuple[str, ...]] = []
+    state = None
+    while len(seen) < 12:
+        loader = get_savable_loader(dataset)
+        for _ in range(3):  # again and again, before anything was asked for, or with read-ahead under way
+            if state is not None:
+                loader.restore_state_rank(json.loads(json.dumps(state)))
+                loader.start_prefetch()
+            state = loader.save_state_rank()
+        seen += [keys(next(loader)) for _ in range(2)]
+        state = loader.save_state_rank()
+        loader.close()
+    assert seen == expected
+
+
+def test_w02_validation_over_several_leaves_goes_on_where_it_stopped(text_dataset: MakeDataset) -> None:
+    """The original's concatenation saves no position and begins again with the first leaf."""
+    path, other = text_dataset(13), text_dataset(24)
+    metadataset = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"path": str(path)}, {"path": str(other)}]}},
+    }
+    dataset = get_val_dataset(metadataset, split_part="train", batch_size=4, worker_config=config())
+    expected = [keys(batch) for batch in dataset]
+    assert sum(map(len, expected)) == 37
+    for steps in range(len(expected)):
+        first, second = Stream.of(dataset), Stream.of(dataset)
+        take(first, steps)
+        second.restore(first.cursor())
+        assert [keys(batch) for batch in second] == expected[steps:]
+
+
+def test_w09_two_references_to_one_leaf_are_two_orders(text_dataset: MakeDataset) -> None:
+    """In the original all generators of a worker begin with one seed."""
+
+    def leaf() -> SavableDataset:
+        return MapDataset(shuffled(text_dataset(53)), number)
+
+    def side(which: int) -> SavableDataset:
+        return MapDataset(leaf(), lambda sample: (which, sample, int(current_draw().rng.integers(1 << 30))))
+
+    items = take(Stream.of(BlendDataset(side(0), side(1))), 106)
+    orders = [[sample for side, sample, _ in items if side == which] for which in (0, 1)]
+    assert sum(first == second for first, second in zip(*orders, strict=False)) < 10
+    rolls: dict[int, set[int]] = {}
+    for _, sample, roll in items:
+        rolls.setdefault(sample, set()).add(roll)
+    assert sum(map(len, rolls.values())) == 106  # augmentations differ too
+
+
+@pytest.mark.parametrize("multiplier", [1, 3])
+def test_w16_repetitions_are_what_they_say(text_dataset: MakeDataset, multiplier: int) -> None:
+    """In the original `shuffle_over_epochs_multiplier` multiplies them, and the length says otherwise."""
+    path = text_dataset(13)
+    metadataset = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {
+            "train": {
+                "blend_epochized": [
+                    {"path": str(path), "repetitions": 2, "shuffle_over_epochs_multiplier": multiplier},
+                    {"path": str(text_dataset(7)), "repetitions": 1},
+                ]
+            }
+        },
+    }
+    dataset = train(metadataset, batch_size=1, repeat=False)
+    assert len(dataset) == 33
+    stream = Stream.of(dataset)
+    seen: Counter[str] = Counter()
+    for _ in range(3):
+        batches = list(stream)
+        assert len(batches) == 33
+        seen.update(
+            batch.__key__[0] for batch in batches if batch.__sources__[0][0].dataset_path.rstrip("/") == str(path)
+        )
+    assert seen == {f"{i:06d}": 6 for i in range(13)}
+
+
+def test_w17_a_state_does_not_know_how_it_was_watched(text_dataset: MakeDataset) -> None:
+    """Logging and garbage collection are levels of the original's state."""
+    loader: Any = get_savable_loader(train(text_dataset(53)))
+    next(loader)
+    state = loader.save_state_rank()
+    expected = [keys(next(loader)) for _ in range(3)]
+    other: Any = get_savable_loader(
+        train(text_dataset(53), worker_config=config(worker_log_level=3, num_workers=1)),
+        gc_collect_every_n_steps=1,
+        watchdog_timeout_seconds=30,
+    )
+    other.restore_state_rank(state)
+    assert [keys(next(other)) for _ in range(3)] == expected
+    other.close()
+
+
+def test_w30_lengths_and_shares_count_what_is_left(tmp_path: Path) -> None:
+    """The original counts excluded samples and samples outside of a subset."""
+    root = make_text_dataset(tmp_path / "text", n=20, shards=2)
+    (root / ".nv-meta" / "split.yaml").write_text(
+        "split_parts:\n  train: [shard_000.tar, shard_001.tar]\nexclude: [shard_000.tar/000003, shard_001.tar/000015]\n"
+    )
+    assert len(train(root, batch_size=1, repeat=False)) == 18
+    half = train(root, batch_size=1, repeat=False, subset=["50%", "100%"])
+    assert len(half) == len(list(half)) == 9
+    metadataset = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {
+            "train": {
+                "blend_epochized": [
+                    {"path": str(root), "repetitions": 0.5},
+                    {"path": str(root), "subset": {"range": ["50%", "100%"]}, "repetitions": 2},
+                ]
+            }
+        },
+    }
+    epoch = train(metadataset, batch_size=1, repeat=False)
+    assert len(epoch) == len(list(epoch)) == 9 + 18
+
+
+def test_w34_the_state_of_one_host_knows_its_hosts(text_dataset: MakeDataset) -> None:
+    """In the original a file restored under another number of hosts silently repeats and drops data."""
+
+    def packs(host: int, hosts: int) -> Stream:
+        leaf = RepeatDataset(MapDataset(shuffled(text_dataset(53), worker_config=config(host, hosts)), number))
+        return Stream.of(PackingDataset(leaf, 4, lambda samples: [samples[:3], samples[3:]], tuple))
+
+    streams = [packs(host, 2) for host in range(2)]
+    for stream in streams:
+        take(stream, 3)
+    with pytest.raises(StateError, match="host 0 of 2"):
+        packs(0, 4).restore(streams[0].cursor())
+    with pytest.raises(StateError, match="host 0 of 2"):
+        packs(1, 2).restore(streams[0].cursor())
+    with pytest.raises(HostsError, match="3 hosts do not divide the 4 lanes"):
+        packs(0, 3)
+    merged = merge_cursors([stream.cursor() for stream in streams])
+    single = packs(0, 1)
+    single.restore(merged)
+    assert sorted([next(single), next(single)]) == sorted(next(stream) for stream in streams)
+
+
+def test_w34_positions_are_exact_on_any_number_of_hosts(text_dataset: MakeDataset) -> None:
+    """Without drops and held samples the state of one host is that of all."""
+
+    def hosts_of(hosts: int) -> list[Stream]:
+        return [
+            Stream.of(train(text_dataset(53), batch_size=12 // hosts, worker_config=config(host, hosts)))
+            for host in range(hosts)
+        ]
+
+    two, three = hosts_of(2), hosts_of(3)
+    for stream in two:
+        take(stream, 4)
+    merged = merge_cursors([stream.cursor() for stream in two])
+    for stream in three:
+        stream.restore(merged)
+    for _ in range(4):
+        assert sorted(sum((list(next(stream).__key__) for stream in two), [])) == sorted(
+            sum((list(next(stream).__key__) for stream in three), [])
+        )
+
+
+def test_w03_through_a_blend_by_repetitions(text_dataset: MakeDataset) -> None:
+    """0.7 repetitions of 55 samples: 38 or 39 in every epoch, seven times each after ten."""
+    blend = BlendEpochizedDataset(
+        (MapDataset(shuffled(text_dataset(55)), number), Fraction(7, 10)),
+        (MapDataset(shuffled(text_dataset(7)), lambda sample: 100 + number(sample)), 1),
+    )
+    stream = Stream.of(blend)
+    epochs = [list(stream) for _ in range(10)]
+    assert {sum(sample < 100 for sample in epoch) for epoch in epochs} == {38, 39}
+    assert Counter(sum(epochs, [])) == {**dict.fromkeys(range(55), 7), **dict.fromkeys(range(100, 107), 10)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: ConcatDataset(*(train(path, batch_size=None, repeat=False, lanes=4) for _ in range(2))),
+        lambda path: RepeatDataset(train(path, batch_size=None, repeat=False, lanes=4), repeats=1.5),
+    ],
+)
+def test_w02_w03_in_finite_batches(text_dataset: MakeDataset, make: Callable[[Path], SavableDataset]) -> None:
+    path = text_dataset(13)
+
+    def dataset() -> SavableDataset:
+        return BatchDataset(MapDataset(make(path), number), 4, tuple)
+
+    expected = take(Stream.of(dataset()), 20)
+    stream, other = Stream.of(dataset()), Stream.of(dataset())
+    for step in range(20):
+        other.restore(stream.cursor())
+        assert take(other, 20 - step) == expected[step:]
+        take(stream, 1)

@@ -1,0 +1,290 @@
+"""All hooks of a task encoder at work: their order, what they may raise, their random numbers and indices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logging_encoders import Groups, Packs, train
+from small_graphs import MakeDataset, config, number, take
+
+from energon_grain import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    SkipSample,
+    Stream,
+    TaskEncoder,
+    TextSample,
+    stateless,
+)
+from energon_grain.testing import make_crude_dataset
+
+
+@pytest.fixture(scope="module")
+def crude(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_crude_dataset(tmp_path_factory.mktemp("hooks") / "crude", n=24, shards=1)
+
+
+def test_with_packing_hooks_run_in_this_order(crude: Path) -> None:
+    encoder = Packs()
+    stream = Stream.of(train(crude, encoder, packing_buffer_size=4))
+    assert next(stream) == [0, 2]
+    of_batches = [entry for entry in encoder.log if entry[0] not in ("cook_crude_sample", "preencode_sample")]
+    assert of_batches == [
+        ("select_samples_to_pack", [0, 1, 2, 3]),
+        ("postencode_sample", [0]),
+        ("postencode_sample", [1]),
+        ("pack_selected_samples", [0, 1]),
+        ("postencode_sample", [2]),
+        ("postencode_sample", [3]),
+        ("pack_selected_samples", [2, 3]),
+        ("batch", [0, 2]),
+        ("encode_batch", [0, 2]),
+    ]
+    of_samples = [hook for hook, numbers in encoder.log if numbers == [3]]
+    assert of_samples == ["cook_crude_sample", "preencode_sample", "postencode_sample"]
+
+
+def test_with_groups_hooks_run_in_this_order(crude: Path) -> None:
+    encoder = Groups()
+    assert next(Stream.of(train(crude, encoder))) == [0, 2]
+    of_sample = [hook for hook, numbers in encoder.log if numbers == [2]]
+    assert of_sample == ["cook_crude_sample", "encode_sample", "postencode_sample", "batch_group_criterion"]
+    assert [entry for entry in encoder.log if entry[0] in ("batch", "encode_batch")] == [
+        ("batch", [0, 2]),
+        ("encode_batch", [0, 2]),
+    ]
+
+
+def test_without_batches_the_hooks_on_batches_do_not_run(crude: Path) -> None:
+    encoder = Packs()
+    packs = take(Stream.of(train(crude, encoder, batch_size=None, packing_buffer_size=4)), 3)
+    assert [number(pack) for pack in packs] == [0, 2, 4]
+    assert not {"batch", "encode_batch"} & {hook for hook, _ in encoder.log}
+
+
+PACKING = {
+    "cook_crude_sample": ([[0, 2], [4, 8], [10, 12], [14, 16], [18, 20], [22]], 2),
+    "preencode_sample": ([[0, 2], [4, 8], [10, 12], [14, 16], [18, 20], [22]], 2),
+    "postencode_sample": ([[0, 2], [4, 8], [10, 12], [14, 16], [18, 20], [22]], 2),
+    "select_samples_to_pack": ([[0, 2], [8, 10], [12, 14], [16, 18], [20, 22]], 4),
+    "pack_selected_samples": ([[0, 2], [4, 8], [10, 12], [14, 16], [18, 20], [22]], 1),
+    "batch": ([[0, 2], [8, 10], [12, 14], [16, 18], [20, 22]], 1),
+    "encode_batch": ([[0, 2], [8, 10], [12, 14], [16, 18], [20, 22]], 1),
+}
+
+
+@pytest.mark.parametrize("error", [SkipSample, ValueError])
+@pytest.mark.parametrize("hook", PACKING)
+def test_any_hook_may_drop_what_it_is_given(crude: Path, hook: str, error: type[Exception]) -> None:
+    """Below the buffer a dropped sample makes room for the next one; above, its group, pack or batch goes."""
+
+    def trouble(called: str, numbers: list[int]) -> None:
+        if called == hook and {6, 7} & set(numbers):
+            raise error("not 6 and 7")
+
+    stream = Stream.of(train(crude, Packs(trouble), packing_buffer_size=4))
+    expected, dropped = PACKING[hook]
+    assert list(stream) == expected
+    reasons = Counter[str]()
+    for counts in stream.stats()["dropped"].values():
+        reasons.update(counts)
+    if hook == "select_samples_to_pack":  # one failure takes the whole buffer along
+        assert sum(reasons.values()) == dropped
+        assert reasons[f"{hook}: {error.__name__}"] >= 1
+    else:
+        assert reasons == {f"{hook}: {error.__name__}": dropped}
+
+
+@pytest.mark.parametrize("error", [SkipSample, ValueError])
+@pytest.mark.parametrize("hook", ["cook_crude_sample", "encode_sample", "postencode_sample", "batch_group_criterion"])
+def test_before_groups_a_drop_is_of_one_sample(crude: Path, hook: str, error: type[Exception]) -> None:
+    def trouble(called: str, numbers: list[int]) -> None:
+        if called == hook and numbers == [2]:
+            raise error("not 2")
+
+    stream = Stream.of(train(crude, Groups(trouble)))
+    evens = [batch for batch in stream if batch[0] % 2 == 0]
+    assert evens == [[0, 4], [6, 8], [10, 12], [14, 16], [18, 20], [22]]
+    assert stream.stats()["dropped_total"] == 1
+
+
+class Generates(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Iterator[Any]:
+        for part in range(1 + number(sample) % 2):
+            yield number(sample), part
+
+    def batch(self, samples: list[Any]) -> Iterator[Any]:
+        yield samples[:2]
+        yield samples[2:]
+
+    def encode_batch(self, batch: Any) -> Iterator[Any]:
+        yield from ("first", "second") if len(batch) == 2 else ()  # type: ignore[misc]
+
+
+def test_generators_from_samples_to_batches(text_dataset: MakeDataset) -> None:
+    class Samples(TaskEncoder):
+        encode_sample = Generates.encode_sample
+
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+    path = text_dataset(7)
+    assert list(train(path, Samples(), batch_size=4)) == [
+        [(0, 0), (1, 0), (1, 1), (2, 0)],
+        [(3, 0), (3, 1), (4, 0), (5, 0)],
+        [(5, 1), (6, 0)],
+    ]
+
+    class Batches(Samples):
+        batch = Generates.batch  # type: ignore[assignment]
+
+    assert list(train(path, Batches(), batch_size=3)) == [
+        [(0, 0), (1, 0)],
+        [(1, 1)],
+        [(2, 0), (3, 0)],
+        [(3, 1)],
+        [(4, 0), (5, 0)],
+        [(5, 1)],
+        [(6, 0)],
+        [],
+    ]
+    assert list(train(path, Generates(), batch_size=3)) == ["first", "second"] * 3
+
+
+def test_a_generator_behind_packing(text_dataset: MakeDataset) -> None:
+    class Encoder(TaskEncoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return [samples]
+
+        def pack_selected_samples(self, samples: list[Any]) -> Iterator[Any]:
+            for sample in samples:
+                yield number(sample), len(samples)
+
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+    batches = list(train(text_dataset(7), Encoder(), batch_size=3, packing_buffer_size=4))
+    assert batches == [[(0, 4), (1, 4), (2, 4)], [(3, 4), (4, 3), (5, 3)], [(6, 3)]]
+
+
+class Indices(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return number(sample), self.current_sample_index, self.current_batch_index
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples, self.current_sample_index, self.current_batch_index
+
+    def encode_batch(self, batch: Any) -> Any:
+        return (*batch, self.current_batch_index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_indices_of_samples_and_batches(text_dataset: MakeDataset, num_workers: int) -> None:
+    dataset = train(text_dataset(24), Indices(), batch_size=3, repeat=True)
+    with Stream.of(dataset, num_workers=num_workers) as stream:
+        steps = take(stream, 12)
+        expected = [
+            ([(place % 24, place, step) for place in range(3 * step, 3 * step + 3)], 3 * step, step, step)
+            for step in range(12)
+        ]
+        assert steps == expected
+        stream.restore(Stream.of(dataset).cursor())
+        assert take(stream, 12) == expected
+
+
+def test_the_batch_of_a_sample_is_not_known_before_a_packer(text_dataset: MakeDataset) -> None:
+    class Encoder(Packs):
+        def preencode_sample(self, sample: Any) -> Any:
+            return TextSample.derive_from(sample, text=str(self.current_batch_index))
+
+    told: list[Exception] = []
+    dataset = train(
+        text_dataset(24),
+        Encoder(),
+        packing_buffer_size=4,
+        worker_config=config(global_error_handler=lambda error, *rest: told.append(error)),
+    )
+    with pytest.raises(Exception, match=r"without a single item|failed"):
+        take(Stream.of(dataset), 1)
+    assert "the number of the batch is not known in this hook" in str(told[0])
+
+
+class Watched(TaskEncoder):
+    """Counts how many of its hooks run at once."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.lock = threading.Lock()
+
+    def watch(self, value: Any) -> Any:
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(0.002)
+        with self.lock:
+            self.running -= 1
+        return value
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self.watch(number(sample))
+
+    def batch(self, samples: list[Any]) -> Any:
+        return self.watch(samples)
+
+    def encode_batch(self, batch: Any) -> Any:
+        return self.watch(batch)
+
+
+class ThreadSafe(Watched):
+    thread_safe = True
+
+
+class SafeButSeeded(ThreadSafe):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: Any) -> Any:
+        return self.watch(number(sample))
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+    def encode_batch(self, batch: Any) -> Any:
+        return batch
+
+
+@pytest.mark.parametrize(("encoder", "at_once"), [(Watched, False), (ThreadSafe, True), (SafeButSeeded, False)])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_hooks_run_one_at_a_time_unless_they_are_thread_safe(
+    text_dataset: MakeDataset, encoder: type[Watched], at_once: bool, filtered: bool
+) -> None:
+    made = encoder()
+    dataset = train(text_dataset(97), made, batch_size=4, repeat=True)
+    with Stream.of(dataset, num_workers=2) as stream:
+        steps = take(stream, 20)
+    assert steps == take(Stream.of(train(text_dataset(97), encoder(), batch_size=4, repeat=True)), 20)
+    assert (made.most > 1) is at_once
+
+
+class Louder(AugmentTaskEncoder):
+    def postencode_sample(self, sample: Any) -> Any:
+        self.inner.log.append(("louder", [number(sample)]))  # type: ignore[attr-defined]
+        return super().postencode_sample(sample)
+
+
+def test_an_encoder_changed_from_outside(crude: Path) -> None:
+    plain, inner = Packs(), Packs()
+    expected = list(train(crude, plain, packing_buffer_size=4))
+    assert list(train(crude, Louder(inner), packing_buffer_size=4)) == expected
+    assert [entry for entry in inner.log if entry[0] != "louder"] == plain.log
+    louder = [numbers for hook, numbers in inner.log if hook == "louder"]
+    assert louder == [numbers for hook, numbers in plain.log if hook == "postencode_sample"]
+
+
+def test_a_default_encoder_packs_nothing_by_itself(text_dataset: MakeDataset) -> None:
+    batches = list(train(text_dataset(7), DefaultTaskEncoder(), batch_size=4))
+    assert [len(batch.text) for batch in batches] == [4, 3]
