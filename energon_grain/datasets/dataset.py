@@ -43,7 +43,7 @@ class SavableDataset(OneSubscript):
 
     def __len__(self) -> int:
         """Steps per host of one pass; of one pass over the data where the dataset is endless."""
-        from energon_grain.stream.run import steps_per_epoch
+        from energon_grain.stream.pass_steps import steps_per_epoch
 
         return steps_per_epoch(self)
 

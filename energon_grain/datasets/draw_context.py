@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from energon_grain.samplers.hashing import fold
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Positions(Protocol):
+    """A position at each place."""
+
+    def __getitem__(self, place: int, /) -> int: ...
 
 
 class Draw:
@@ -24,7 +30,7 @@ class Draw:
     def __init__(
         self,
         key: int,
-        positions: list[int],
+        positions: Positions,
         indices: list[int],
         epochs: list[int],
         batch_index: int | Callable[[int], int] | None = None,

@@ -21,13 +21,19 @@ READ_INSTEAD_OF_MAP_BYTES = 64 << 10
 
 
 class ColumnWriter:
-    """Writes a one-dimensional `.npy` file of which the length is known only at the end.
+    """Writes a `.npy` file of which the length is known only at the end.
 
     `append` adds rows, `close` fills in the header and flushes to disk. Memory does not grow with the file.
+
+    Args:
+        path: A file that does not exist.
+        dtype: Type of the numbers.
+        width: Numbers in a row, for an array of two dimensions; default: an array of one.
     """
 
-    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+    def __init__(self, path: Path, dtype: npt.DTypeLike, *, width: int | None = None) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._width = width
         self._digest = hashlib.blake2b(digest_size=16)
         self._file: BinaryIO = open(path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by `close`)
         self._file.write(bytes(_HEADER_BYTES))
@@ -39,7 +45,7 @@ class ColumnWriter:
         return self._digest.hexdigest()
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Add `rows`, an array of one dimension."""
+        """Add `rows`, an array of one dimension, or of two with rows of `width`."""
         if not len(rows):
             return
         data = np.ascontiguousarray(rows, dtype=self._dtype).data.cast("B")
@@ -52,13 +58,13 @@ class ColumnWriter:
         if self._file.closed:
             return
         self._file.seek(0)
-        self._file.write(_npy_header(self._dtype, self.rows))
+        self._file.write(_npy_header(self._dtype, self.rows, self._width))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
-def read_column(path: Path, dtype: npt.DTypeLike, rows: int) -> npt.NDArray[Any]:
+def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | None = None) -> npt.NDArray[Any]:
     """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
 
     Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead.
@@ -67,13 +73,14 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int) -> npt.NDArray[Any]
         path: A file that `ColumnWriter` wrote.
         dtype: The type that it must have.
         rows: The number of rows that it must have.
+        width: Numbers in a row, for an array of two dimensions.
 
     Raises:
         FileNotFoundError: There is no such file.
         IndexFileError: The file is damaged or not of this type and length.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
-    size_bytes = _HEADER_BYTES + rows * dtype.itemsize
+    size_bytes = _HEADER_BYTES + rows * (width or 1) * dtype.itemsize
     with open(path, "rb") as file:
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:
@@ -85,9 +92,10 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int) -> npt.NDArray[Any]
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         else:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if buffer[:_HEADER_BYTES] != _npy_header(dtype, rows):
+    if buffer[:_HEADER_BYTES] != _npy_header(dtype, rows, width):
         raise IndexFileError(f"{path}: the header is not that of a .npy file with {rows} rows of {dtype}")
-    return np.ndarray((rows,), dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
+    shape = (rows,) if width is None else (rows, width)
+    return np.ndarray(shape, dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
 
 
 def release_pages(column: npt.NDArray[Any]) -> None:
@@ -99,8 +107,9 @@ def release_pages(column: npt.NDArray[Any]) -> None:
         column.base.madvise(mmap.MADV_DONTNEED)
 
 
-def _npy_header(dtype: np.dtype[Any], rows: int) -> bytes:
+def _npy_header(dtype: np.dtype[Any], rows: int, width: int | None = None) -> bytes:
     """Return the header of NPY format 1.0 (numpy.lib.format) at a fixed size, so that it can be filled in last."""
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({rows},), }}"
+    shape = f"({rows},)" if width is None else f"({rows}, {width})"
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     room = _HEADER_BYTES - 10
     return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.encode().ljust(room - 1) + b"\n"

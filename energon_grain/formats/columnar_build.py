@@ -32,8 +32,8 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_header,
 )
-from energon_grain.formats.duplicate_keys import refuse_duplicate_keys
-from energon_grain.formats.key_order import key_order
+from energon_grain.formats.duplicate_keys import DuplicateKeys
+from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
@@ -50,7 +50,7 @@ def write_columnar(
 ) -> ColumnarHeader:
     """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new.
 
-    Memory is bounded by one scan plus about 40 bytes a sample for sorting the keys.
+    Memory is bounded by one scan plus `SORT_MEMORY_BYTES` for sorting the keys.
 
     Args:
         target: The index folder, `.nv-meta/columnar` of a dataset.
@@ -173,11 +173,11 @@ def _write_columns(
             if name != "key_order":
                 writer.close()
         start, text = _read_keys(folder, writers)
-        order = key_order(start, text)
-        writers["key_order"].append(order)
-        if unique_keys:
-            first = np.cumsum([0] + [samples for _, _, samples in described])
-            refuse_duplicate_keys(start, text, first, lambda shard: described[shard][0], order=order)
+        duplicates = DuplicateKeys()
+        for block in external_key_order(start, text, folder, on_duplicates=duplicates.add if unique_keys else None):
+            writers["key_order"].append(block)
+        first = np.cumsum([0] + [samples for _, _, samples in described])
+        duplicates.refuse(start, text, first, lambda shard: described[shard][0])
     columns = {name: Column(writer.rows, writer.checksum) for name, writer in writers.items()}
     (folder / _COMPLETE).touch()
     return ColumnarHeader(

@@ -1,4 +1,8 @@
-"""The form that joins datasets by the keys of their samples: `join:`."""
+"""The form that joins datasets by the keys of their samples: `join:`.
+
+`split_part`, `dataset_config` and `split_config` of the join hold for its datasets that have none of their own;
+`subflavors` of the join override those of its datasets.
+"""
 
 # ruff: noqa: RUF009 (`key` is a field specifier)
 from __future__ import annotations
@@ -158,13 +162,18 @@ class MetadatasetJoin:
     join: tuple[JoinDatasetReference, ...] | Mapping[str, JoinDatasetReference] = key(
         JoinMembers(), "The datasets, in order or by argument name. The first is the primary."
     )
-    joiner: Joiner = key(
-        JoinerName(), "The sample class whose from_joined makes the joined sample, or the function that does."
+    joiner: Joiner | None = key(
+        JoinerName(),
+        "The sample class whose from_joined makes the joined sample, or the function that does. Default: the fields of "
+        "all samples are merged into the primary's.",
+        default=None,
     )
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
     subset: Subset | None = key(SubsetRange(), SUBSET_DOC, default=None)
+    dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
+    split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
     name: str | None = key(Text(), NAME_DOC, default=None)
     place: Place | None = field(default=None, compare=False, repr=False)
 

@@ -172,7 +172,11 @@ class Resolver:
             named, node.join.values() if isinstance(node.join, Mapping) else node.join, strict=True
         ):
             leaf = self._joined(
-                member,
+                replace(
+                    member,
+                    dataset_config=member.dataset_config or node.dataset_config,
+                    split_config=member.split_config or node.split_config,
+                ),
                 replace(inherited, split_part=split_part, subflavors=subflavors, passes=passes),
                 folder,
                 place.at("join", name),

@@ -71,7 +71,7 @@ class Join:
 
     Attributes:
         members: The primary, then the others.
-        joiner: What makes a sample of a row.
+        joiner: What makes a sample of a row; None: the fields of all samples, merged.
         split_part: The part that members read which name none themselves.
         shuffle_over_epochs_multiplier: As of a leaf, for the rows.
         subset: Rows to take.
@@ -82,7 +82,7 @@ class Join:
     """
 
     members: tuple[JoinMember, ...]
-    joiner: Joiner
+    joiner: Joiner | None = None
     split_part: str
     shuffle_over_epochs_multiplier: int | None = 1
     subset: Subset | None = None

@@ -14,6 +14,7 @@ from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.dropped import raise_if_fatal
 from energon_grain.stream.hook_call import call_hook
+from energon_grain.stream.restore_key import with_restore_key
 from energon_grain.stream.spec import BatchSpec, HookSpec
 from energon_grain.stream.statistics import Statistics
 
@@ -72,16 +73,14 @@ class BatchStage:
         for hook, key in self._hooks:
             try:
                 lock = nullcontext() if hook.concurrent else self._lock
-                value = call_hook(hook, key, item, value, lock, epoch=pass_number, batch=step)
+                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 self._fail(hook, error, value)
                 return NO_BATCH
         if valid is not None:
             value = with_validity(value, valid)
-        if getattr(value, "__restore_key__", None) is not None:
-            padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
-            value.__restore_key__ = ("batch", pass_number, step, item, padding, *restore_keys)
-        return value
+        padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
+        return with_restore_key(value, ("batch", pass_number, step, item, padding, *restore_keys))
 
     def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
         raise_if_fatal(error, hook.name, "a batch")

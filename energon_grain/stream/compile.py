@@ -119,7 +119,7 @@ def _settings(dataset: SavableDataset) -> RunSettings:
         dataset=dataset,
         seed=outermost.seed,
         lanes=next(iter(said), None),
-        same_pass=outermost.same_pass if whole else False,
+        same_pass=all(each.same_pass for each in _all_settings(dataset)),
     )
 
 
@@ -192,6 +192,11 @@ def _note(node: SavableDataset, top: _Top) -> None:
             top.limit = node.length if top.limit is None else min(top.limit, node.length)
         case _:
             pass
+    if len(top.epochs) + (top.limit is not None) > 1:
+        raise ConfigError(
+            "several of EpochizeDataset (or virtual_epoch_length) and LimitDataset (or limit=) cut one stream: keep "
+            "the one that says how many batches an iteration shall have"
+        )
 
 
 def _repeat(branch: Branch, top: _Top) -> None:

@@ -46,6 +46,11 @@ class PureStage:
             ReadError: Bytes could not be read.
             FatalSampleError: A hook raised what no policy may skip.
         """
+        # A chunk makes many objects, all of which stay: the collector would look them over again and again.
+        with paused_collection():
+            return self._run(chunk)
+
+    def _run(self, chunk: Chunk) -> Encoded:
         draws = chunk.draws
         if len(self._loaders) == 1:
             flow = self._encode(0, draws, chunk.groups, chunk.batch_of)
@@ -75,8 +80,7 @@ class PureStage:
         return flow
 
     def _apply(self, flow: Flow, hook: HookSpec) -> None:
-        # Hooks make an object or more a sample, all of which stay: the collector would look them over again and again.
-        with nullcontext() if hook.concurrent else self.hook_lock, paused_collection():
+        with nullcontext() if hook.concurrent else self.hook_lock:
             flow.apply(hook)
 
     def close(self) -> None:

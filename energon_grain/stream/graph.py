@@ -195,9 +195,12 @@ class GraphCompiler:
             for leaf in branch.leaves:
                 leaf.add_hook(hook)
             branch.drops = True
+            branch.told = {"filter": hook.name, "of": branch.told}
             return branch
         return LaneBranch(
-            MapNode(branch.node, hook, self._key(at, f"filter {hook.name}")), {"filter": branch.told}, branch.batches
+            MapNode(branch.node, hook, self._key(at, f"filter {hook.name}")),
+            {"filter": hook.name, "of": branch.told},
+            branch.batches,
         )
 
     def _iterate(self, node: IterMapDataset, at: Context) -> Branch:
@@ -219,16 +222,18 @@ class GraphCompiler:
             branch = self.add_hook(self.compile(node.dataset, at), with_function(hook, OneByOne(node.batcher)), at)
             branch.batches = True
             return branch
-        child = self.compile(node.dataset, at.below(forms=True, stripe=node.batch_size))
+        stripe = node.batch_size * at.stripe  # batches of batches: all of one lane's positions follow each other
+        child = self.compile(node.dataset, at.below(forms=True, stripe=stripe))
         batch = BatchNode(
-            child=self._node(child, at, stripe=node.batch_size),
+            child=self._node(child, at, stripe=stripe),
             hook=hook,
             generates=several,
             key=self._key(at, f"batch {hook.name}"),
             size=node.batch_size,
             drop_last=node.last_batch == "drop",
         )
-        return LaneBranch(batch, {"batch": node.batch_size, "of": child.told}, batches=True)
+        told = {"batch": node.batch_size, "drop_last": batch.drop_last, "generates": several, "of": child.told}
+        return LaneBranch(batch, told, batches=True)
 
     def _group(self, node: GroupBatchDataset, at: Context) -> Branch:
         require_one_value(node.hook, node.batcher)
@@ -244,7 +249,8 @@ class GraphCompiler:
             size=node.fixed_batch_size,
             drop_last=node.drop_last,
         )
-        return LaneBranch(group, {"group": node.fixed_batch_size, "of": child.told}, batches=True)
+        told = {"group": node.fixed_batch_size, "drop_last": node.drop_last, "of": child.told}
+        return LaneBranch(group, told, batches=True)
 
     def _pack(self, node: PackingDataset, at: Context) -> Branch:
         require_one_value("select_samples_to_pack", node.pre_packer)
@@ -263,7 +269,7 @@ class GraphCompiler:
             if node.sample_encoder is None
             else hook_spec("postencode_sample", node.sample_encoder, owner, node.sample_encoder_failure_tolerance),
         )
-        return LaneBranch(pack, {"pack": node.buffer_size, "of": child.told})
+        return LaneBranch(pack, {"pack": node.buffer_size, "generates": pack.generates, "of": child.told})
 
     def _repeat(self, branch: Branch, repeats: int | float | Fraction | None) -> Branch:
         if isinstance(branch, LaneBranch):
@@ -316,7 +322,7 @@ class GraphCompiler:
             length = max(1, math.floor(exact(node.num_epochs) * one))
         told = {"epochs": length, "of": branch.told}
         if isinstance(branch, IndexBranch) and not branch.drops:
-            branch.passes, branch.told = EqualPasses(length), told
+            branch.passes, branch.told, branch.same_pass = EqualPasses(length), told, False
             return branch
         below = self._node(branch, at.repeated(True))
         return LaneBranch(CutNode(below, length, self.lanes, goes_on=True), told, branch.batches)

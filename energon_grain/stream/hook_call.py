@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from energon_grain.datasets.draw_context import Draw, current
-from energon_grain.errors import StateError
+from energon_grain.datasets.draw_context import Draw, Positions, current
+from energon_grain.errors import FatalSampleError, StateError
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
 
@@ -15,7 +15,7 @@ from energon_grain.stream.spec import HookSpec
 def call_hook(
     hook: HookSpec,
     key: int,
-    number: int,
+    number: Positions,
     value: Any,
     lock: AbstractContextManager[Any],
     *,
@@ -27,13 +27,13 @@ def call_hook(
     Args:
         hook: What to call.
         key: 64-bit key of the hook.
-        number: Of the item.
+        number: Of the item, as a sequence of one, which may work it out when it is asked.
         value: The hook's argument.
         lock: Held during the call.
         epoch: `Draw.epoch` in the hook.
         batch: `Draw.batch_index` in the hook; None: nobody can tell.
     """
-    draw = Draw(key, [number], [-1], [epoch], batch_index=batch)
+    draw = Draw(key, number, [-1], [epoch], batch_index=batch)
     outer = current.draw
     with lock:
         current.draw = draw
@@ -46,45 +46,78 @@ def call_hook(
             current.draw = outer
 
 
+def _stopped(function: Any) -> FatalSampleError:
+    return FatalSampleError(
+        f"{function!r} raised StopIteration, which would end the iteration silently; return to end a generator, and "
+        f"give `next` a default"
+    )
+
+
 class HookGenerator:
     """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
 
     Nothing runs before the first value is asked for.
     """
 
-    __slots__ = ("_draw", "_function", "_generator", "_lock", "_seeds", "_value")
+    __slots__ = ("_draw", "_function", "_generator", "_lock", "_outer", "_seeds", "_value")
 
     def __init__(
         self,
         hook: HookSpec,
         key: int,
-        number: int,
+        number: Positions,
         value: Any,
         lock: AbstractContextManager[Any],
         *,
         epoch: int,
     ) -> None:
-        self._draw = Draw(key, [number], [-1], [epoch])
+        self._draw = Draw(key, number, [-1], [epoch])
         self._seeds = SeededGlobals(self._draw.seed) if hook.restore_seeds else None
         self._lock = lock
         self._function = hook.function
         self._value = value
         self._generator: Iterator[Any] | None = None
+        self._outer: Draw | None = None
 
     def __iter__(self) -> HookGenerator:
         return self
 
     def __next__(self) -> Any:
-        outer = current.draw
+        self._outer = current.draw
         with self._lock:
             current.draw = self._draw
             try:
                 with nullcontext() if self._seeds is None else self._seeds:
-                    if self._generator is None:
-                        self._generator = iter(self._function(self._value))
-                    return next(self._generator)
+                    generator = self._generator or self._begin()
+                    return next(generator)
+            except RuntimeError as error:
+                if isinstance(error.__cause__, StopIteration):
+                    raise _stopped(self._function) from error
+                raise
             finally:
-                current.draw = outer
+                current.draw = self._outer
+
+    def _begin(self) -> Iterator[Any]:
+        try:
+            self._generator = iter(self._function(self._value))
+        except StopIteration as error:
+            raise _stopped(self._function) from error
+        return self._generator
+
+    @contextmanager
+    def outside(self) -> Generator[None]:
+        """A context for what the running generator asks of others, which must not see its lock, draw and seeds."""
+        if self._seeds is not None:
+            self._seeds.__exit__()
+        current.draw = self._outer
+        self._lock.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._lock.__enter__()
+            current.draw = self._draw
+            if self._seeds is not None:
+                self._seeds.__enter__()
 
     def skip(self, values: int) -> None:
         """Run past values that were handed out before.

@@ -160,9 +160,9 @@ class LaneAssembly:
     def _forget(self, first: int) -> None:
         """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
         reach = first + self._least * self._lanes
-        gone = reach - self._base
+        gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
         if gone > 1024 or gone > len(self._window) // 2:
             del self._window[:gone], self._keys[:gone]
-            self._base = reach
+            self._base += gone
             if self._bad:
-                self._bad = {position for position in self._bad if position >= reach}
+                self._bad = {position for position in self._bad if position >= self._base}

@@ -12,7 +12,7 @@ from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
-from energon_grain.stream.hook_specs import hook_spec, with_own_name
+from energon_grain.stream.hook_specs import hook_spec, require_one_value, with_own_name
 from energon_grain.stream.spec import HookSpec, LeafSpec
 
 BLOCKS_IN_LANE = 16
@@ -99,5 +99,6 @@ def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
         through=overridden_hook(encoder, "cook_crude_sample"),
         where=node.path,
     )
+    require_one_value("cook_crude_sample", cooker.cook)
     # What `@stateless` says is said of the user's function; the bound one has no marks.
     return dataclasses.replace(hook_spec("cook_crude_sample", cooker.cook, encoder), function=function)

@@ -13,7 +13,6 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.raw import RawBatch
-from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.flow import Flow
 
 Decode = Callable[[Any], Any]
@@ -58,9 +57,8 @@ class LeafLoader:
             dropped={},
             sources=self._sources_of(raw),
         )
-        with paused_collection():
-            columns = self._decoded(flow, groups)
-            flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
+        columns = self._decoded(flow, groups)
+        flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
         return flow
 
     def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:

@@ -255,10 +255,9 @@ class Production:
                 taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
             if one_host and not taken.samples:
                 return [], [], None, behind
-            value, key = lanes.filler()
             missing = set(taken.missing)
             present = iter(zip(taken.samples, taken.restore_keys, strict=True))
-            rows = [(value, key) if place in missing else next(present) for place in range(plan.batch_size)]
+            rows = [lanes.filler() if place in missing else next(present) for place in range(plan.batch_size)]
             valid = np.array([place not in missing for place in range(plan.batch_size)])
             return [row[0] for row in rows], [row[1] for row in rows], valid, behind
         while one_host and taken.missing and not lanes.ended:
@@ -291,7 +290,9 @@ class Production:
             for offset in range(length):
                 position = np.array([(item + offset) % length])
                 draws = self._spec.order.draw(position, self._progress.pass_number)
-                encoded = self._stage.run(Chunk(number=-1, draws=draws, size_bytes=0))
+                local = item // self._share.hosts
+                chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
+                encoded = self._stage.run(chunk)
                 if not encoded.drops:
                     found.append((encoded.outcomes[0], encoded.restore_keys[0]))
                     break

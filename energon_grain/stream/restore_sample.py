@@ -91,23 +91,36 @@ class SampleRestorer:
         else:
             raise ValueError(f"its kind is {kind!r}")
 
-    def _restore(self, key: Any) -> Any:
+    def _restore(self, key: Any, step: int | None = None) -> Any:
+        """What a key names; `step`: of the batch that it is made for."""
         kind, *rest = key
-        return {"sample": self._sample, "item": self._item, "batch": self._batch}[kind](*rest)
+        if kind == "sample":
+            return self._sample(*rest, step=step)
+        return self._item(*rest) if kind == "item" else self._batch(*rest)
 
-    def _sample(self, leaf: int, child: int) -> Any:
+    def _sample(self, leaf: int, child: int, *, step: int | None) -> Any:
         order, first = self._order_of(leaf)
         positions = np.array([child], np.int64)
         index, epoch = order.table.draw(np.array([leaf - first], np.int32), positions)
         draws = Draws(leaf=np.array([leaf], np.int32), child=positions, index=index, epoch=epoch)
-        outcome = self._stage.run(Chunk(number=-1, draws=draws, size_bytes=0)).outcomes[0]
+        chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=step or 0, batch_size=0 if step is None else 1)
+        outcome = self._stage.run(chunk).outcomes[0]
         if type(outcome) is Dropped:
-            self._on_error(outcome.error, outcome.sample, outcome.sources)
+            self._tell(outcome)
             raise StateError(
                 f"{outcome.shard}: {outcome.key} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
                 f"{outcome.error}); hooks must do the same whenever they see a sample"
             ) from outcome.error
         return outcome
+
+    def _tell(self, dropped: Dropped) -> None:
+        try:
+            self._on_error(dropped.error, dropped.sample, dropped.sources)
+        except Exception as error:
+            raise StateError(
+                f"{dropped.shard}: {dropped.key} is dropped by {dropped.hook} now ({type(dropped.error).__name__}: "
+                f"{dropped.error}); hooks must do the same whenever they see a sample"
+            ) from error
 
     def _order_of(self, leaf: int) -> tuple[IndexMap, int]:
         """The index map that a leaf belongs to, and the number of its first leaf."""
@@ -129,7 +142,7 @@ class SampleRestorer:
         if padding is not None:
             valid = np.ones(len(keys), np.bool_)
             valid[list(padding)] = False
-        samples = [self._restore(key) for key in keys]
+        samples = [self._restore(key, step) for key in keys]
         batch = self._batches.make(samples, list(keys), item=item, pass_number=pass_number, step=step, valid=valid)
         if batch is NO_BATCH:
             raise StateError("the batch is dropped by its hooks now; hooks must do the same whenever they see a sample")

@@ -25,6 +25,7 @@ from energon_grain.stream.encode import PureStage
 from energon_grain.stream.operators.program import goes_on, write_states
 from energon_grain.stream.packed_integers import pack_integers
 from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.pass_steps import pass_steps
 from energon_grain.stream.production import Production, Step
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.restore_sample import SampleRestorer
@@ -65,7 +66,9 @@ class Stream:
         if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
         if spec.program is not None:
-            self.share.require_whole_lanes("this dataset filters, groups, packs or generates")
+            self.share.require_whole_lanes(
+                "items of this dataset are formed in lanes (filters, batches, groups, packs, generators)"
+            )
         self._agrees = spec.program is not None and not spec.endless and config.world_size > 1
         if self._agrees and config.any_host is None:
             raise ConfigError(
@@ -143,6 +146,7 @@ class Stream:
             if step.progress.skipped != skipped:
                 self._progress = dataclasses.replace(step.progress, skipped=skipped)
         except StopIteration:
+            self._statistics.settle()
             self._progress = dataclasses.replace(self._progress, ended=True)
             self._stop()
             raise
@@ -386,22 +390,3 @@ class Stream:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
-    """Steps per host of the pass that `progress` is in, those already made included."""
-    remaining = plan.remaining(progress.pass_step, progress.item)
-    if remaining is not None:
-        return progress.pass_step + remaining
-    if spec.program is None:
-        samples = sum(len(leaf.leaf.source) for leaf in spec.leaves)
-        return max(1, samples // plan.global_batch)
-    items = spec.program.root.items()
-    return max(1, items // plan.global_batch if plan.drops_last or spec.endless else -(-items // plan.global_batch))
-
-
-def steps_per_epoch(dataset: SavableDataset) -> int:
-    """Steps per host of a dataset's first pass."""
-    spec = compile_dataset(dataset)
-    plan = PassPlan.of(spec, dataset.worker_config.world_size)
-    return pass_steps(spec, plan, Progress(drops=np.zeros(1, np.int64)))

@@ -36,6 +36,7 @@ class Statistics:
         self._open: Drops = Counter()  # of the step in the making
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self._in_a_row: Counter[str] = Counter()
+        self._items_in_a_row: Counter[str] = Counter()
         self._batches_in_a_row: Counter[str] = Counter()
         self._samples = 0
         self._batches = 0
@@ -46,6 +47,7 @@ class Statistics:
         with self._lock:
             self._open.clear()
         self._in_a_row.clear()
+        self._items_in_a_row.clear()
         self._batches_in_a_row.clear()
 
     def made(self) -> Drops:
@@ -69,7 +71,7 @@ class Statistics:
             self._failed, self._open = self._open, Counter()
 
     def settle(self) -> None:
-        """Count what was dropped so far, where there are no steps."""
+        """Count what was dropped so far, where no step comes behind it."""
         with self._lock:
             self._dropped.update(self._open)
             self._open.clear()
@@ -78,6 +80,14 @@ class Statistics:
         """A sample came through: failures before it are no longer in a row."""
         if self._in_a_row:
             self._in_a_row.clear()
+
+    def worked(self, hook: str) -> bool:
+        """The same for one hook of lanes, or, with "", for those on single samples; whether any other still fails."""
+        if hook:
+            self._items_in_a_row.pop(hook, None)
+        else:
+            self._in_a_row.clear()
+        return bool(self._in_a_row or self._items_in_a_row)
 
     def drop(self, dropped: Dropped) -> None:
         """Count a dropped sample and tell the error handler.
@@ -99,7 +109,7 @@ class Statistics:
         self.record(leaf, hook, error)
         if not isinstance(error, SkipSample):
             self._handler(error, value, getattr(value, "__sources__", None))
-            self._fail(self._in_a_row, hook, failure_tolerance, error, "an item")
+            self._fail(self._items_in_a_row, hook, failure_tolerance, error, "an item")
             release_frames(error)
 
     def drop_batch(self, hook: str, failure_tolerance: int, error: Exception, samples: Any) -> None:

@@ -55,9 +55,9 @@ def which(spec: StreamSpec, sources: list[Source], share: Share, progress: Progr
     """
     if spec.program is not None:
         raise StateError(
-            f"which({step}): this dataset filters, groups, packs or generates, so which samples make a batch depends "
-            f"on what is in them; a stream that was restored from the nearest state before the step tells, by the "
-            f"`__restore_key__` and `__sources__` of what it delivers"
+            f"which({step}): items of this dataset are formed in lanes (filters, batches, groups, packs, generators), "
+            f"so which samples make a batch depends on what is in them. A stream that was restored from the nearest "
+            f"state before the step tells, by the `__restore_key__` and `__sources__` of what it delivers"
         )
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")

@@ -9,7 +9,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.stream.operators.batching import GroupNode
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.made_of_several import Making
-from energon_grain.stream.operators.operator import Item, Operator, State
+from energon_grain.stream.operators.operator import Item, NumberOf, Operator, State
 
 
 class _Bucket:
@@ -52,7 +52,7 @@ class Buckets:
     def _put(self, item: Item) -> Hashable:
         """Put an item into its bucket, whose criterion is returned."""
         node = self._node
-        criterion, size = self._lane.call(node.criterion, self._key, node.child.number(item[0]), item[1])
+        criterion, size = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
         if (size is None) == (node.size is None):
             which = "both" if size is not None else "neither"
             raise ConfigError(

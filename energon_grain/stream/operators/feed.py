@@ -142,7 +142,6 @@ class FeedLane:
 
     __slots__ = (
         "_asked",
-        "_demand",
         "_refill",
         "count",
         "expected",
@@ -161,7 +160,6 @@ class FeedLane:
         self.expected = 1.0
         self._refill = refill
         self._asked = 0
-        self._demand = 0.0
         self.pass_number, self.taken = (lane.pass_number if node.finite else 0, 0) if state is None else state
         self.scheduled = self.taken
         self.count = node.rounds(lane.number, self.pass_number)
@@ -186,6 +184,8 @@ class FeedLane:
             self.taken += 1
             self._asked += 1
             if type(entry[1]) is not Dropped:
+                if self.lane.around.failing:
+                    self.lane.around.succeeded("")
                 return entry
             self.lane.declined(entry[1])
 
@@ -193,11 +193,10 @@ class FeedLane:
         """Pass and rounds."""
         return self.pass_number, self.taken
 
-    def demand(self) -> float:
-        """Samples that were lately asked for between two calls of this."""
+    def asked(self) -> int:
+        """Samples that were asked for since the last call of this."""
         taken, self._asked = self._asked, 0
-        self._demand = (self._demand + taken) / 2
-        return self._demand
+        return taken
 
     def expect(self, items: float) -> None:
         """Read about as many samples ahead."""

@@ -70,11 +70,13 @@ class IterateNode:
         """Both numbers, and the state below."""
         writer.integer(reference[0])
         writer.integer(reference[1])
-        self.child.write(reference[2], writer)
+        if writer.is_new(self.key, reference[2]):
+            self.child.write(reference[2], writer)
 
     def read_reference(self, reader: IntegerReader) -> Reference:
         """What `write_reference` wrote."""
-        return reader.integer(), reader.integer(), self.child.read(reader)
+        made, call = reader.integer(), reader.integer()
+        return made, call, reader.once(self.key, lambda: self.child.read(reader))
 
     def number(self, reference: Reference) -> int:
         """A hash of both numbers."""
@@ -88,13 +90,21 @@ class IterateNode:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The call run again, up to the item."""
         made, call, began = reference
-        again = lane.replay()
-        outputs = _Iterate(self, again, again.reopen(self.child, began), call, made)
+        running = lane.replays.get((self.key, call))
+        if running is None or running[0] > made:
+            again = lane.replay()
+            child = again.reopen(self.child, began)
+            running = lane.replays[self.key, call] = [0, _Iterate(self, again, child, call, 0)]
+        # Items of one call that are held together come out of one call, one after the other.
         with lane.around.replay():
-            item = outputs.next()
-        if item is None:
-            raise StateError("the inputs of a function from stream to stream are not there any more")
-        return item[1]
+            value: Any = None
+            while running[0] <= made:
+                item = running[1].next()
+                running[0] += 1
+                if item is None or item[0][1] != call:
+                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                value = item[1]
+        return value
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -104,12 +114,13 @@ class IterateNode:
 class _Inputs:
     """An item that was looked at, and then others of an operator up to a number."""
 
-    __slots__ = ("_child", "_first", "left")
+    __slots__ = ("_child", "_first", "left", "running")
 
     def __init__(self, first: Item, child: Operator, left: int) -> None:
         self._first: Item | None = first
         self._child = child
         self.left = left
+        self.running: HookGenerator | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -119,7 +130,10 @@ class _Inputs:
             raise StopIteration
         item, self._first = self._first, None
         if item is None:
-            item = self._child.next()
+            assert self.running is not None
+            # Others work on the next item: hooks in worker threads among them, which may wait for the same lock.
+            with self.running.outside():
+                item = self._child.next()
         if item is None:
             self.left = 0
             raise StopIteration
@@ -128,13 +142,14 @@ class _Inputs:
 
 
 class _Iterate:
-    __slots__ = ("_began", "_call", "_child", "_inputs", "_lane", "_made", "_node", "_outputs")
+    __slots__ = ("_began", "_call", "_child", "_inputs", "_key", "_lane", "_made", "_node", "_outputs")
 
     def __init__(self, node: IterateNode, lane: Lane, child: Operator, call: int, made: int) -> None:
         self._node = node
         self._lane = lane
         self._child = child
         self._call = call
+        self._key = fold(node.key, lane.number, lane.pass_number)
         self._began = child.state()
         self._made = 0
         self._inputs: _Inputs | None = None
@@ -155,8 +170,8 @@ class _Iterate:
         if first is None:
             return
         self._inputs = _Inputs(first, self._child, self._node.inputs)
-        key = fold(self._node.key, self._lane.number, self._lane.pass_number)
-        self._outputs = self._lane.run(self._node.hook, key, self._call, self._inputs)
+        self._outputs = self._lane.run(self._node.hook, self._key, [self._call], self._inputs)
+        self._inputs.running = self._outputs
 
     def _end(self) -> None:
         """End the call."""
@@ -186,6 +201,8 @@ class _Iterate:
                 self._lane.drop(self._node, reference, self._node.hook, error, None)
                 continue
             self._made += 1
+            if self._lane.around.failing:
+                self._lane.around.succeeded(self._node.hook.name)
             return (self._made - 1, self._call, self._began), value
 
     def begin(self, pass_number: int) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_grain.datasets.draw_context import Positions
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
@@ -18,6 +19,8 @@ from energon_grain.stream.spec import HookSpec
 if TYPE_CHECKING:
     from energon_grain.stream.operators.feed import FeedNode
 
+
+_EMPTY_PASSES = 1000
 
 Samples = dict[Position, list[Any]]
 """Encoded samples by position, as many as there are uses of it."""
@@ -36,23 +39,25 @@ class Surroundings:
     """What the lanes of one host share.
 
     Attributes:
-        on_drop: Called for each dropped sample: (leaf of its first sample, hook, error, its value, whether it was
-            dropped on purpose).
+        on_drop: Called for each dropped item: (leaf of its first sample, hook, error, its value).
         on_decline: Called with the `Dropped` of the pure stage.
         read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
         leaf_of: Number of the leaf of a position.
         hook_lock: Held around hooks that must not overlap in time with others.
         direct: A reader for replaying.
         patience: Samples in a row that may be dropped on the way to one item.
-        on_success: Called for each item.
+        on_success: Called after a failure with the name of a lane's hook that works again, or "" for a sample that all
+            hooks of the pure stage let through.
         on_restore_error: `WorkerConfig.restore_error_handler`.
         in_a_row: What was dropped since the last item of any lane.
+        passes_in_a_row: Passes of something repeated that ended since then.
+        failing: Whether some hook failed and did not work since.
         replaying: Whether what was made before is made again, so that drops were counted.
     """
 
     on_drop: Callable[[int, HookSpec, Exception, Any], None]
     on_decline: Callable[[Dropped], None]
-    on_success: Callable[[], None]
+    on_success: Callable[[str], bool]
     on_restore_error: ErrorHandler
     read: Callable[[list[Position]], Samples]
     leaf_of: Callable[[Position], int]
@@ -60,12 +65,27 @@ class Surroundings:
     direct: FeedReader
     patience: int
     in_a_row: int = 0
+    passes_in_a_row: int = 0
+    failing: bool = False
     replaying: bool = False
 
-    def item_made(self) -> None:
-        """An item came through: what was dropped before it is no longer in a row."""
-        self.in_a_row = 0
-        self.on_success()
+    def succeeded(self, hook: str) -> None:
+        """A hook works again (""; those of the pure stage): its failures are no longer in a row."""
+        self.failing = self.on_success(hook)
+
+    def restore_failed(self, error: Exception, sample: Any, sources: Any) -> None:
+        """Tell the handler of errors in what is rebuilt.
+
+        Raises:
+            StateError: The handler raised.
+        """
+        try:
+            self.on_restore_error(error, sample, sources)
+        except Exception as raised:
+            raise StateError(
+                f"something that a saved state or a restore key names cannot be rebuilt: a hook fails on it now with "
+                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+            ) from raised
 
     @contextmanager
     def replay(self) -> Generator[None]:
@@ -88,6 +108,8 @@ class Lane:
         reader: Where feeds are opened.
         around: What all lanes share.
         samples: Encoded samples that operators are rebuilt from.
+        replays: Functions from stream to stream that run again meanwhile, by node and call: items handed out, and the
+            operator.
     """
 
     number: int
@@ -95,12 +117,16 @@ class Lane:
     reader: FeedReader
     around: Surroundings
     samples: Samples = field(default_factory=dict[Position, list[Any]])
+    replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
 
-    def call(self, hook: HookSpec, key: int, number: int, value: Any) -> Any:
-        """Call a hook on a value; `key` is the node's, `number` the item's."""
-        return call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
+    def call(self, hook: HookSpec, key: int, number: Positions, value: Any) -> Any:
+        """Call a hook on a value; `key` is the node's in this lane, `number` (at place 0) the item's."""
+        result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
+        if self.around.failing:
+            self.around.succeeded(hook.name)
+        return result
 
-    def run(self, hook: HookSpec, key: int, number: int, value: Any) -> HookGenerator:
+    def run(self, hook: HookSpec, key: int, number: Positions, value: Any) -> HookGenerator:
         """Call a hook that is a generator function."""
         return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
 
@@ -117,17 +143,33 @@ class Lane:
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
         leaf = -1 if first is None else self.around.leaf_of(first)
         if not self.around.replaying:
+            self.around.failing = True
             self.around.on_drop(leaf, hook, error, None if isinstance(error, SkipSample) else value)
         self.count_drop()
 
     def declined(self, dropped: Dropped) -> None:
         """Count a sample that the pure stage dropped."""
         if not self.around.replaying:
+            self.around.failing = True
             self.around.on_decline(dropped)
         self.count_drop()
 
+    def count_pass(self) -> None:
+        """A pass of something that is repeated came to its end.
+
+        Raises:
+            FatalSampleError: Too many in a row had no item for this lane.
+        """
+        self.around.passes_in_a_row += 1
+        if self.around.passes_in_a_row > _EMPTY_PASSES:
+            raise FatalSampleError(
+                f"lane {self.number} came through {_EMPTY_PASSES} passes of a dataset that is repeated without one "
+                f"item: it has fewer items in a pass than there are lanes (or its hooks drop them all). Run with fewer "
+                f"lanes (lanes=), or repeat what lies below the batches, packs or limits"
+            )
+
     def count_drop(self) -> None:
-        """Something was dropped, or a pass came to its end without an item.
+        """Something was dropped.
 
         Raises:
             FatalSampleError: Too often in a row.
@@ -148,6 +190,7 @@ class Lane:
         # Each use gets an object of its own: hooks may change what they are given.
         value = self.samples[position].pop()
         if type(value) is Dropped:
+            self.around.restore_failed(value.error, value.sample, value.sources)
             raise StateError(
                 f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
                 f"({type(value.error).__name__}: {value.error}); hooks must do the same whenever they see a sample"
@@ -158,7 +201,7 @@ class Lane:
         """The same lane for a node below which passes are counted on their own."""
         if pass_number == self.pass_number:
             return self
-        return Lane(self.number, pass_number, self.reader, self.around, self.samples)
+        return Lane(self.number, pass_number, self.reader, self.around, self.samples, self.replays)
 
     def replay(self) -> Lane:
         """The same lane, with feeds of its own that read directly."""

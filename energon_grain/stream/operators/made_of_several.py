@@ -59,8 +59,8 @@ class MadeOfSeveral:
             raise StateError(f"{self.hook.name}: a reference names no member; it is not of this dataset, or damaged")
         values = [self.rebuild_member(member, lane) for member in members]
         if not self.generates:
-            return lane.call(self.hook, self.hook_key(lane), call, values)
-        generator = lane.run(self.hook, self.hook_key(lane), call, values)
+            return lane.call(self.hook, self.hook_key(lane), [call], values)
+        generator = lane.run(self.hook, self.hook_key(lane), [call], values)
         generator.skip(made)
         return generator.again(made)
 
@@ -152,11 +152,11 @@ class Making:
         call, self._calls = self._calls, self._calls + 1
         if node.generates:
             self._members, self._made = members, 0
-            self._generator = self._lane.run(node.hook, self._key, call, values)
+            self._generator = self._lane.run(node.hook, self._key, [call], values)
             return
         reference = (call, 0, members)
         try:
-            self._ready = reference, self._lane.call(node.hook, self._key, call, values)
+            self._ready = reference, self._lane.call(node.hook, self._key, [call], values)
         except Exception as error:
             self._lane.drop(node, reference, node.hook, error, values)  # type: ignore[arg-type]
 
@@ -178,6 +178,8 @@ class Making:
             self._lane.drop(self._node, reference, self._node.hook, error, None)  # type: ignore[arg-type]
             return None
         self._made += 1
+        if self._lane.around.failing:
+            self._lane.around.succeeded(self._node.hook.name)
         return reference, value
 
     def stop(self) -> None:

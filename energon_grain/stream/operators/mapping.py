@@ -11,7 +11,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
 from energon_grain.stream.spec import HookSpec
 
 
@@ -73,7 +73,8 @@ class MapNode:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook applied to what is below."""
         value = self.child.rebuild(reference, lane)
-        return lane.call(self.hook, fold(self.key, lane.number, lane.pass_number), self.number(reference), value)
+        key = fold(self.key, lane.number, lane.pass_number)
+        return lane.call(self.hook, key, NumberOf(self.child, reference), value)
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -97,7 +98,7 @@ class _Map:
                 return None
             reference, value = item
             try:
-                return reference, lane.call(node.hook, self._key, node.child.number(reference), value)
+                return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value)
             except Exception as error:
                 lane.drop(node.child, reference, node.hook, error, value)
 
@@ -209,12 +210,17 @@ class GenerateNode:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook run again, up to the item."""
         made, source = reference
-        generator = self._run(lane, source, self.child.rebuild(source, lane))
+        generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane))
         generator.skip(made)
         return generator.again(made)
 
-    def _run(self, lane: Lane, source: Reference, value: Any) -> HookGenerator:
-        return lane.run(self.hook, fold(self.key, lane.number, lane.pass_number), self.child.number(source), value)
+    def lane_key(self, lane: Lane) -> int:
+        """Key of the hook's random numbers in a lane."""
+        return fold(self.key, lane.number, lane.pass_number)
+
+    def run(self, lane: Lane, key: int, source: Reference, value: Any) -> HookGenerator:
+        """Call the hook on an item from below."""
+        return lane.run(self.hook, key, NumberOf(self.child, source), value)
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -222,12 +228,13 @@ class GenerateNode:
 
 
 class _Generate:
-    __slots__ = ("_child", "_generator", "_lane", "_made", "_node", "_source", "_value")
+    __slots__ = ("_child", "_generator", "_key", "_lane", "_made", "_node", "_source", "_value")
 
     def __init__(self, node: GenerateNode, lane: Lane, child: Operator) -> None:
         self._node = node
         self._lane = lane
         self._child = child
+        self._key = node.lane_key(lane)
         self._generator: HookGenerator | None = None
         self._source: Reference = None
         self._value: Any = None
@@ -242,7 +249,7 @@ class _Generate:
 
     def _start(self, source: Reference, value: Any) -> None:
         self._source, self._value, self._made = source, value, 0
-        self._generator = self._node._run(self._lane, source, value)
+        self._generator = self._node.run(self._lane, self._key, source, value)
 
     def next(self) -> Item | None:
         while True:
@@ -265,6 +272,8 @@ class _Generate:
                 self._lane.drop(self._node.child, source, self._node.hook, error, value)
                 continue
             self._made += 1
+            if self._lane.around.failing:
+                self._lane.around.succeeded(self._node.hook.name)
             return (self._made - 1, self._source), value
 
     def _finish(self) -> None:

@@ -145,7 +145,7 @@ class _Blend:
         label = self._labels[place]
         child = self._children[label]
         while (item := child.next()) is None:
-            self._lane.count_drop()
+            self._lane.count_pass()
             self._passes[label] += 1
             child.begin(self._passes[label])
         self._rounds += 1

@@ -102,6 +102,24 @@ class Node(Protocol):
         ...
 
 
+class NumberOf:
+    """The number of an item, worked out when a hook asks for random numbers.
+
+    Args:
+        node: That made the item.
+        reference: Of the item.
+    """
+
+    __slots__ = ("_node", "_reference")
+
+    def __init__(self, node: Node, reference: Reference) -> None:
+        self._node = node
+        self._reference = reference
+
+    def __getitem__(self, place: int, /) -> int:
+        return self._node.number(self._reference)
+
+
 def check_number(value: int, end: int, what: str) -> int:
     """A small number that was read from a state.
 

@@ -13,7 +13,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making, Members
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
 from energon_grain.stream.spec import HookSpec
 
 _TYPICAL_GROUP = 8
@@ -24,7 +24,8 @@ class PackNode(MadeOfSeveral):
     """Items packed into one.
 
     A lane fills its buffer, hands it to `selector` and packs the groups that come back, one after the other; meanwhile
-    the buffer is filled up again. The buffer and the groups that wait hold at most `size` items together.
+    the buffer is filled up again. The buffer and the groups that wait hold at most `size` items together. Where the
+    selector's result has a `rest` (as that of our packers with `keep_rest=True`), those items stay candidates.
 
     Attributes:
         child: Of whose items packs are made.
@@ -62,7 +63,7 @@ class PackNode(MadeOfSeveral):
         value = self.child.rebuild(reference, lane)
         if self.encoder is None:
             return value
-        return lane.call(self.encoder, self.encoder_key(lane), self.child.number(reference), value)
+        return lane.call(self.encoder, self.encoder_key(lane), NumberOf(self.child, reference), value)
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The packer of a lane."""
@@ -164,7 +165,14 @@ class _Pack:
             by_identity.setdefault(id(item[1]), []).append(item)
         key = fold(node.key, "selector", self._lane.number, self._lane.pass_number)
         try:
-            groups = self._lane.call(node.selector, key, call, [value for _, value in buffer])
+            groups = self._lane.call(node.selector, key, [call], [value for _, value in buffer])
+            try:
+                kept = getattr(groups, "rest", None)
+                parts = [list(group) for group in (groups if not kept else (*groups, kept))]
+            except TypeError as error:
+                raise _no_groups(node.selector, groups) from error
+        except ConfigError:
+            raise
         except Exception as error:
             for number, (reference, value) in enumerate(buffer):
                 # The call failed once, however many samples it takes along.
@@ -172,17 +180,18 @@ class _Pack:
                 self._lane.drop(node.child, reference, node.selector, why, value)
             return
         try:
-            chosen = [[by_identity[id(value)].pop() for value in group] for group in groups]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ConfigError(
-                f"{node.selector.name} must return a list of groups, each a list of samples of its argument, of which "
-                f"none may be new and none there twice; it returned {reprlib.repr(groups)}. Change samples in "
-                f"`postencode_sample` or `pack_selected_samples` instead"
-            ) from error
+            chosen = [[by_identity[id(value)].pop() for value in part] for part in parts]
+        except (KeyError, IndexError) as error:
+            raise _no_groups(node.selector, groups) from error
+        kept = chosen.pop() if kept else []
         for left in by_identity.values():
             for reference, value in left:
                 self._lane.drop(node.child, reference, node.selector, SkipSample("not selected"), value)
-        self._groups.extend(group for group in chosen if group)
+        chosen = [group for group in chosen if group]
+        if not chosen and kept:
+            chosen, kept = [kept], []  # nothing will ever join them: the buffer is full, or the pass is over
+        self._buffer = kept
+        self._groups.extend(chosen)
         self._waiting = sum(map(len, self._groups))
 
     def _pack(self, group: list[Item]) -> None:
@@ -194,7 +203,7 @@ class _Pack:
         values: list[Any] = []
         for reference, value in group:
             try:
-                values.append(self._lane.call(node.encoder, self._encoder_key, node.child.number(reference), value))
+                values.append(self._lane.call(node.encoder, self._encoder_key, NumberOf(node.child, reference), value))
             except Exception as error:
                 self._lane.drop(node.child, reference, node.encoder, error, value)
                 continue
@@ -217,3 +226,11 @@ class _Pack:
     def expect(self, items: float) -> None:
         room = self._node.size - len(self._buffer) - self._waiting
         self._child.expect(room + items * _TYPICAL_GROUP)
+
+
+def _no_groups(selector: HookSpec, returned: Any) -> ConfigError:
+    return ConfigError(
+        f"{selector.name} must return a list of groups, each a list of samples of its argument, of which none may be "
+        f"new and none there twice; it returned {reprlib.repr(returned)}. Change samples in `postencode_sample` or "
+        f"`pack_selected_samples` instead"
+    )

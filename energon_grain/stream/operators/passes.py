@@ -103,7 +103,7 @@ class _Repeat:
         while (item := self._child.next()) is None:
             if times is not None and self._done + 1 >= times:
                 return None
-            self._lane.count_drop()
+            self._lane.count_pass()
             self._done += 1
             self._pass += 1
             self._child.begin(self._pass)
@@ -195,7 +195,7 @@ class _Cut:
         while (item := self._child.next()) is None:
             if not self._node.goes_on:
                 return None
-            self._lane.count_drop()
+            self._lane.count_pass()
             self._pass += 1
             self._child.begin(self._pass)
         self._made += 1

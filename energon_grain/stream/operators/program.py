@@ -14,10 +14,10 @@ from energon_grain.stream.operators.lane import Lane, Surroundings
 from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
 from energon_grain.stream.operators.passes import CutNode
 from energon_grain.stream.operators.sample_reader import AheadReader
+from energon_grain.stream.restore_key import RestoreKey, with_restore_key
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
 
-RestoreKey = tuple[Any, ...]
 _TOO_LARGE = 1 << 63
 
 
@@ -55,35 +55,48 @@ class LaneProgram:
             Lane(int(local) * share.hosts + share.host, pass_number, reader, around)
             for local in range(share.local_lanes)
         ]
-        self._operators = self._open(states)
-        if begins and states is not None:
-            for operator in self._operators:
-                operator.begin(pass_number)
-        self._states = [operator.state() for operator in self._operators]
+        self._at_once = max(1, min(batch_size, len(self._lanes)))
+        self._operators: list[Operator | None] = [None] * len(self._lanes)
+        if states is None:
+            self._operators = [self._root.open(lane, None) for lane in self._lanes]
+            states = tuple(operator.state() for operator in self._operators if operator is not None)
+        self._states = list(states)
         self._ended = [False] * len(self._lanes)
         self._soon = max(1.0, batch_size / len(self._lanes))
-        self._filler: tuple[Any, RestoreKey] | None = None
         reader.expect = self._expect
+        if begins:
+            # A saved state does not tell of single lanes that they are still at the end of the pass before.
+            self._at_once = len(self._lanes)
+            for local, operator in enumerate(self._operators):
+                opened = operator or self._open(local)
+                opened.begin(pass_number)
+                self._states[local] = opened.state()
 
-    def _open(self, states: tuple[State, ...] | None) -> list[Operator]:
-        if states is None:
-            return [self._root.open(lane, None) for lane in self._lanes]
+    def _open(self, local: int) -> Operator:
+        """The operator of a local lane, and with it those of the lanes that the same step will ask for.
+
+        What they hold is read together; what other lanes hold is read when it is their turn, so that the first batch
+        after a restore does not wait for it.
+        """
+        lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
+        lanes = [lane for lane in lanes if self._operators[lane] is None]
         held: list[Position] = []
-        for state in states:
-            held += self._root.held(state)
-        # What all lanes hold is read together: a restore costs one batched read.
+        for lane in lanes:
+            held += self._root.held(self._states[lane])
         samples = self._around.read(held) if held else {}
-        operators: list[Operator] = []
         with rebuilding(self._around):
-            for lane, state in zip(self._lanes, states, strict=True):
-                lane.samples = samples
-                operators.append(self._root.open(lane, state))
-                lane.samples = {}
-        return operators
+            for lane in lanes:
+                self._lanes[lane].samples = samples
+                self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
+                self._lanes[lane].replays.clear()
+        samples.clear()  # parts of the graph that count passes on their own share it
+        opened = self._operators[local]
+        assert opened is not None
+        return opened
 
     def _expect(self) -> None:
         for operator, ended in zip(self._operators, self._ended, strict=True):
-            if not ended:
+            if operator is not None and not ended:
                 operator.expect(self._soon)
 
     @property
@@ -99,38 +112,38 @@ class LaneProgram:
     def take(self, first: int, count: int) -> Taken:
         """Local items first, …, first + count - 1. Items must be asked for in ascending order, without gaps."""
         taken = Taken([], [], [])
+        touched: dict[int, Operator] = {}
         for place in range(count):
             local = (first + place) % len(self._lanes)
-            item = self._operators[local].next()
-            self._states[local] = self._operators[local].state()
+            operator = touched.get(local) or self._operators[local] or self._open(local)
+            touched[local] = operator
+            item = operator.next()
             if item is None:
                 self._ended[local] = True
                 taken.missing.append(place)
                 continue
-            self._around.item_made()
+            self._around.in_a_row = self._around.passes_in_a_row = 0
             key = ("item", self._pass, self._lanes[local].number, item[0])
             taken.samples.append(with_restore_key(item[1], key))
             taken.restore_keys.append(key)
+        for local, operator in touched.items():
+            self._states[local] = operator.state()
         return taken
 
     def filler(self) -> tuple[Any, RestoreKey]:
-        """The first item of the pass and its restore key: it stands where a padded batch has no item.
+        """The first item of the pass and its restore key: it stands where a padded batch has no item. Always made anew.
 
         Raises:
             EmptyDatasetError: The pass has none.
         """
-        if self._filler is None:
+        with self._around.replay():
             for number in range(self._share.lanes):
                 lane = Lane(number, self._pass, self._around.direct, self._around)
-                with self._around.replay():
-                    item = self._root.open(lane, None).next()
+                item = self._root.open(lane, None).next()
                 if item is not None:
                     key = ("item", self._pass, number, item[0])
-                    self._filler = with_restore_key(item[1], key), key
-                    break
-            else:
-                raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
-        return self._filler
+                    return with_restore_key(item[1], key), key
+        raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
 
 
 @contextmanager
@@ -147,8 +160,8 @@ def rebuilding(around: Surroundings) -> Generator[None]:
         except StateError:
             raise
         except Exception as error:
-            around.on_restore_error(error, None, None)
             raise_if_fatal(error, "a hook", "a sample that is rebuilt")
+            around.restore_failed(error, None, None)
             raise StateError(
                 f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
                 f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
@@ -169,6 +182,8 @@ def checked_reference(program: Program, reference: Reference) -> Reference:
     if program.root.read_reference(reader) != reference:
         raise ValueError("it has another shape")
     reader.end()
+    if any(position < 0 for _, position in program.root.positions(reference)):
+        raise ValueError("a position in it is negative")
     return reference
 
 
@@ -179,16 +194,6 @@ def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane:
     with rebuilding(around):
         value = program.root.rebuild(reference, at)
     return with_restore_key(value, ("item", pass_number, lane, reference))
-
-
-def with_restore_key(value: Any, key: RestoreKey) -> Any:
-    """The value, with its key where it has a place for it."""
-    if isinstance(value, dict):
-        if "__restore_key__" in value:
-            value["__restore_key__"] = key
-    elif getattr(value, "__restore_key__", None) is not None:
-        value.__restore_key__ = key
-    return value
 
 
 def goes_on(node: Node) -> bool:

@@ -20,16 +20,16 @@ from energon_grain.stream.plan import draw_sizes
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
 _CHUNKS_AHEAD = 4
-"""Samples that wait in all lanes together, in chunks, beyond what lanes are expected to ask for."""
+"""Samples that wait in all lanes together, in chunks, where nobody is expected to ask for more."""
 
 
 class AheadReader:
     """Reads ahead for all lanes of a host.
 
     It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
-    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that,
-    or to what they were asked for lately. Lanes advance unevenly, and each is read from its own place on: none holds
-    up another, and what is read ahead stays within a few chunks. This changes speed alone, never what lanes get.
+    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that.
+    Lanes advance unevenly, and each is read from its own place on: none holds up another, and what is read ahead stays
+    within a few chunks. This changes speed alone, never what lanes get.
 
     Args:
         sources: Of all leaves.
@@ -43,7 +43,7 @@ class AheadReader:
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
         self._number = 0
-        self._chunk_size = 1
+        self._most = MAX_CHUNK
         self.encoded: Iterator[Encoded] = iter(())
         self.expect: Callable[[], None] = lambda: None
 
@@ -99,7 +99,8 @@ class AheadReader:
             feed.scheduled += len(positions)
             left -= len(positions)
             pending.append((feed, feed.pass_number, positions))
-        fits = self._chunk_size = min(fits, len(draws))
+        self._most = fits if fits < len(draws) else MAX_CHUNK
+        fits = min(fits, len(draws))
         self._pending.append(pending)
         self._number += 1
         return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]))
@@ -107,6 +108,7 @@ class AheadReader:
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
         feeds, first = self._feeds, 0
+        asked = {id(feed): feed.asked() for feed in feeds}
         if self._urgent is not None:
             first = feeds.index(self._urgent)
         feeds = [feed for feed in (*feeds[first:], *feeds[:first]) if feed.scheduled < feed.count]
@@ -115,16 +117,17 @@ class AheadReader:
         room = self._pace.samples
         ahead = np.array([feed.scheduled - feed.taken for feed in feeds], np.float64)
         left = np.array([min(feed.count - feed.scheduled, MAX_CHUNK) for feed in feeds], np.int64)
-        expected = np.array([max(feed.expected, feed.demand(), 1e-3) for feed in feeds])
+        expected = np.array([max(feed.expected, 1e-3) for feed in feeds])
         wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
         if feeds[0] is self._urgent and ahead[0] == 0:
-            wanted[0] = max(1, wanted[0])
+            # It wants more than was expected: twice as much each time, as long as that goes on.
+            wanted[0] = min(max(1, wanted[0], 2 * asked[id(feeds[0])]), left[0])
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:
-            most = np.ceil(expected * max(2.0, _CHUNKS_AHEAD * self._chunk_size / expected.sum()))
-            room_left = np.minimum(left, np.maximum(most - ahead, 0).astype(np.int64)) - wanted
-            wanted += np.clip(_level(ahead + wanted, expected, spare), 0, np.maximum(room_left, 0))
+            spare = min(spare, int(_CHUNKS_AHEAD * min(room, self._most) - ahead.sum()))
+        if spare > 0:
+            wanted += np.minimum(_level(ahead + wanted, expected, spare), left - wanted)
         return [(feed, count) for feed, count in zip(feeds, wanted.tolist(), strict=True) if count]
 
 

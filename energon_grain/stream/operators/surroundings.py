@@ -47,12 +47,14 @@ def surroundings(
 
     def leaf_of(position: Position) -> int:
         feed = program.feeds[position[0]]
+        if len(feed.leaf_sizes) == 1:
+            return feed.first_leaf
         return int(feed.draw(np.array([position[1]])).leaf[0])
 
     return Surroundings(
         on_drop=on_drop,
         on_decline=on_decline,
-        on_success=statistics.succeeded,
+        on_success=statistics.worked,
         on_restore_error=on_restore_error,
         read=read,
         leaf_of=leaf_of,

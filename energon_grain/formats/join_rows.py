@@ -1,0 +1,254 @@
+"""The columnar form of a join: one row of sample numbers a joined sample, as a memory-mapped numpy array.
+
+    <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
+    <metadataset>.cache/.join_<name>/header.json   what was joined
+
+Samples are numbered through all shards of their dataset, as in its columnar index. Rows come in the order of the first
+dataset, the primary: its shards as the split part lists them, its samples as they lie. The folder appears whole, by a
+rename. Its name begins with a dot because Energon's `prepare` removes everything else that it did not write, and stops
+with an error at a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import IndexFileError
+from energon_grain.formats.column_file import ColumnWriter, read_column, release_pages
+from energon_grain.formats.json_text import decode_json, encode_json
+from energon_grain.storage.atomic import sync_folder
+
+Int64Array = npt.NDArray[np.int64]
+
+VERSION = 1
+HEADER_NAME = "header.json"
+ROWS_NAME = "rows.npy"
+_PREFIX = ".join_"
+_MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew"
+
+
+class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One dataset of a join, as it was when it was joined.
+
+    Attributes:
+        path: The dataset, relative to the folder of the metadataset where it has one.
+        split_part: Name of its split part.
+        content_id: Of its columnar index: changes with any key, place or size in it.
+        uuid: What its `prepare` called it; None where it has none.
+        samples: Samples of the whole dataset.
+        shards: Digest of the shards that the split part lists, in order.
+        excludes: Shards and samples of these that are left out, sorted.
+        nonmatch: What happened to rows whose key it lacks.
+        missing: Rows in which it has no sample.
+    """
+
+    path: str
+    split_part: str
+    content_id: str
+    uuid: str | None = None
+    samples: int
+    shards: str
+    excludes: list[str]
+    nonmatch: str
+    missing: int = 0
+
+
+class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What `header.json` holds.
+
+    Attributes:
+        version: Version of this layout.
+        members: The joined datasets, the primary first.
+        rows: Number of rows.
+        skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
+        checksum: BLAKE2b-128, in hex, of the rows.
+    """
+
+    version: int = VERSION
+    members: list[JoinedMember]
+    rows: int
+    skipped: int = 0
+    checksum: str
+
+    @property
+    def content_id(self) -> str:
+        """32 hex digits that change whenever a dataset or a row does; not with where the datasets lie."""
+        described = [self.checksum, [member.content_id for member in self.members]]
+        return hashlib.blake2b(encode_json(described), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class JoinIndex:
+    """The rows of a join. Picklable: rows that lie in a file are mapped anew.
+
+    Attributes:
+        rows: (n, datasets) number of the sample in each dataset, -1 where it has none. Read-only.
+        header: What was joined.
+        folder: Where the rows lie; None: in memory.
+    """
+
+    rows: Int64Array
+    header: JoinHeader
+    folder: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def content_id(self) -> str:
+        """See `JoinHeader.content_id`."""
+        return self.header.content_id
+
+    def release(self) -> None:
+        """Give back the memory of mapped rows that were read."""
+        release_pages(self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.folder is not None:
+            return _reopen, (self.folder, self.header.checksum)
+        return _in_memory, (self.rows, self.header)
+
+
+def join_folder(cache: Path, name: str) -> Path:
+    """Return where the columnar form of a join lies in a cache folder."""
+    return cache / f"{_PREFIX}{name}"
+
+
+def joins_in(cache: Path) -> dict[str, JoinHeader]:
+    """Read the headers of all joins in a cache folder, by name. Unreadable ones are passed over."""
+    found: dict[str, JoinHeader] = {}
+    with contextlib.suppress(OSError):
+        for folder in sorted(cache.glob(f"{_PREFIX}*")):
+            with contextlib.suppress(OSError, IndexFileError):
+                found[folder.name.removeprefix(_PREFIX)] = read_join_header(folder)
+    return found
+
+
+def read_join_header(folder: Path) -> JoinHeader:
+    """Read the header of a join.
+
+    Raises:
+        FileNotFoundError: There is no such join.
+        IndexFileError: The header is damaged, or newer than this release.
+    """
+    path = folder / HEADER_NAME
+    data = path.read_bytes()
+    try:
+        version = decode_json(data, _Version).version
+        if version <= VERSION:
+            return decode_json(data, JoinHeader)
+    except msgspec.MsgspecError as error:
+        raise IndexFileError(f"{path}: {error}; {_MENDING}") from error
+    raise IndexFileError(f"{path}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
+
+
+def open_join_index(folder: Path) -> JoinIndex:
+    """Open the columnar form of a join: one small file and one memory map.
+
+    Raises:
+        FileNotFoundError: There is no such join.
+        IndexFileError: It is damaged.
+    """
+    header = read_join_header(folder)
+    rows = read_column(folder / ROWS_NAME, np.int64, header.rows, width=len(header.members))
+    return JoinIndex(rows=rows, header=header, folder=folder)
+
+
+class JoinRowsWriter:
+    """Takes the rows of a join, in order; kept in memory, or in a file in `folder`."""
+
+    def __init__(self, width: int, folder: Path | None) -> None:
+        self._width = width
+        self._file = None if folder is None else ColumnWriter(folder / ROWS_NAME, np.int64, width=width)
+        self._blocks: list[Int64Array] = []
+        self.rows = 0
+
+    def append(self, rows: Int64Array) -> None:
+        """Add (n, width) rows."""
+        self.rows += len(rows)
+        if self._file is not None:
+            self._file.append(rows)
+        else:
+            self._blocks.append(rows)
+
+    def close(self) -> tuple[Int64Array | None, str]:
+        """Finish; return the rows, where they are in memory, and their checksum."""
+        if self._file is not None:
+            self._file.close()
+            return None, self._file.checksum
+        rows = np.concatenate(self._blocks) if self._blocks else np.zeros((0, self._width), np.int64)
+        rows.flags.writeable = False
+        return rows, hashlib.blake2b(rows.data.cast("B") if len(rows) else b"", digest_size=16).hexdigest()
+
+
+@contextlib.contextmanager
+def new_join_folder(cache: Path, name: str) -> Generator[Path]:
+    """Make a temporary folder that becomes the columnar form of the join `name` when the block ends without an error.
+
+    Of two processes that do so at once one wins, and both go on with what it wrote.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    target = join_folder(cache, name)
+    temporary = cache / f".tmp_{secrets.token_hex(8)}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync_folder(temporary)
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            if not _is_whole(target):  # an older, damaged one is in the way
+                shutil.rmtree(target, ignore_errors=True)
+                os.rename(temporary, target)
+        sync_folder(cache)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_join_header(folder: Path, header: JoinHeader) -> None:
+    """Put the header of a join beside its rows."""
+    with open(folder / HEADER_NAME, "xb") as file:
+        file.write(encode_json(header) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def shards_digest(shards: Sequence[str]) -> str:
+    """Return 32 hex digits for a list of shards."""
+    return hashlib.blake2b(encode_json(list(shards)), digest_size=16).hexdigest()
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_join_index(folder)
+    except (OSError, IndexFileError):
+        return False
+    return True
+
+
+def _reopen(folder: Path, checksum: str) -> JoinIndex:
+    index = open_join_index(folder)
+    if index.header.checksum != checksum:
+        raise IndexFileError(f"{folder}: the join was prepared anew while it was in use; start again")
+    return index
+
+
+def _in_memory(rows: Int64Array, header: JoinHeader) -> JoinIndex:
+    rows.flags.writeable = False
+    return JoinIndex(rows=rows, header=header)

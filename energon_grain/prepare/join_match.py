@@ -1,0 +1,182 @@
+"""Finding the samples with the same keys in several datasets, in bounded memory.
+
+Every dataset is read once from beginning to end. Hashes of its keys go with their ranks into partitions by the upper
+bits of the hash, so that equal keys meet in one partition; there the hashes are sorted and looked up, and what was
+found goes into partitions again, by rank of the primary, so that rows come out in the primary's order. Then the keys
+themselves are compared, so that nothing depends on hashes being different:
+
+    keys 20 bytes  ->  (hash, rank)  ->  sorted by hash, looked up  ->  (rank, sample)  ->  rows of the primary's order
+                       16 bytes, spilled by hash                        16 bytes, spilled by rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import DuplicateKeyError
+from energon_grain.formats.join_keys import hash_keys
+from energon_grain.formats.key_order import KeyWords
+from energon_grain.prepare.join_input import JoinedSamples
+from energon_grain.prepare.join_spill import Spill
+
+Int64Array = npt.NDArray[np.int64]
+
+_BYTES_A_KEY = 128  # of a partition at its worst moment: the records of both sides, their sorted order, the results
+_BLOCK_BYTES_A_KEY = 256
+_MOST_PARTITIONS = 256
+_LISTED = 5
+
+
+class HashCollision(Exception):  # noqa: N818 (no error: the caller begins anew with other hashes)
+    """Two different keys have the same hash."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Duplicates:
+    """Samples of one dataset that have the key of another one."""
+
+    samples: JoinedSamples
+    count: int = 0
+    listed: list[str] = field(default_factory=list[str])
+
+    def add(self, one: Int64Array, other: Int64Array) -> None:
+        """Note pairs of dataset-wide sample numbers with equal hashes; raises HashCollision if a key differs."""
+        words = key_words(self.samples)
+        if not words.equal(one, words, other).all():
+            raise HashCollision
+        self.count += len(one)
+        index = self.samples.index
+        for pair in zip(one[: _LISTED - len(self.listed)].tolist(), other.tolist(), strict=False):
+            first, second = sorted(pair)
+            shard = index.shards[int(index.shard_of(np.array([second]))[0])]
+            self.listed.append(f"{self.samples.place(first)} and in {shard}")
+
+    def refuse(self) -> None:
+        """Raise if there are any."""
+        if not self.count:
+            return
+        more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
+        raise DuplicateKeyError(
+            f"{self.samples.input.label}: cannot be joined, {self.count} of its samples have the key of another one: "
+            f"{'; '.join(self.listed)}{more}. Rename them, or exclude all but one of each in the split file"
+        )
+
+
+def key_words(samples: JoinedSamples) -> KeyWords:
+    """The keys of a dataset, by sample."""
+    return KeyWords(samples.index.key_start, samples.index.key_bytes)
+
+
+class Matching:
+    """Looks the keys of a primary up in other datasets.
+
+    Args:
+        primary: The samples that make rows.
+        scratch: A folder for temporary files: 16 bytes a key for the primary, and 16 a row for each other dataset.
+        memory_bytes: About the most memory to take.
+        seed: Of the hashes.
+        bits: Of the hashes.
+        progress: Called with the number of keys that have been gone through.
+
+    Raises:
+        DuplicateKeyError: A dataset has a key twice.
+        HashCollision: Another seed is needed.
+    """
+
+    def __init__(
+        self,
+        primary: JoinedSamples,
+        largest: int,
+        scratch: Path,
+        *,
+        memory_bytes: int,
+        seed: int = 0,
+        bits: int = 64,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._primary, self._scratch = primary, scratch
+        self._seed, self._bits, self._progress = seed, bits, progress
+        wanted = -(-(primary.total + largest) * _BYTES_A_KEY // memory_bytes)
+        self._partition_bits = min(max(0, (wanted - 1).bit_length()), _MOST_PARTITIONS.bit_length() - 1)
+        self._block = max(1, memory_bytes // _BLOCK_BYTES_A_KEY)
+        self._stripe = max(1, -(-primary.total // (1 << self._partition_bits)))
+        self._keys = self._spill_keys(primary, "primary")
+        duplicates = _Duplicates(samples=primary)
+        for partition in range(self._keys.partitions):
+            hashed, ranks = _by_hash(*self._keys.take(partition))
+            same = np.flatnonzero(hashed[1:] == hashed[:-1])
+            duplicates.add(primary.samples_at(ranks[same]), primary.samples_at(ranks[same + 1]))
+            self._keys.replace(partition, hashed, ranks)
+        duplicates.refuse()
+        self._found: list[Spill] = []
+
+    def look_up(self, other: JoinedSamples) -> None:
+        """Find the keys of the primary in another dataset."""
+        keys = self._spill_keys(other, f"other-{len(self._found)}")
+        found = Spill(self._scratch, f"found-{len(self._found)}", 1 << self._partition_bits)
+        duplicates = _Duplicates(samples=other)
+        for partition in range(keys.partitions):
+            hashed, ranks = _by_hash(*keys.take(partition))
+            same = np.flatnonzero(hashed[1:] == hashed[:-1])
+            duplicates.add(other.samples_at(ranks[same]), other.samples_at(ranks[same + 1]))
+            if not len(hashed):
+                continue
+            wanted, rows = self._keys.take(partition)
+            place = np.minimum(np.searchsorted(hashed, wanted), len(hashed) - 1)
+            hits = hashed[place] == wanted
+            rows = rows[hits]
+            found.add(rows // self._stripe, rows.view(np.uint64), ranks[place[hits]])
+        duplicates.refuse()
+        keys.remove()
+        found.finish()
+        self._found.append(found)
+
+    def rows(self, others: Sequence[JoinedSamples]) -> Iterator[Int64Array]:
+        """Give (n, datasets) rows of dataset-wide sample numbers, -1 where a key is missing, in the primary's order.
+
+        Args:
+            others: The datasets that were looked up, in the same order.
+        """
+        primary, words = self._primary, key_words(self._primary)
+        for stripe in range(1 << self._partition_bits):
+            begin = stripe * self._stripe
+            matches: list[Int64Array] = []
+            for found, other in zip(self._found, others, strict=True):
+                ranks, there = found.take(stripe)
+                column = np.full(self._stripe, -1, np.int64)
+                column[ranks.view(np.int64) - begin] = other.samples_at(there)
+                matches.append(column)
+            for low in range(begin, min(begin + self._stripe, primary.total), self._block):
+                ranks = primary.ranks(low, min(low + self._block, begin + self._stripe))
+                rows = np.empty((len(ranks), 1 + len(others)), np.int64)
+                rows[:, 0] = primary.samples_at(ranks)
+                for number, (other, column) in enumerate(zip(others, matches, strict=True), 1):
+                    rows[:, number] = column[ranks - begin]
+                    hit = np.flatnonzero(rows[:, number] >= 0)
+                    if not words.equal(rows[hit, 0], key_words(other), rows[hit, number]).all():
+                        raise HashCollision
+                    other.release()
+                primary.release()
+                yield rows
+
+    def _spill_keys(self, samples: JoinedSamples, name: str) -> Spill:
+        """Set (hash, rank) of all keys aside, by the upper bits of the hash."""
+        words = key_words(samples)
+        spill = Spill(self._scratch, name, 1 << self._partition_bits)
+        for ranks in samples.blocks(self._block):
+            hashed = hash_keys(words, samples.samples_at(ranks), seed=self._seed, bits=self._bits)
+            partition = hashed >> np.uint64(64 - self._partition_bits) if self._partition_bits else hashed
+            spill.add(partition.view(np.int64), hashed, ranks)
+            self._progress(len(ranks))
+        spill.finish()
+        return spill
+
+
+def _by_hash(hashed: npt.NDArray[np.uint64], ranks: Int64Array) -> tuple[npt.NDArray[np.uint64], Int64Array]:
+    order = np.argsort(hashed)
+    return hashed[order], ranks[order]

@@ -1,0 +1,203 @@
+"""Random access to the rows of a join: the samples with the same key in several datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
+from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.samplers.hashing import fold
+from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.source import SampleLocation
+from energon_grain.sources.webdataset import WebDatasetSource
+
+Int64Array = npt.NDArray[np.int64]
+
+_LEFT_ALONE_BYTES = 16 << 20
+_RESIDENT_WINDOWS = 128  # of 64 KiB, what one page fault makes resident
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberBatch:
+    """What one dataset of a join has for a batch of rows.
+
+    Attributes:
+        places: Which rows of the batch it has a sample for, ascending.
+        batch: Its samples for these, in that order; `indices` are sample numbers of the whole dataset. None: it has
+            none at all.
+    """
+
+    places: Int64Array
+    batch: RawBatch | None
+
+
+class JoinedBatch(RawBatch):
+    """Rows of a join: keys, shards and parts are those of the primary.
+
+    Attributes:
+        indices: (n,) index of each row in its source.
+        members: What each dataset has, the primary first.
+    """
+
+    __slots__ = ("members",)
+
+    def __init__(
+        self,
+        *,
+        indices: Int64Array,
+        keys: list[str],
+        shards: list[str],
+        columns: dict[str, list[bytes | None]],
+        members: list[MemberBatch],
+    ) -> None:
+        super().__init__(indices=indices, keys=keys, shards=shards, columns=columns)
+        self.members = members
+
+    def nbytes(self) -> int:
+        """Payload bytes of all parts of all datasets."""
+        return sum(member.batch.nbytes() for member in self.members if member.batch is not None)
+
+
+class JoinedSource:
+    """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
+
+    A read is one batched read of each dataset that has a sample for any of the rows.
+
+    Args:
+        index: The rows.
+        members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
+            its indices are the sample numbers that rows hold. Each reads only the parts that it was told to.
+        start: First row to serve.
+        stop: One past the last; default: the end.
+
+    Raises:
+        ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
+        EmptyDatasetError: The range is empty.
+        StaleIndexError: A dataset was prepared with other samples since it was joined.
+    """
+
+    def __init__(
+        self, index: JoinIndex, members: Sequence[WebDatasetSource], *, start: int = 0, stop: int | None = None
+    ) -> None:
+        self._index, self._members = index, tuple(members)
+        self._start, self._stop = start, len(index) if stop is None else stop
+        if not 0 <= self._start <= self._stop <= len(index):
+            raise ConfigError(f"rows [{start}, {stop}) of a join with {len(index)} do not exist")
+        if self._start == self._stop:
+            raise EmptyDatasetError(f"rows [{start}, {stop}) of a join with {len(index)} are none; widen the subset")
+        if len(self._members) != len(index.header.members):
+            raise ConfigError(f"{len(self._members)} datasets were given for a join of {len(index.header.members)}")
+        for member, joined in zip(self._members, index.header.members, strict=True):
+            if not member.content_id.startswith(joined.content_id[:16]):
+                raise StaleIndexError(
+                    f"{member.path}: holds other samples than when it was joined; run `energon-grain prepare` on the "
+                    "metadataset"
+                )
+            if len(member) != joined.samples:
+                raise ConfigError(
+                    f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not "
+                    f"{len(member)}"
+                )
+        self._rows = np.asarray(index.rows)
+        self._touched: npt.NDArray[np.bool_] | None = None
+        self._window_rows = max(1, (64 << 10) // (8 * len(self._members)))
+        if index.folder is not None and self._rows.nbytes > _LEFT_ALONE_BYTES:
+            self._touched = np.zeros(len(self._rows) // self._window_rows + 1, np.bool_)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._index, self._members, self._start, self._stop)
+
+    def __repr__(self) -> str:
+        return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
+
+    @property
+    def path(self) -> str:
+        """The folder of the primary."""
+        return self._members[0].path
+
+    @property
+    def content_id(self) -> str:
+        """Digest of the datasets, of the rows and of which of them are served."""
+        return f"{self._index.content_id[:16]}-{fold(self._start, self._stop):016x}"
+
+    @property
+    def members(self) -> tuple[WebDatasetSource, ...]:
+        """The datasets, the primary first."""
+        return self._members
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def samples(self, indices: Int64Array) -> Int64Array:
+        """(n, datasets) sample number of each row in each dataset, -1 where it has none.
+
+        Raises:
+            IndexError: An index is out of range.
+        """
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
+            wrong = indices[(indices < 0) | (indices >= len(self))][0]
+            raise IndexError(f"{self.path}: row {int(wrong)} asked for, but there are {len(self)}")
+        wanted = indices + self._start
+        rows = self._rows[wanted]
+        if self._touched is not None:
+            self._touched[wanted // self._window_rows] = True
+            if np.count_nonzero(self._touched) > _RESIDENT_WINDOWS:
+                self._touched[:] = False
+                self._index.release()
+        return rows
+
+    def read(self, indices: Int64Array) -> JoinedBatch:
+        """Read rows in the order asked for. See `Source.read`."""
+        indices = np.asarray(indices, np.int64)
+        samples = self.samples(indices)
+        primary = self._members[0].read(samples[:, 0])
+        members = [MemberBatch(places=np.arange(len(indices)), batch=primary)]
+        for number, member in enumerate(self._members[1:], 1):
+            column = samples[:, number]
+            places = np.flatnonzero(column >= 0)
+            batch = member.read(column[places]) if len(places) else None
+            members.append(MemberBatch(places=places, batch=batch))
+        return JoinedBatch(
+            indices=indices, keys=primary.keys, shards=primary.shards, columns=primary.columns, members=members
+        )
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes that reading each row takes, of all datasets together. See `WebDatasetSource.sizes`."""
+        samples = self.samples(indices)
+        taken = self._members[0].sizes(samples[:, 0])
+        for number, member in enumerate(self._members[1:], 1):
+            places = np.flatnonzero(samples[:, number] >= 0)
+            if len(places):
+                taken[places] += member.sizes(samples[places, number])
+        return taken
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""
+        place = self.locate_all(index)[0]
+        assert place is not None
+        return replace(place, index=index)
+
+    def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
+        """Where the sample of a row lies in each dataset, None where it has none.
+
+        Their `index` is the sample's number in its dataset. Raises IndexError when `index` is out of range.
+        """
+        row = self.samples(np.array([index], np.int64))[0].tolist()
+        return tuple(
+            member.locate(sample) if sample >= 0 else None for member, sample in zip(self._members, row, strict=True)
+        )
+
+    def close(self) -> None:
+        """Close the shards of all datasets; reading again opens them anew."""
+        for member in self._members:
+            member.close()
+
+
+def _restore(index: JoinIndex, members: Sequence[WebDatasetSource], start: int, stop: int) -> JoinedSource:
+    return JoinedSource(index, members, start=start, stop=stop)
