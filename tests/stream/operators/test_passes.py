@@ -163,10 +163,12 @@ def test_mixtures_are_cut_into_epochs(text_dataset: MakeDataset, batch_size: int
     assert len(EpochizeDataset(mixture, num_epochs=1)) == len(list(EpochizeDataset(mixture, num_epochs=1)))
 
 
-def test_the_shortest_of_nested_cuts_counts(text_dataset: MakeDataset) -> None:
+def test_cuts_of_cuts(text_dataset: MakeDataset) -> None:
     packed = packs(ordered(text_dataset(24)))
     assert [len(each) for each in passes_of(LimitDataset(LimitDataset(packed, 5), 3), 2)] == [3, 3]
-    assert [len(each) for each in passes_of(EpochizeDataset(EpochizeDataset(packed, 5), 3), 3)] == [3, 3, 3]
+    assert [len(each) for each in passes_of(LimitDataset(LimitDataset(packed, 3), 5), 2)] == [3, 3]
+    with pytest.raises(ConfigError, match="cut one stream"):
+        Stream.of(EpochizeDataset(EpochizeDataset(packed, 5), 3))
 
 
 @pytest.mark.parametrize(

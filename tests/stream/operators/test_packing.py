@@ -1,0 +1,396 @@
+"""Packing in lanes: what is in the buffer when the selection is made, what is dropped, what a pass ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from small_graphs import (
+    MakeDataset,
+    Tolerant,
+    config,
+    flat,
+    in_order,
+    number,
+    on_hosts,
+    require_exact_states,
+    shuffled,
+    take,
+)
+
+from energon_grain import (
+    ConfigError,
+    EmptyDatasetError,
+    FatalSampleError,
+    FilterDataset,
+    HostsError,
+    MapDataset,
+    PackingDataset,
+    Packs,
+    RepeatDataset,
+    SavableDataset,
+    SkipSample,
+    Stream,
+    TaskEncoder,
+    current_draw,
+    get_train_dataset,
+    greedy_knapsack,
+)
+
+Numbers = list[int]
+Pack = tuple[int, ...]
+
+
+def ordered(path: Any, **options: Any) -> SavableDataset:
+    return MapDataset(in_order(path, **options), number)
+
+
+def mixed(path: Any, **options: Any) -> SavableDataset:
+    return MapDataset(shuffled(path, **options), number)
+
+
+def threes(samples: Numbers) -> list[Numbers]:
+    return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+
+def pack(samples: Numbers) -> Pack:
+    return tuple(samples)
+
+
+def rolled(samples: list[Any]) -> tuple[Any, int]:
+    return tuple(samples), int(current_draw().rng.integers(1 << 30))
+
+
+def test_the_buffer_is_topped_up_while_groups_drain(text_dataset: MakeDataset) -> None:
+    """Never more than `buffer_size` samples are held, and every selection sees all that may be held."""
+    seen: list[Numbers] = []
+
+    def select(samples: Numbers) -> list[Numbers]:
+        seen.append(list(samples))
+        return [samples[:2], samples[2:3], samples[3:]]
+
+    packs = list(PackingDataset(ordered(text_dataset(13)), 5, select, pack))
+    # While [0 1], [2], [3 4] are packed one after the other, 5 6, 7 and 8 9 take their places.
+    assert seen == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12]]
+    assert packs == [(0, 1), (2,), (3, 4), (5, 6), (7,), (8, 9), (10, 11), (12,)]
+
+
+def test_nothing_is_read_before_it_has_a_place(text_dataset: MakeDataset) -> None:
+    """How far a lane has read follows from its buffer size: the state tells, whatever was read ahead."""
+    stream = Stream.of(PackingDataset(ordered(text_dataset(24)), 6, threes, pack))
+    read: list[int] = []
+    for _ in range(4):
+        next(stream)
+        [state] = stream._progress.lanes or ()
+        (_, rounds), _, _, buffer, groups = state
+        held = len(buffer) + sum(map(len, groups))
+        read.append(rounds)
+        assert held <= 6
+    assert read == [9, 12, 15, 18]
+
+
+def test_samples_that_are_left_out_are_dropped_and_counted(text_dataset: MakeDataset) -> None:
+    def select(samples: Numbers) -> list[Numbers]:
+        return [[], [sample for sample in samples if sample % 2], []]
+
+    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
+    assert list(stream) == [(1, 3), (5, 7), (9, 11)]
+    assert list(stream.stats()["dropped"].values()) == [{"select_samples_to_pack: SkipSample": 6}]
+
+
+@pytest.mark.parametrize("nothing", [[], [[]], [[], []]])
+def test_a_selection_of_nothing_drops_the_buffer(text_dataset: MakeDataset, nothing: Any) -> None:
+    def select(samples: Numbers) -> list[Numbers]:
+        return [samples] if 4 in samples else nothing
+
+    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
+    assert list(stream) == [(4, 5, 6, 7)]
+    assert stream.stats()["dropped_total"] == 8
+
+
+def test_a_packer_that_selects_nothing_ends_clearly(text_dataset: MakeDataset) -> None:
+    def select(samples: Numbers) -> list[Numbers]:
+        return []
+
+    finite = ordered(text_dataset(12))
+    with pytest.raises(EmptyDatasetError, match="without a single item"):
+        list(PackingDataset(finite, 4, select, pack))
+    with pytest.raises(FatalSampleError, match="1000 samples without one item"):
+        next(iter(PackingDataset(RepeatDataset(finite), 4, select, pack)))
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda samples: [[99]],
+        lambda samples: [samples, samples[:1]],
+        lambda samples: [[*samples, samples[0]]],
+        lambda samples: samples,
+        lambda samples: None,
+    ],
+)
+def test_groups_are_made_of_the_samples_themselves(text_dataset: MakeDataset, select: Callable[[Numbers], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+        list(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
+
+
+def test_copies_are_not_the_samples(text_dataset: MakeDataset) -> None:
+    def select(samples: list[list[int]]) -> list[list[list[int]]]:
+        return [[list(sample) for sample in samples]]
+
+    lists = MapDataset(in_order(text_dataset(12)), lambda sample: [number(sample)])
+    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+        list(PackingDataset(lists, 4, select, pack))
+
+
+def test_a_packer_may_change_its_list_and_its_order(text_dataset: MakeDataset) -> None:
+    def select(samples: Numbers) -> Iterator[Numbers]:
+        groups: list[Numbers] = []
+        samples.reverse()
+        while samples:
+            groups.append([samples.pop(), *(samples.pop() for _ in samples[:1])][::-1])
+        return iter(groups)
+
+    packs = list(PackingDataset(ordered(text_dataset(10)), 4, select, pack))  # type: ignore[arg-type]
+    assert packs == [(1, 0), (3, 2), (5, 4), (7, 6), (9, 8)]
+
+
+def test_equal_samples_are_told_apart(text_dataset: MakeDataset) -> None:
+    """Small integers are one object each: which of them is meant does not matter, how many there are does."""
+    thirds = MapDataset(in_order(text_dataset(10)), lambda sample: number(sample) // 3)
+    packs = require_exact_states(lambda: PackingDataset(thirds, 4, threes, pack), 8)
+    assert packs[:5] == [(0, 0, 0), (1,), (1, 1, 2), (2,), (2, 3)]
+
+
+def test_a_selection_that_fails_drops_its_buffer_and_is_one_failure(text_dataset: MakeDataset) -> None:
+    told: list[tuple[type[Exception], Any]] = []
+
+    def tell(error: Exception, sample: Any, sources: Any = None) -> None:
+        told.append((type(error), sample))
+
+    def select(samples: Numbers) -> list[Numbers]:
+        if 5 in samples:
+            raise ValueError("no packs of these")
+        return [samples]
+
+    packing = PackingDataset(ordered(text_dataset(12)), 4, select, pack, pre_packer_failure_tolerance=2)
+    stream = Stream.of(packing, worker_config=config(global_error_handler=tell))
+    assert list(stream) == [(0, 1, 2, 3), (8, 9, 10, 11)]
+    assert told == [(ValueError, 4)]
+    assert stream.stats()["dropped_total"] == 4
+
+
+def test_failing_packs_are_dropped(text_dataset: MakeDataset) -> None:
+    def refusing(samples: Numbers) -> Pack:
+        if 3 in samples:
+            raise ValueError("not 3")
+        if 6 in samples:
+            raise SkipSample
+        return tuple(samples)
+
+    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 6, threes, refusing))
+    assert list(stream) == [(0, 1, 2), (9, 10, 11)]
+    [dropped] = stream.stats()["dropped"].values()
+    assert dropped == {"pack_selected_samples: SkipSample": 1, "pack_selected_samples: ValueError": 1}
+    endless = PackingDataset(
+        RepeatDataset(ordered(text_dataset(12))), 6, threes, lambda samples: 1 // 0, final_packer_failure_tolerance=7
+    )
+    with pytest.raises(FatalSampleError, match="pack_selected_samples failed 7 times in a row"):
+        next(iter(endless))
+
+
+def test_a_failing_encoder_drops_its_sample_alone(text_dataset: MakeDataset) -> None:
+    def encode(sample: int) -> int:
+        if sample in (1, 3, 4, 5):
+            raise SkipSample
+        return 100 + sample
+
+    stream = Stream.of(PackingDataset(ordered(text_dataset(9)), 6, threes, pack, sample_encoder=encode))
+    assert list(stream) == [(100, 102), (106, 107, 108)]
+    assert stream.stats()["dropped_total"] == 4
+
+
+def test_an_encoder_sees_chosen_samples_only(text_dataset: MakeDataset) -> None:
+    seen: Numbers = []
+
+    def encode(sample: int) -> int:
+        seen.append(sample)
+        return sample
+
+    def select(samples: Numbers) -> list[Numbers]:
+        return [samples[:2]]
+
+    assert list(PackingDataset(ordered(text_dataset(9)), 3, select, pack, sample_encoder=encode)) == [
+        (0, 1),
+        (3, 4),
+        (6, 7),
+    ]
+    assert seen == [0, 1, 3, 4, 6, 7]
+
+
+def generate(samples: list[Any]) -> Iterator[Any]:
+    for part, sample in enumerate(samples):
+        if part != 1:
+            yield tuple(samples), sample, int(current_draw().rng.integers(1 << 30))
+
+
+def test_a_generator_makes_several_packs_of_a_group(text_dataset: MakeDataset) -> None:
+    packs = take(Stream.of(PackingDataset(ordered(text_dataset(7)), 6, threes, generate)), 6)
+    assert [entry and entry[:2] for entry in packs] == [
+        ((0, 1, 2), 0),
+        ((0, 1, 2), 2),
+        ((3, 4, 5), 3),
+        ((3, 4, 5), 5),
+        ((6,), 6),
+        None,
+    ]
+
+
+def encode_at_random(sample: Any) -> Any:
+    return sample, int(current_draw().rng.integers(1 << 30))
+
+
+class Fails(Tolerant):
+    """Whose postencode refuses some samples."""
+
+    def postencode_sample(self, sample: Any) -> Any:
+        if sample % 5 == 1:
+            raise SkipSample
+        return sample, int(self.rng.integers(1 << 30))
+
+
+@pytest.mark.parametrize("packer", [pack, rolled, generate])
+@pytest.mark.parametrize("encoder", [None, encode_at_random, Fails().postencode_sample])
+@pytest.mark.parametrize("select", [threes, lambda samples: [samples[1:3], [], samples[4:5]]])
+def test_every_state_is_continued_exactly(text_dataset: MakeDataset, packer: Any, encoder: Any, select: Any) -> None:
+    """A generator in the middle of a group, and members that an encoder draws numbers for, included."""
+    path = text_dataset(31)
+    items = require_exact_states(
+        lambda: PackingDataset(mixed(path, lanes=2), 7, select, packer, sample_encoder=encoder), 40, every=3
+    )
+    assert None in items
+
+
+def test_lanes_have_buffers_of_their_own(text_dataset: MakeDataset) -> None:
+    def select(samples: Numbers) -> list[Numbers]:
+        assert len({sample % 4 for sample in samples}) == 1
+        return [samples]
+
+    packs = list(PackingDataset(ordered(text_dataset(24), lanes=4), 3, select, pack))
+    assert packs[:4] == [(0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11)]
+    assert sorted(flat(packs)) == list(range(24))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_together_get_the_same_packs(text_dataset: MakeDataset, hosts: int) -> None:
+    path = text_dataset(53)
+
+    def make(worker_config: Any) -> SavableDataset:
+        leaf = RepeatDataset(MapDataset(shuffled(path, worker_config=worker_config), number))
+        return PackingDataset(leaf, 5, threes, rolled)
+
+    [single] = on_hosts(make, 1, 24)
+    several = on_hosts(make, hosts, 24 // hosts)
+    assert [several[at % hosts][at // hosts] for at in range(24)] == single
+
+
+def test_hosts_must_divide_the_lanes(text_dataset: MakeDataset) -> None:
+    packing = PackingDataset(RepeatDataset(ordered(text_dataset(24), lanes=6)), 3, threes, pack)
+    with pytest.raises(HostsError, match=r"4 hosts do not divide the 6 lanes.*one of \[1, 2, 3, 6\] hosts"):
+        Stream.of(packing, worker_config=config(1, 4))
+
+
+def test_finite_packs_on_several_hosts_need_an_agreement(text_dataset: MakeDataset) -> None:
+    packing = PackingDataset(ordered(text_dataset(24), lanes=6), 3, threes, pack)
+    with pytest.raises(ConfigError, match="must agree on when"):
+        Stream.of(packing, worker_config=config(0, 2))
+
+
+def knapsack(samples: Numbers) -> Packs[int]:
+    return greedy_knapsack(samples, length=lambda sample: 1 + sample % 7, capacity=10, keep_rest=True)
+
+
+def test_what_a_packer_keeps_stays_a_candidate(text_dataset: MakeDataset) -> None:
+    seen: list[Numbers] = []
+
+    def select(samples: Numbers) -> Packs[int]:
+        seen.append(list(samples))
+        return Packs([samples[:2]], samples[2:])
+
+    packs = list(PackingDataset(ordered(text_dataset(9)), 5, select, pack))
+    # The rest comes first, and the last of it is a pack by itself.
+    assert seen[:3] == [[0, 1, 2, 3, 4], [2, 3, 4, 5, 6], [4, 5, 6, 7, 8]]
+    assert packs == [(0, 1), (2, 3), (4, 5), (6, 7), (8,)]
+
+
+def test_a_rest_alone_is_a_pack(text_dataset: MakeDataset) -> None:
+    """Nothing could join it: the buffer is full, or the pass is over."""
+    packs = PackingDataset(ordered(text_dataset(7)), 3, lambda samples: Packs([], samples), pack)
+    assert list(packs) == [(0, 1, 2), (3, 4, 5), (6,)]
+
+
+def test_samples_of_a_rest_are_checked_too(text_dataset: MakeDataset) -> None:
+    for rest in ([99], [0]):
+        packing = PackingDataset(ordered(text_dataset(7)), 3, lambda samples, rest=rest: Packs([samples], rest), pack)
+        with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+            list(packing)
+
+
+def test_packers_that_keep_a_rest_lose_nothing(text_dataset: MakeDataset) -> None:
+    def make() -> SavableDataset:
+        return PackingDataset(mixed(path, lanes=2), 12, knapsack, rolled)
+
+    path = text_dataset(97)
+    items = require_exact_states(make, 60, every=3)
+    packs = [members for members, _ in items[: items.index(None)]]
+    assert sorted(flat(packs)) == list(range(97))
+    assert all(sum(1 + sample % 7 for sample in members) <= 10 for members in packs)
+    fill = sum(1 + sample % 7 for sample in range(97)) / (10 * len(packs))
+    assert fill > 0.9  # the last packs of both lanes are short
+
+
+class Texts(TaskEncoder):
+    """Packs texts in the order in which they come."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        first = samples[0]
+        first.text = " ".join(sample.text for sample in samples)
+        first.__restore_key__ = ()
+        return first
+
+    def batch(self, samples: list[Any]) -> list[str]:
+        return [sample.text for sample in samples]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+def test_packs_in_batches(text_dataset: MakeDataset, last_batch: Any) -> None:
+    dataset = get_train_dataset(
+        text_dataset(24),
+        batch_size=5,
+        packing_buffer_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        lanes=3,
+        repeat=False,
+        last_batch=last_batch,
+        task_encoder=Texts(),
+        worker_config=config(),
+    )
+    batches = list(dataset)
+    assert [len(batch) for batch in batches] == [5, 5, 2][: 3 if last_batch == "keep" else 2]
+
+
+def test_a_filter_below_fills_the_buffer_all_the_same(text_dataset: MakeDataset) -> None:
+    seen: list[Sequence[int]] = []
+
+    def select(samples: Numbers) -> list[Numbers]:
+        seen.append(samples)
+        return [samples]
+
+    odd = FilterDataset(ordered(text_dataset(24)), lambda sample: sample % 2 == 1)
+    assert list(PackingDataset(odd, 4, select, pack)) == [(1, 3, 5, 7), (9, 11, 13, 15), (17, 19, 21, 23)]
+    assert list(map(len, seen)) == [4, 4, 4]
