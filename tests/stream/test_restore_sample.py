@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
+from energon_grain.testing import make_crude_dataset
 
 
 @dataclass
@@ -197,6 +199,13 @@ def test_padded_batches_with_their_masks(text_dataset: MakeDataset) -> None:
         assert restored.__restore_key__ == step.__restore_key__
 
 
+def test_batches_that_are_dictionaries(tmp_path: Path) -> None:
+    path = make_crude_dataset(tmp_path / "crude", n=9, shards=1)
+    stream = Stream.of(get_train_dataset(path, batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=None))
+    for batch in take(stream, 6):
+        assert stream.restore_sample(batch["__restore_key__"])["txt"] == batch["txt"]
+
+
 def test_through_a_loader(text_dataset: MakeDataset) -> None:
     dataset = get_train_dataset(text_dataset(13), batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None)
     loader: Any = get_savable_loader(dataset)
@@ -266,7 +275,7 @@ def test_what_is_no_restore_key(text_dataset: MakeDataset, key: Any) -> None:
 )
 def test_references_of_another_graph(text_dataset: MakeDataset, graph: str, reference: Any) -> None:
     stream = Stream.of(GRAPHS[graph](notes(text_dataset(13)), notes(text_dataset(7))))
-    with pytest.raises(StateError, match="not a restore key of this dataset|is not of this dataset"):
+    with pytest.raises(StateError, match=r"not a restore key of this dataset|is not of this dataset"):
         stream.restore_sample(("item", 0, 0, reference))
 
 

@@ -163,3 +163,17 @@ def test_finite_ones_end_together(text_dataset: MakeDataset, hosts: int, last_ba
     assert len(seen) == len(set(seen)) == (27 if last_batch == "pad" else 24)
     if last_batch == "pad":
         assert sorted(flat(seen)) == list(range(53))
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize("n", [13, 24])
+def test_batches_of_batches_are_whole_too(text_dataset: MakeDataset, lanes: int, n: int) -> None:
+    threes = BatchDataset(ordered(text_dataset(n), lanes=lanes), 3, batch)
+    nested = BatchDataset(BatchDataset(threes, 2, batch), 2, batch)
+    stream = Stream.of(nested)
+    for _ in range(2):
+        steps = list(stream)
+        assert len(steps) == len(nested) == -(-n // 12)
+        assert sorted(flat(steps)) == list(range(n))
+        inner = [len(pair) for step in steps for pair in step]
+        assert sum(size < 2 for size in inner) <= 1

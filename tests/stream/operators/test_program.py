@@ -16,6 +16,7 @@ from energon_grain import (
     EmptyDatasetError,
     EpochizeDataset,
     FilterDataset,
+    FingerprintError,
     GroupBatchDataset,
     IterMapDataset,
     MapDataset,
@@ -172,3 +173,43 @@ def test_states_of_another_graph_are_refused(text_dataset: MakeDataset) -> None:
         other.restore({**cursor, "fingerprint": other.cursor()["fingerprint"]})
     with pytest.raises(StateError, match="lanes"):
         first.restore({**cursor, "held": ""}) or first.restore({**cursor, "held": cursor["held"][:20]})
+
+
+def generate(values: list[Any]) -> Iterator[Any]:
+    yield tuple(values)
+
+
+CHANGED: list[Callable[[SavableDataset], SavableDataset]] = [
+    lambda leaf: PackingDataset(leaf, 5, pairs, rolled),
+    lambda leaf: PackingDataset(leaf, 6, pairs, rolled),
+    lambda leaf: PackingDataset(leaf, 5, pairs, generate),
+    lambda leaf: GroupBatchDataset(leaf, 3, by_rest, rolled),
+    lambda leaf: GroupBatchDataset(leaf, 3, by_rest, rolled, drop_last=True),
+    lambda leaf: BatchDataset(BatchDataset(leaf, 5, rolled), 2, tuple),
+    lambda leaf: BatchDataset(BatchDataset(leaf, 5, rolled, drop_last=True), 2, tuple),
+    lambda leaf: BatchDataset(BatchDataset(leaf, 5, generate), 2, tuple),
+    lambda leaf: IterMapDataset(leaf, in_a_row, inputs_per_call=4),
+    lambda leaf: IterMapDataset(leaf, in_a_row, inputs_per_call=5),
+    lambda leaf: FilterDataset(leaf, lambda value: value[0] % 2 == 0),
+    lambda leaf: leaf,
+    GRAPHS["generated"],
+    lambda leaf: MapDataset(MapDataset(leaf, as_often), as_often),
+    lambda leaf: FilterDataset(MapDataset(leaf, as_often), lambda value: value[0] % 2 == 0),
+]
+
+
+def test_what_changes_the_items_changes_the_fingerprint(text_dataset: MakeDataset) -> None:
+    leaf = MapDataset(shuffled(text_dataset(31)), seeded)
+    cursors = [Stream.of(changed(leaf)).cursor(with_manifest=True) for changed in CHANGED]
+    assert len({cursor["fingerprint"] for cursor in cursors}) == len(CHANGED)
+    plain = Stream.of(CHANGED[0](leaf))
+    for cursor in cursors[1:]:
+        with pytest.raises(FingerprintError, match="mixture"):
+            plain.restore(cursor)
+
+
+def test_equal_graphs_have_equal_fingerprints(text_dataset: MakeDataset) -> None:
+    leaf = MapDataset(shuffled(text_dataset(31)), seeded)
+    fingerprints = [[Stream.of(make(leaf)).cursor()["fingerprint"] for make in GRAPHS.values()] for _ in range(2)]
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints[0])) == len(GRAPHS)
