@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.leaf import LeafDataset, Ordering
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
@@ -109,9 +110,33 @@ def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
             return _leaf(tree, options)
 
 
-def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset:
-    if isinstance(leaf, Join):
-        raise ConfigError(f"{leaf.place}: joins cannot be read yet; join the datasets beforehand")
+def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
+    # Rows are ordered and cut, not the datasets that they are made of; a joiner says what they hold.
+    plain = replace(options, training=False, sample_type=None)
+    return JoinedLeafDataset(
+        worker_config=options.worker_config,
+        join=join,
+        members=tuple(_leaf_dataset(member.leaf, plain) for member in join.members),
+        ordering=Ordering(
+            said_by=f"{join.place}: ",
+            training=options.training,
+            passes=join.shuffle_over_epochs_multiplier if options.training else None,
+            block=options.max_samples_per_sequence,
+            mixing=options.shuffle_buffer_size,
+            blocks_in_lane=options.parallel_shard_iters,
+        ),
+        task_encoder=options.task_encoder,
+        split_config=options.split_config,
+        dataset_config=options.dataset_config,
+        trusted_modules=options.trusted_modules,
+    )
+
+
+def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDataset:
+    return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
+
+
+def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
     if leaf.kind not in (DatasetKind.WEBDATASET, DatasetKind.INVALID):  # what is missing says so when it is opened
         raise ConfigError(f"{leaf.place}: {leaf.path} is a {leaf.kind.name} dataset; only tar shards can be read yet")
     return LeafDataset(

@@ -14,7 +14,7 @@ from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, resolve_class
-from energon_grain.formats.nv_meta import read_info
+from energon_grain.formats.nv_meta import DatasetInfo, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
@@ -82,8 +82,12 @@ class LeafDataset(SavableDataset):
         written = Path(self.path).name if self.written is None else self.written
         return ("path", written, self.split_part, subset)
 
-    def resolve(self) -> ResolvedLeaf:
+    def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.
+
+        Args:
+            whole: The source serves all samples of the dataset, whatever its split says, so that indices are sample
+                numbers of the dataset.
 
         Raises:
             DatasetNotFoundError: `path` is not prepared.
@@ -96,11 +100,6 @@ class LeafDataset(SavableDataset):
         finish_interrupted_prepare(root)
         info = read_info(root)
         config = read_dataset_config(root, self.dataset_config)
-        splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
-        selected = select_shards(splits, config.split_part or self.split_part, info)
-        total = sum(info.shard_counts[shard] for shard in selected.shards)
-        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
-        start, stop = (0, total) if subset is None else subset.resolve(total)
         sample_type, field_map = self._sample_type(config, root)
         check_aux_has_a_cooker(self.aux, self.path, sample_type)
         parts: PartFilter = self.part_filter
@@ -111,9 +110,7 @@ class LeafDataset(SavableDataset):
         decoder = None if config.raw_bytes else self.task_encoder.decoder
         if config.decoder is not None:
             decoder = _declared_decoder(config.decoder, root)
-        source = WebDatasetSource(
-            root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
-        )
+        source = WebDatasetSource(root, parts=parts) if whole else self._source(config, info, parts)
         if field_map is not None:
             field_map.check_parts(source.part_names, where=f"{root}: field_map")
         return ResolvedLeaf(
@@ -123,6 +120,18 @@ class LeafDataset(SavableDataset):
             decoder=decoder,
             subflavors={**config.subflavors, **self.subflavors} or None,
             ordering=self._ordering(config),
+        )
+
+    def _source(self, config: DatasetConfig, info: DatasetInfo, parts: PartFilter) -> WebDatasetSource:
+        """The samples of the split part and the subset."""
+        root = Path(self.path)
+        splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
+        selected = select_shards(splits, config.split_part or self.split_part, info)
+        total = sum(info.shard_counts[shard] for shard in selected.shards)
+        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
+        start, stop = (0, total) if subset is None else subset.resolve(total)
+        return WebDatasetSource(
+            root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
         )
 
     def _ordering(self, config: DatasetConfig) -> Ordering:

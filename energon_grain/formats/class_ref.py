@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,30 @@ def resolve_class(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> ty
         close = difflib.get_close_matches(ref.name, public, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"There is no class `{ref.name}` in energon_grain, which stands for `{ref.module}`.{hint}")
+    return found
+
+
+def resolve_function(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> Callable[..., Any]:
+    """Return the function that `ref` names: one of ours, or of a module in `trusted_modules` (or inside one).
+
+    Raises:
+        ConfigError: There is no such function.
+        UntrustedCodeError: The module is neither Energon's nor trusted.
+    """
+    if is_inside(ref.module, trusted_modules):
+        try:
+            found: Any = getattr(importlib.import_module(ref.module), ref.name, None)
+        except ImportError as error:
+            raise ConfigError(f"The trusted module of `{ref}` cannot be imported: {error}") from error
+    elif not ref.is_ours:
+        raise UntrustedCodeError(
+            f"The configuration names the function `{ref}`. Code that a data file names is not imported unless the "
+            f"program says so: pass trusted_modules=[{ref.module!r}]"
+        )
+    else:
+        found = getattr(energon_grain, ref.name, None) if ref.name in energon_grain.__all__ else None
+    if not callable(found):
+        raise ConfigError(f"There is no function `{ref.name}` in `{ref.module}`")
     return found
 
 

@@ -17,7 +17,7 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.flow import Flow
-from energon_grain.stream.load import LeafLoader
+from energon_grain.stream.load_join import loader_of
 from energon_grain.stream.spec import HookSpec, StreamSpec
 
 
@@ -35,7 +35,7 @@ class PureStage:
         self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
         self._loaders = [
-            LeafLoader(number, leaf.leaf, leaf.hook_key, leaf.failure_tolerance)
+            loader_of(number, leaf.leaf, leaf.hook_key, leaf.failure_tolerance)
             for number, leaf in enumerate(spec.leaves)
         ]
 

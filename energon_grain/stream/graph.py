@@ -13,6 +13,7 @@ from typing import Any
 from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.hooks import is_generator
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
@@ -99,7 +100,7 @@ class GraphCompiler:
             EmptyDatasetError: A leaf is empty.
         """
         match node:
-            case LeafDataset():
+            case LeafDataset() | JoinedLeafDataset():
                 return self._leaf(node, at)
             case RunSettings():
                 seed = fold(node.seed, node.worker_config.seed_offset)
@@ -148,7 +149,7 @@ class GraphCompiler:
         """The operators of a branch below a node at this place."""
         return self.feeds.node_of(branch, stripe=at.stripe if stripe is None else stripe, endless=at.endless)
 
-    def _leaf(self, node: LeafDataset, at: Context) -> IndexBranch:
+    def _leaf(self, node: LeafDataset | JoinedLeafDataset, at: Context) -> IndexBranch:
         occurrence = self._seen[node.identity]
         self._seen[node.identity] += 1
         part = LeafPart(

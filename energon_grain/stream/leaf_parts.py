@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from energon_grain.datasets.aux_cooking import bind_cooker
 from energon_grain.datasets.aux_stores import open_aux, open_primary
 from energon_grain.datasets.hooks import overridden_hook
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
 from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
@@ -33,8 +34,8 @@ class LeafPart:
         hooks: On its samples, in order.
     """
 
-    node: LeafDataset
-    resolved: ResolvedLeaf
+    node: LeafDataset | JoinedLeafDataset
+    resolved: ResolvedLeaf | ResolvedJoin
     key: tuple[str, ...]
     seed: int
     number: int
@@ -78,7 +79,7 @@ class LeafPart:
         )
 
 
-def _cook(node: LeafDataset, leaf: ResolvedLeaf) -> HookSpec | None:
+def _cook(node: LeafDataset | JoinedLeafDataset, leaf: ResolvedLeaf | ResolvedJoin) -> HookSpec | None:
     """The task encoder's first cooker that fits the leaf. Without any cooker, crude samples pass as they are."""
     encoder = node.task_encoder
     if not encoder.cookers:

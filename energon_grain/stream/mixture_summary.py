@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.errors import ConfigError
 from energon_grain.metadataset.flat import FlatLeaf, flatten
 from energon_grain.metadataset.load import load_dataset, load_metadataset
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
@@ -208,9 +207,12 @@ def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bo
 
 
 def _reference(flat: FlatLeaf) -> LeafReference:
-    if isinstance(flat.leaf, Join):
-        raise ConfigError(f"{flat.leaf.place}: joins cannot be read yet")
-    return flat.leaf
+    """The leaf; of a join its primary, called by the names of all its datasets."""
+    if not isinstance(flat.leaf, Join):
+        return flat.leaf
+    join = flat.leaf
+    written = " + ".join(member.leaf.written for member in join.members)
+    return replace(join.members[0].leaf, written=written, name=join.name, subset=join.subset, place=join.place)
 
 
 def _labels(flat: Sequence[FlatLeaf]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.batching import LastBatch
+from energon_grain.datasets.joined_leaf import ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder
@@ -53,7 +54,7 @@ class LeafSpec:
     """
 
     key: tuple[str, ...]
-    leaf: ResolvedLeaf
+    leaf: ResolvedLeaf | ResolvedJoin
     order: LeafOrder
     hook_key: int
     cook: HookSpec | None

@@ -211,7 +211,7 @@ BAD_NODES = [
     ),
     ("{blend: [{path: a}, {path: b}], schedule: [{from_position: 0, weights: [1, 0]}]}", "schedule", "never be drawn"),
     ("{blend: [{path: a, weight: 2}], schedule: [{from_position: 0, weights: [1]}]}", "blend[0].weight", "schedule"),
-    ("{join: [{path: a}]}", "", "`joiner` is missing"),
+    ("{join: [{path: a}], joiners: {}}", "joiners", "joiner"),
     ("{join: [], joiner: {__module__: a, __class__: B}}", "join", "no dataset"),
     ("{join: [{path: a}], joiner: B}", "joiner", "__module__"),
     ("{join: [{path: a}], joiner: {__class__: B}}", "joiner", "__module__"),

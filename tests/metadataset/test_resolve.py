@@ -243,6 +243,18 @@ train:
     assert str(image.leaf.place) == f"{file}: $.splits.train.blend[0].join.image"
 
 
+def test_files_that_a_join_names_hold_for_datasets_without_their_own(write: Write) -> None:
+    both = "{path: a}, {path: b, split_config: own.yaml, dataset_config: o.yaml}"
+    meta = write("meta.yaml", f"train: {{join: [{both}], split_config: s.yaml, dataset_config: d.yaml}}")
+    (join,) = leaves_of(load(meta))
+    assert isinstance(join, Join)
+    assert join.joiner is None
+    assert [(each.leaf.split_config, each.leaf.dataset_config) for each in join.members] == [
+        ("s.yaml", "d.yaml"),
+        ("own.yaml", "o.yaml"),
+    ]
+
+
 def test_only_folders_are_joined(write: Write) -> None:
     write("inner.yaml", "train: {path: a}")
     joiner = "joiner: {__module__: megatron.energon, __class__: CaptioningSample}"

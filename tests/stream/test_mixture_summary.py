@@ -124,6 +124,12 @@ def test_labels_tell_siblings_apart(folder: Path) -> None:
     assert last.place.endswith("summarized.yaml: $.splits.train.blend[4]")
 
 
+def test_a_join_is_one_leaf(folder: Path) -> None:
+    join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
+    leaves = summarize(folder, {"blend": [join, {"path": "a"}]}).leaves
+    assert [(leaf.label, leaf.samples) for leaf in leaves] == [("a + b", 31), ("a", 55)]
+
+
 @pytest.mark.parametrize(
     ("train", "error", "message"),
     [
@@ -131,11 +137,7 @@ def test_labels_tell_siblings_apart(folder: Path) -> None:
         ({"blend": [{"path": "nowhere"}]}, DatasetNotFoundError, "nowhere"),
         ({"path": "a", "split_part": "test"}, SplitError, "test"),
         ({"concat": [{"path": "a"}, {"blend": [{"path": "b"}]}]}, ConfigError, "has no end"),
-        (
-            {"join": [{"path": "a"}, {"path": "b"}], "joiner": {"__class__": "X", "__module__": "y"}},
-            ConfigError,
-            "join",
-        ),
+        ({"join": [{"path": "a"}, {"path": "b"}]}, ConfigError, "24 of 55 keys"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused(folder: Path, train: Any, error: type[Exception], message: str) -> None:

@@ -1,0 +1,138 @@
+"""From a join in a metadataset to its rows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
+from energon_grain.formats.join_index import cache_folder
+from energon_grain.formats.join_rows import JoinedMember, JoinIndex, join_folder, joins_in, open_join_index
+from energon_grain.metadataset.paths import is_url
+from energon_grain.metadataset.tree import Join
+from energon_grain.prepare.join_adopt import find_join_index
+from energon_grain.prepare.join_build import build_join, name_of
+from energon_grain.prepare.join_input import JoinedSamples, JoinInput, read_join_input
+
+JOINED_ON_USE = 1_000_000
+"""Up to so many samples of the primary are joined when the join is first used: about a second."""
+
+
+def join_inputs(
+    join: Join, *, split_config: str | None = None, dataset_config: str | None = None
+) -> tuple[JoinInput, ...]:
+    """Read which samples the datasets of a join have.
+
+    Args:
+        join: The join.
+        split_config: Name of the split files of datasets for which the metadataset names none.
+        dataset_config: Name of their `dataset.yaml`, likewise.
+
+    Raises:
+        ConfigError: A dataset lies in an object store.
+        DatasetNotFoundError: A dataset is missing or not prepared.
+        SplitError: A dataset has no such split part.
+        EmptyDatasetError: A split part is empty.
+    """
+    inputs: list[JoinInput] = []
+    for member in join.members:
+        leaf = member.leaf
+        if is_url(leaf.path):
+            raise ConfigError(f"{leaf.place.at('path')}: {leaf.path}: only local datasets can be joined")
+        inputs.append(
+            read_join_input(
+                Path(leaf.path),
+                leaf.split_part,
+                split_config=leaf.split_config or split_config,
+                dataset_config=leaf.dataset_config or dataset_config,
+                nonmatch=member.nonmatch,
+                written=leaf.written,
+            )
+        )
+    return tuple(inputs)
+
+
+def open_join(
+    join: Join,
+    *,
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+    joined_on_use: int = JOINED_ON_USE,
+) -> JoinIndex:
+    """Open the index of a join.
+
+    What `energon-grain prepare` wrote is mapped; else an index that Energon wrote is taken over where all of its rows
+    fit; else a small join is made now, and kept beside the metadataset if that is writable.
+
+    Args:
+        join: The join.
+        split_config: As in `join_inputs`.
+        dataset_config: As in `join_inputs`.
+        joined_on_use: Samples of the primary up to which it is made now.
+
+    Raises:
+        DatasetNotFoundError: A dataset is missing, or the join is large and was not prepared.
+        StaleIndexError: A dataset or a split file changed since the join was prepared.
+        IndexFileError: The index is damaged.
+        ConfigError: A key is missing in a dataset, and `nonmatch` does not allow that.
+        DuplicateKeyError: A dataset has a key twice.
+        EmptyDatasetError: The join has no row.
+    """
+    inputs = join_inputs(join, split_config=split_config, dataset_config=dataset_config)
+    samples = [JoinedSamples(member) for member in inputs]
+    cache = None if join.metadataset is None else cache_folder(join.metadataset)
+    mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
+    if cache is not None:
+        mending = f"run `energon-grain prepare {join.metadataset}`"
+        try:
+            return open_join_index(join_folder(cache, name_of(samples)))
+        except FileNotFoundError:
+            pass
+        except IndexFileError as error:
+            raise IndexFileError(f"{error}: {mending}") from error
+        found = find_join_index(cache, samples)
+        if found is not None:
+            return found
+        _refuse_stale(cache, samples, join, mending)
+    if len(samples[0]) > joined_on_use:
+        raise DatasetNotFoundError(
+            f"{join.place}: {len(samples[0])} samples of {inputs[0].root} are to be joined with other datasets, which "
+            f"is done on first use for up to {joined_on_use} only; {mending}"
+        )
+    return build_join(inputs, cache if cache is not None and _is_writable(cache) else None)
+
+
+def _refuse_stale(cache: Path, samples: Sequence[JoinedSamples], join: Join, mending: str) -> None:
+    """Raise if the same datasets were joined when they or their split files were different."""
+    now = [each.describe() for each in samples]
+    for header in joins_in(cache).values():
+        if [_identity(member) for member in header.members] != [_identity(member) for member in now]:
+            continue
+        changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
+        raise StaleIndexError(
+            f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
+        )
+
+
+def _identity(member: JoinedMember) -> tuple[str, str, str]:
+    return member.path, member.split_part, member.nonmatch
+
+
+def _change(old: JoinedMember, new: JoinedMember) -> str:
+    if old.content_id != new.content_id:
+        return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
+    if old.shards != new.shards or old.excludes != new.excludes:
+        return f"the split part {new.split_part!r} of {new.path} was changed"
+    return ""
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(exist_ok=True)
+        probe = folder / f".tmp_{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        return False
+    return True

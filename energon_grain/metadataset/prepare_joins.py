@@ -1,0 +1,266 @@
+"""Preparing a metadataset: the indices of all joins in it."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from energon_grain.errors import ConfigError, IndexFileError
+from energon_grain.formats.join_index import cache_folder, index_file_name
+from energon_grain.formats.join_rows import JoinIndex, join_folder, open_join_index
+from energon_grain.metadataset.documents import read_document
+from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.load import load_metadataset
+from energon_grain.metadataset.open_join import join_inputs
+from energon_grain.metadataset.tree import Join
+from energon_grain.prepare.join_adopt import energon_names_of
+from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES, build_join, name_of, write_energon_form
+from energon_grain.prepare.join_input import JoinedSamples, JoinInput
+
+_ABANDONED_AFTER_S = 24 * 3600
+JoinProgress = Callable[[str, int, int], None]
+"""Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedJoin:
+    """One join of a metadataset.
+
+    Attributes:
+        places: Where it stands; several where splits share it.
+        folder: The cache folder with its index.
+        name: The digits of its name there.
+        rows: Number of rows.
+        skipped: Samples of the primary that have no row.
+        missing: Rows without a sample of a dataset, by the dataset's path.
+        built: False if the index was there and is valid.
+    """
+
+    places: tuple[str, ...]
+    folder: Path
+    name: str
+    rows: int
+    skipped: int
+    missing: dict[str, int]
+    built: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetadatasetReport:
+    """What preparing a metadataset did.
+
+    Attributes:
+        path: The metadataset.
+        joins: Its joins, those of nested metadatasets included, in document order.
+        removed: Names of indices that no join needs any more and that were removed.
+        notes: What the caller should know though it is no error.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: Path
+    joins: tuple[PreparedJoin, ...]
+    removed: tuple[str, ...]
+    notes: tuple[str, ...]
+    elapsed_s: float
+
+
+def find_joins(path: str | os.PathLike[str]) -> tuple[Join, ...]:
+    """List the joins of all splits of a metadataset, nested metadatasets included, in document order.
+
+    Raises:
+        ConfigError: A document is not valid.
+        DatasetNotFoundError: A metadataset file is missing.
+    """
+    document = read_document(path)
+    trees = [load_metadataset(document, split_part=split, require_data=False) for split in document.splits]
+    return tuple(leaf for tree in trees for leaf in leaves_of(tree) if isinstance(leaf, Join))
+
+
+def prepare_metadataset(
+    path: str | os.PathLike[str],
+    *,
+    progress: JoinProgress | None = None,
+    memory_bytes: int = JOIN_MEMORY_BYTES,
+) -> MetadatasetReport:
+    """Write the index of every join of a metadataset, and remove those of ours that no join needs any more.
+
+    An index lies in `<file>.cache`, beside the file that the join stands in: for a join in a nested metadataset, beside
+    that. Indices that are there and valid are left alone. Where the name that Energon would look for is unambiguous,
+    the file gets it too; files that Energon wrote are never changed or removed.
+
+    Args:
+        path: The metadataset file.
+        progress: Told how far it is.
+        memory_bytes: As in `build_join`.
+
+    Raises:
+        ConfigError: A document is not valid, or a key is missing in a dataset and `nonmatch` does not allow that.
+        DatasetNotFoundError: A metadataset or a joined dataset is missing.
+        DuplicateKeyError: A dataset has a key twice.
+        EmptyDatasetError: A join has no row.
+    """
+    started = time.monotonic()
+    path = Path(path)
+    pending = _without_repetitions(find_joins(path))
+    total = sum(each.keys for each in pending)
+    before = 0
+    done: list[PreparedJoin] = []
+    for each in pending:
+
+        def advance(keys: int, _: int, place: str = each.places[0], before: int = before) -> None:
+            if progress is not None:
+                progress(place, before + keys, total)
+
+        try:
+            done.append(_prepare(each, memory_bytes, advance))
+        except ConfigError as error:
+            raise ConfigError(f"{each.places[0]}: {error}") from error
+        before += each.keys
+    own = cache_folder(os.path.abspath(path))
+    removed = _remove_stale(own, {each.name for each in done if each.folder == own})
+    return MetadatasetReport(
+        path=path,
+        joins=tuple(done),
+        removed=removed,
+        notes=tuple(_name_for_energon(pending)),
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pending:
+    """A join that is to have an index."""
+
+    places: list[str] = field(default_factory=list[str])
+    folder: Path
+    name: str
+    keys: int
+    inputs: tuple[JoinInput, ...]
+    energon_names: list[str]
+
+
+def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
+    found: dict[tuple[Path, str], _Pending] = {}
+    for join in joins:
+        assert join.metadataset is not None  # it was read from a file
+        inputs = join_inputs(join)
+        samples = [JoinedSamples(member) for member in inputs]
+        folder, name = cache_folder(join.metadataset), name_of(samples)
+        if (folder, name) not in found:
+            found[folder, name] = _Pending(
+                folder=folder,
+                name=name,
+                keys=sum(each.total for each in samples),
+                inputs=inputs,
+                energon_names=energon_names_of(samples),
+            )
+        if str(join.place) not in found[folder, name].places:
+            found[folder, name].places.append(str(join.place))
+    return list(found.values())
+
+
+def _prepare(pending: _Pending, memory_bytes: int, advance: Callable[[int, int], None]) -> PreparedJoin:
+    index = _existing(pending)
+    built = index is None
+    if index is None:
+        index = build_join(pending.inputs, pending.folder, progress=advance, memory_bytes=memory_bytes)
+    advance(pending.keys, pending.keys)
+    header = index.header
+    return PreparedJoin(
+        places=tuple(pending.places),
+        folder=pending.folder,
+        name=pending.name,
+        rows=header.rows,
+        skipped=header.skipped,
+        missing={member.path: member.missing for member in header.members if member.missing},
+        built=built,
+    )
+
+
+def _existing(pending: _Pending) -> JoinIndex | None:
+    try:
+        index = open_join_index(join_folder(pending.folder, pending.name))
+    except FileNotFoundError:
+        return None
+    except IndexFileError:
+        shutil.rmtree(join_folder(pending.folder, pending.name), ignore_errors=True)
+        return None
+    file = pending.folder / index_file_name(pending.name)
+    if not file.exists():  # Energon's `prepare` removes what it did not write
+        write_energon_form(file, [JoinedSamples(member) for member in pending.inputs], index.rows)
+    return index
+
+
+def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
+    """Remove joins of ours that are not wanted, in both forms, and what a killed run left behind."""
+    removed: list[str] = []
+    prefix = join_folder(cache, "").name
+    for folder in sorted(cache.glob(f"{prefix}*")):
+        name = folder.name.removeprefix(prefix)
+        if name in wanted:
+            continue
+        file = cache / index_file_name(name)
+        for other in cache.glob(index_file_name("*")):
+            with contextlib.suppress(OSError):
+                if other != file and other.samefile(file):  # the same file under Energon's name
+                    other.unlink()
+        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        removed.append(name)
+    for folder in cache.glob(".tmp_*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S:
+                shutil.rmtree(folder, ignore_errors=True)
+    return tuple(removed)
+
+
+def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
+    """Give index files the names that Energon looks for, where these are clear, and say where they are not."""
+    notes: list[str] = []
+    for join in joins:
+        ours = join.folder / index_file_name(join.name)
+        where = join.places[0]
+        names = join.energon_names
+        rivals = [
+            other.places[0]
+            for other in joins
+            if other is not join and other.folder == join.folder and set(other.energon_names) & set(names)
+        ]
+        if not names:
+            notes.append(f"{where}: Energon cannot load this join, as a dataset has no index.uuid (or many excludes)")
+        elif rivals:
+            notes.append(
+                f"{where}: Energon has one name for this join and for {', '.join(rivals)}, so it is not given to either"
+            )
+        elif len(names) > 1:
+            notes.append(
+                f"{where}: Energon finds this join by chance only: with several sample excludes it looks for another "
+                "name in every process"
+            )
+        elif not (join.folder / names[0]).exists():
+            _link(ours, join.folder / names[0])
+        elif not _same_bytes(ours, join.folder / names[0]):
+            notes.append(
+                f"{where}: {join.folder / names[0]}, which Energon would load, has other rows or another order and is "
+                "left as it is; remove it and prepare again to put ours in its place"
+            )
+    return notes
+
+
+def _link(file: Path, name: Path) -> None:
+    try:
+        os.link(file, name)
+    except OSError:
+        temporary = name.with_name(f".tmp_{name.name}")
+        shutil.copyfile(file, temporary)
+        os.replace(temporary, name)
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
