@@ -126,8 +126,8 @@ def test_labels_tell_siblings_apart(folder: Path) -> None:
 
 def test_a_join_is_one_leaf(folder: Path) -> None:
     join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
-    leaves = summarize(folder, {"blend": [join, {"path": "a"}]}).leaves
-    assert [(leaf.label, leaf.samples) for leaf in leaves] == [("a + b", 31), ("a", 55)]
+    summary, _ = summarize(folder, {"blend": [join, {"path": "a"}]})
+    assert [(leaf.label, leaf.samples) for leaf in summary.leaves] == [("a + b", 31), ("a", 55)]
 
 
 @pytest.mark.parametrize(
