@@ -23,11 +23,13 @@ class JoinRow:
         function: The user's, or a sample type's `from_joined`.
         names: Keywords that it gets its samples by; None: by position.
         sample_type: What it makes, as far as is known; None: crude samples.
+        merges: Whether it is the default merge of fields by name, into `sample_type`.
     """
 
     function: Callable[..., Any]
     names: tuple[str, ...] | None
     sample_type: type[Any] | None
+    merges: bool = False
 
     def __call__(self, row: tuple[Any, ...]) -> Any:
         """The sample of a row, whose missing samples are None."""
@@ -74,13 +76,18 @@ def bind_joiner(
             f"{where}: {function.__name__} has no `from_joined`; a joiner is a sample type that has one, or a function "
             f"(`__function__`)"
         )
-    own = getattr(from_joined, "__func__", from_joined)
-    if keywords is not None and own is getattr(Sample.from_joined, "__func__", None):
+    merges = is_default_merge(from_joined)
+    if keywords is not None and merges:
         raise ConfigError(
             f"{where}: the datasets are joined by name, but {function.__name__} has no `from_joined` of its own that "
             f"takes {', '.join(keywords)}; write one, or list the datasets without names"
         )
-    return JoinRow(from_joined, keywords, function)
+    return JoinRow(from_joined, keywords, function, merges)
+
+
+def is_default_merge(from_joined: Any) -> bool:
+    """Whether it is `Sample`'s, which no subclass has replaced."""
+    return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
 
 
 def _default(types: Sequence[type[Any] | None], keywords: tuple[str, ...] | None, where: str) -> JoinRow:
@@ -91,7 +98,7 @@ def _default(types: Sequence[type[Any] | None], keywords: tuple[str, ...] | None
         )
     primary = types[0]
     if primary is not None:
-        return JoinRow(primary.from_joined, None, primary)
+        return JoinRow(primary.from_joined, None, primary, is_default_merge(primary.from_joined))
     if any(each is not None for each in types):
         raise ConfigError(
             f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a `joiner`"
@@ -112,7 +119,8 @@ def merge_crude(*samples: CrudeSample | None) -> CrudeSample:
     for sample in samples[1:]:
         if sample is not None:
             merged.update({name: value for name, value in sample.items() if name not in _METADATA})
-    merged["__sources__"] = tuple(
-        source for sample in samples if sample is not None for source in sample["__sources__"] or ()
-    )
+    sources = [sample["__sources__"] for sample in samples if sample is not None and sample["__sources__"]]
+    for more in sources[1:]:
+        sources[0] = sources[0] + more
+    merged["__sources__"] = sources[0] if sources else ()
     return merged

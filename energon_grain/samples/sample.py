@@ -74,7 +74,13 @@ class Sample:
         present = [sample for sample in samples if sample is not None]
         for sample in present:
             merged.update({f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in BASE_FIELDS})
-        merged["__sources__"] = tuple(source for sample in present for source in sample.__sources__ or ())
+        sources: Any = ()
+        for sample in present:
+            # Sums of sources that nobody has looked up yet stay so.
+            sources = (
+                (sources + sample.__sources__ if sources else sample.__sources__) if sample.__sources__ else sources
+            )
+        merged["__sources__"] = sources
         return cls(**merged)
 
 

@@ -10,7 +10,49 @@ import msgspec
 from energon_grain.samples.source_info import SourceInfo
 
 
-class LazySources(msgspec.Struct, gc=False, eq=False):
+class LazyTuple(msgspec.Struct, gc=False, eq=False):
+    """Behaves as the tuple that `resolve` gives."""
+
+    def resolve(self) -> tuple[SourceInfo, ...]:
+        """The plain tuple."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.resolve())
+
+    @overload
+    def __getitem__(self, place: int) -> SourceInfo: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
+    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
+        return self.resolve()[place]
+
+    def __iter__(self) -> Iterator[SourceInfo]:
+        return iter(self.resolve())
+
+    def __add__(self, other: Sequence[SourceInfo]) -> LazyTuple:
+        return ChainedSources((cast("Sequence[SourceInfo]", self), other))
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self.resolve()
+
+    def __radd__(self, other: Sequence[SourceInfo]) -> LazyTuple:
+        return ChainedSources((other, cast("Sequence[SourceInfo]", self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, LazyTuple)) and self.resolve() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.resolve())
+
+    def __repr__(self) -> str:
+        return repr(self.resolve())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self.resolve(),)
+
+
+class LazySources(LazyTuple, gc=False, eq=False):
     """The `__sources__` of one sample: behaves as a tuple of one `SourceInfo`, looked up in the index when asked for.
 
     Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it. A
@@ -31,36 +73,18 @@ class LazySources(msgspec.Struct, gc=False, eq=False):
     def __len__(self) -> int:
         return 1
 
-    @overload
-    def __getitem__(self, place: int) -> SourceInfo: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[SourceInfo, ...]: ...
-    def __getitem__(self, place: int | slice) -> SourceInfo | tuple[SourceInfo, ...]:
-        return self.resolve()[place]
 
-    def __iter__(self) -> Iterator[SourceInfo]:
-        return iter(self.resolve())
+class ChainedSources(LazyTuple, gc=False, eq=False):
+    """The sources of several samples one after the other, looked up when asked for."""
 
-    def __add__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
-        return (*self, *other)
+    parts: tuple[Sequence[SourceInfo], ...]
 
-    def __contains__(self, entry: object) -> bool:
-        return entry in self.resolve()
+    def resolve(self) -> tuple[SourceInfo, ...]:
+        """The plain tuple."""
+        return tuple(source for part in self.parts for source in part)
 
-    def __radd__(self, other: Sequence[SourceInfo]) -> tuple[SourceInfo, ...]:
-        return (*other, *self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (tuple, LazySources)) and self.resolve() == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self.resolve())
-
-    def __repr__(self) -> str:
-        return repr(self.resolve())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self.resolve(),)
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
 
 
-cast("Any", Sequence).register(LazySources)
+cast("Any", Sequence).register(LazyTuple)

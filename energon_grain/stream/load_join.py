@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from operator import attrgetter
 from typing import Any, cast
 
 from energon_grain.datasets.joined_leaf import ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
+from energon_grain.samples.columns import column_constructor
+from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.sources.joined import JoinedBatch
+from energon_grain.sources.provenance import ChainedSources
 from energon_grain.sources.raw import RawBatch
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.load import LeafLoader
@@ -20,6 +25,8 @@ class JoinLoader:
     """
 
     def __init__(self, number: int, leaf: ResolvedJoin, leaf_key: int, failure_tolerance: int) -> None:
+        row = leaf.row
+        self._merge = ColumnMerge(row.sample_type) if row.merges and row.sample_type is not None else None
         self._members = [LeafLoader(number, member, leaf_key, failure_tolerance) for member in leaf.members]
         self._hook = HookSpec(
             name="join",
@@ -56,13 +63,57 @@ class JoinLoader:
             for place, dropped in part.dropped.items():
                 flow.dropped.setdefault(places[place], dropped)
         assert flow is not None
-        values = list(zip(*columns, strict=True))
+        merged = None if self._merge is None or flow.dropped else self._merge(columns)
+        if merged is not None:
+            flow.values = merged
+            return flow
+        flow.values = list(zip(*columns, strict=True))
         if flow.dropped:
             flow.places = [place for place in range(rows) if place not in flow.dropped]
-            values = [values[place] for place in flow.places]
-        flow.values = values
+            flow.values = [flow.values[place] for place in flow.places]
         flow.apply(self._hook)
         return flow
+
+
+class ColumnMerge:
+    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each.
+
+    Args:
+        sample_type: Of the result.
+    """
+
+    def __init__(self, sample_type: type[Any]) -> None:
+        self._construct = column_constructor(sample_type)
+        self._fields = {field.name for field in dataclasses.fields(sample_type)}
+
+    def __call__(self, columns: list[list[Any]]) -> list[Any] | None:
+        """Samples of the rows; None where they must be merged one by one.
+
+        Args:
+            columns: For each dataset its sample of each row.
+        """
+        merged: dict[str, Any] = {}
+        for column in columns:
+            types = set(map(type, column))
+            if len(types) != 1 or not dataclasses.is_dataclass(next(iter(types))):
+                return None  # a sample is missing, or types differ
+            for field in dataclasses.fields(types.pop()):
+                if field.name not in BASE_FIELDS:
+                    merged[field.name] = list(map(attrgetter(field.name), column))
+        for name in BASE_FIELDS:
+            merged[name] = list(map(attrgetter(name), columns[0]))
+        merged["__sources__"] = list(
+            map(ChainedSources, zip(*(map(_sources, column) for column in columns), strict=True))
+        )
+        if merged.keys() - self._fields:
+            return None
+        try:
+            return self._construct(len(columns[0]), merged)
+        except TypeError:
+            return None  # a field has no value: each row says so by itself
+
+
+_sources = attrgetter("__sources__")
 
 
 def loader_of(
