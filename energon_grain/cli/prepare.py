@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    path: Annotated[Path, typer.Argument(help="Folder with the tar files.")],
+    path: Annotated[Path, typer.Argument(help="Folder with the tar files, or a metadataset file with joins.")],
     split_ratio: Annotated[
         str | None,
         typer.Option(help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1."),
@@ -58,11 +58,16 @@ def prepare(
     non_interactive: Annotated[bool, typer.Option("--non-interactive", help="Never ask.")] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
 ) -> None:
-    """Index and split the tar files below PATH, so that they are a dataset.
+    """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
     Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
     written; after a kill, the same command goes on where it was.
     """
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        from energon_grain.cli.prepare_metadataset import prepare_metadataset_file
+
+        prepare_metadataset_file(path, progress=progress)
+        return
     _check_kind(path)
     if skip_dataset_yaml and (sample_type or field_map or crude):
         raise ConfigError("--skip-dataset-yaml contradicts --sample-type, --field-map and --crude.")
@@ -128,7 +133,7 @@ def prepare(
 
 def _check_kind(path: Path) -> None:
     if path.is_file():
-        raise ConfigError(f"{path}: a file. prepare takes the folder that holds the tar files.")
+        raise ConfigError(f"{path}: prepare takes the folder that holds the tar files, or a metadataset (.yaml).")
     if not path.is_dir():
         raise DatasetNotFoundError(f"{path}: no such folder.")
 

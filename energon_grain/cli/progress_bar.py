@@ -48,6 +48,10 @@ class ProgressBar:
         label = {"scan": None, "index": "Writing the index", "commit": "Putting it in place"}[now.stage]
         self.advance_to(now.bytes_done, now.bytes_total, detail, label)
 
+    def show_join(self, place: str, keys: int, total: int) -> None:
+        """Show the progress of `prepare_metadataset`; the bar runs over the keys of all joined datasets."""
+        self.advance_to(keys, total, f"{keys:,}/{total:,} keys, {place}")
+
     def stop(self) -> None:
         """Leave the terminal to whoever writes next."""
         self._wanted = False

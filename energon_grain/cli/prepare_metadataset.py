@@ -1,0 +1,31 @@
+"""`energon-grain prepare METADATASET`: the indices of its joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def prepare_metadataset_file(path: Path, *, progress: bool) -> None:
+    """Index the joins of a metadataset and say what was done."""
+    from energon_grain.cli.progress_bar import progress_bar
+    from energon_grain.metadataset.prepare_joins import prepare_metadataset
+
+    with progress_bar("Joining", shown=progress) as bar:
+        report = prepare_metadataset(path, progress=bar.show_join)
+    if not report.joins:
+        typer.echo(f"{path}: has no joins, there is nothing to prepare.")
+    for join in report.joins:
+        done = "joined" if join.built else "are up to date"
+        typer.echo(f"{', '.join(join.places)}: {join.rows:,} rows {done}, in {join.folder.name}")
+        if join.skipped:
+            typer.echo(f"  {join.skipped:,} samples of the first dataset have no row")
+        for dataset, missing in join.missing.items():
+            if missing:
+                typer.echo(f"  {missing:,} rows have no sample of {dataset}")
+    for name in report.removed:
+        typer.echo(f"  removed the index {name}, which no join needs any more")
+    for note in report.notes:
+        typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
+    typer.echo(f"Prepared {path} in {report.elapsed_s:.2f} s.")
