@@ -56,9 +56,11 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from energon_grain.loader.get_loader import get_loader, get_savable_loader
+    from energon_grain.loader.iterator import SavableDataLoader
     from energon_grain.metadataset.documents import DatasetLoader, DatasetLoaderInterface, Metadataset, MetadatasetV2
     from energon_grain.metadataset.flat import traverse_metadataset
     from energon_grain.metadataset.load import load_dataset
+    from energon_grain.metadataset.prepare_joins import prepare_metadataset
     from energon_grain.samples.batch import Batch
     from energon_grain.samples.crude import CrudeSample
     from energon_grain.samples.edataclass import edataclass
@@ -167,6 +169,7 @@ __all__ = [
     "SampleDecoder",
     "SampleLocation",
     "SampleRecord",
+    "SavableDataLoader",
     "SavableDataset",
     "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
@@ -215,6 +218,7 @@ __all__ = [
     "log_exception",
     "merge_cursors",
     "packing_efficiency",
+    "prepare_metadataset",
     "reraise_exception",
     "stateless",
     "traverse_metadataset",
@@ -242,9 +246,11 @@ _MODULES = {
     "datasets.task_encoder": ("DefaultTaskEncoder", "TaskEncoder"),
     "datasets.worker_config": ("WorkerConfig",),
     "loader.get_loader": ("get_loader", "get_savable_loader"),
+    "loader.iterator": ("SavableDataLoader",),
     "metadataset.documents": ("DatasetLoader", "DatasetLoaderInterface", "Metadataset", "MetadatasetV2"),
     "metadataset.flat": ("traverse_metadataset",),
     "metadataset.load": ("load_dataset",),
+    "metadataset.prepare_joins": ("prepare_metadataset",),
     "samples.batch": ("Batch",),
     "samples.crude": ("CrudeSample",),
     "samples.edataclass": ("edataclass",),
