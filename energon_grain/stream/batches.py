@@ -68,7 +68,7 @@ class BatchStage:
             ConfigError: The batch has no place for the validity mask.
         """
         if self._spec is None:
-            return samples[0]
+            return with_restore_key(samples[0], restore_keys[0])
         value: Any = samples
         for hook, key in self._hooks:
             try:
