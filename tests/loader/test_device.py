@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from energon_grain import ConfigError, DefaultTaskEncoder, TaskEncoder, get_loader
+from energon_grain import BlendDataset, ConfigError, DefaultTaskEncoder, TaskEncoder, get_loader
 from energon_grain.loader import to_device
 from energon_grain.testing import make_classification_dataset
 
@@ -24,6 +24,18 @@ BROKEN = frozenset({3, 11})
 
 def keys(loader: Any, steps: int) -> list[list[str]]:
     return [list(next(loader).__key__) for _ in range(steps)]
+
+
+def test_hosts_whose_batches_may_differ_in_shape_are_refused(train: Train) -> None:
+    def blend(**options: Any) -> Any:
+        parts = [train(world_size=2, lanes=8) for _ in range(2)]
+        return get_loader(BlendDataset((parts[0], 1), (parts[1], 1), **options))
+
+    sharding = SingleDeviceSharding(jax.devices()[0])
+    with blend() as loader, pytest.raises(ConfigError, match="per_step=True"):
+        to_device(loader, sharding)
+    with blend(per_step=True) as loader:
+        assert not to_device(loader, sharding).stats()["batches"]
 
 
 def in_chunks_of(rows: list[str], size: int) -> list[list[str]]:

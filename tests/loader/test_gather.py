@@ -60,6 +60,7 @@ def run_two_hosts(folder: Path) -> list[dict[str, Any]]:
 def test_two_processes_save_and_one_resumes(tmp_path: Path) -> None:
     make_classification_dataset(tmp_path / "data", n=80, shards=4, broken={2, 9, 33, 47})
     first, second = run_two_hosts(tmp_path)
+    packs = [first.pop("packs"), second.pop("packs")]
     assert first == second  # global arrays
     assert first["again"] == first["rest"]
 
@@ -67,6 +68,10 @@ def test_two_processes_save_and_one_resumes(tmp_path: Path) -> None:
     with program.host_loader(tmp_path / "data") as uninterrupted:
         batches = program.global_batches(program.on_all_devices(uninterrupted), 10)
     assert batches == first["first"] + first["rest"]
+
+    # A pass of packs has as many steps on each process, and in each the packs that one process makes.
+    together = [sorted(own + others) for own, others in zip(*packs, strict=True)]
+    assert together == [sorted(step) for step in program.packed_pass(tmp_path / "data")]
 
     with program.on_all_devices(program.host_loader(tmp_path / "data")) as loader:
         with ocp_v0.CheckpointManager(tmp_path / "v0") as manager:

@@ -73,6 +73,44 @@ def global_batches(loader: DeviceLoader, steps: int) -> list[list[list[float]]]:
     return found
 
 
+class Packs(DefaultTaskEncoder):
+    """Packs of up to three samples, as many as their numbers say, and batches of them with a mask."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        groups: list[list[Any]] = []
+        for sample in samples:
+            if not groups or len(groups[-1]) > int(groups[-1][0].__key__) % 3:
+                groups.append([])
+            groups[-1].append(sample)
+        return groups
+
+    def pack_selected_samples(self, samples: list[Any]) -> dict[str, Any]:
+        return {"keys": [sample.__key__ for sample in samples]}
+
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"keys": [sample["keys"] for sample in samples]}
+
+
+def packed_pass(data: Path) -> list[list[list[str]]]:
+    """The packs of each of this process's batches of one pass, padding left out."""
+    config = WorkerConfig.default_worker_config(num_workers=1)
+    config.global_error_handler = ignore
+    dataset = get_train_dataset(
+        data,
+        worker_config=config,
+        batch_size=GLOBAL_BATCH // config.world_size,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        packing_buffer_size=5,
+        repeat=False,
+        last_batch="pad",
+        lanes=8,
+        task_encoder=Packs(),
+    )
+    with get_loader(dataset) as loader:
+        return [[keys for keys, valid in zip(b["keys"], b["__valid__"], strict=True) if valid] for b in loader]
+
+
 def train(folder: Path, rank: int) -> dict[str, Any]:
     """Five steps, save in every way, five steps more."""
     import orbax.checkpoint as ocp_v0
@@ -97,6 +135,7 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
     again.restore_state_global(state, src_rank=1)
     result["rest"] = global_batches(loader, 5)
     result["again"] = global_batches(on_all_devices(again), 5)
+    result["packs"] = packed_pass(folder / "data")
     return result
 
 
