@@ -64,7 +64,7 @@ INVALID = [
     v2({"blend": [{"path": "a"}], "subflavors": {}}),
     v2({"blend_epochized": [{"path": "a", "weight": 1}]}),
     v2({"concat": [{"path": "a", "weight": 1}]}),
-    v2({"join": [{"path": "a"}], "joiner": None}),
+    v2({"join": [{"path": "a"}], "joiner": 3}),
     v2({"join": [{"path": "a", "nonmatch": "drop"}], "joiner": JOINER}),
     v2({"join": [{"path": "a"}], "joiner": {"__module__": "m"}}),
     v2({"blend": [{"path": "a"}], "schedule": [{"from_position": -1, "weights": [1]}]}),
