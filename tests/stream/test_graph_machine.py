@@ -1,0 +1,290 @@
+"""Random dataset graphs, in any interleaving of next, save, restore, rescale, skip and restore_sample.
+
+Each run must equal the uninterrupted stream of one host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import takewhile
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from stream_graphs import Fleet, Graph, Reference, tell, tops
+from stream_hosts import MakeDataset
+
+from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError
+
+_REFUSED = (
+    "what is endless cannot be repeated a number of times",
+    "of a dataset that filters, groups or packs",
+    "whose passes differ in length",
+    "cannot hold a blend by repetitions",
+    "a pass has no item at all",
+    "a pass ended without a single item",
+    "without one item",
+    "has no complete batch",
+    "cut one stream",
+    "of the pass was dropped",
+    "so its length is not known beforehand",
+    "last_batch='pad' fills the last batch up",
+)
+"""What a random graph may be refused for."""
+_DROPS = ("skips", "fails", "content", "random", True)
+
+
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """Leaves out what a random graph may rightly be refused for."""
+    try:
+        yield
+    except (ConfigError, EmptyDatasetError, FatalSampleError) as error:
+        assume(not any(text in str(error) for text in _REFUSED))
+        raise
+
+
+class Machine(RuleBasedStateMachine):
+    """A fleet of hosts beside the reference."""
+
+    make: MakeDataset
+    depth = 3
+    hosts = (1, 2, 3, 4, 6, 8)
+    hooks: tuple[str | None, ...] = (None, "number")
+    last_batches = ("pad",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference: Reference | None = None
+        self.fleet: Fleet | None = None
+        self.saved: list[str] = []
+        self.batches: list[Any] = []
+
+    def teardown(self) -> None:
+        for each in (self.reference, self.fleet):
+            if each is not None:
+                each.close()
+
+    @initialize(data=st.data())
+    def open(self, data: st.DataObject) -> None:
+        self.graph = data.draw(tops(self.depth, hooks=self.hooks))
+        self.last_batch = data.draw(st.sampled_from(self.last_batches))
+        with unless_refused():
+            self.reference = Reference(self.graph, self.make, self.last_batch)
+            self.reference.reach(0 if self.reference.endless else 1, 48 if self.reference.endless else 0)
+        self.fitting = [hosts for hosts in self.hosts if hosts == 1 or self._fits(hosts)]
+        self.restart(data.draw(st.sampled_from(self.fitting)))
+
+    def _fits(self, hosts: int) -> bool:
+        _, lanes, global_batch, *_ = self.graph
+        if lanes % hosts or global_batch % hosts:
+            return False
+        spec = self.reference.fleet.streams[0].spec
+        return bool(global_batch) or (spec.endless and spec.steps is None and spec.limit is None)
+
+    def restart(self, hosts: int) -> None:
+        if self.fleet is not None:
+            self.fleet.close()
+        self.fleet = Fleet(self.graph, self.make, hosts, self.last_batch)
+        self.batches = []
+
+    @rule(steps=st.integers(1, 4))
+    def next(self, steps: int) -> None:
+        for _ in range(steps):
+            with unless_refused():
+                self.one()
+
+    def one(self) -> None:
+        fleet, reference = self.fleet, self.reference
+        before = fleet.place
+        batches = fleet.step()
+        if batches is None:
+            assert reference.ends_at(before)
+            fleet.begin()
+            return
+        after = fleet.place
+        assert after[0] == before[0]
+        self.batches = batches
+        got = [item for batch in batches for item in fleet.items_of(batch)]
+        expected = reference.expected(before, after[1])
+        if fleet.hosts == 1:
+            assert got == expected
+            if fleet.unit == reference.unit:
+                assert tell(batches[0]) == reference.batches[reference.key((after[0], after[1] - fleet.unit))]
+        else:
+            assert sorted(map(repr, got)) == sorted(map(repr, expected))
+
+    @rule()
+    def save(self) -> None:
+        self.saved.append(self.fleet.save())
+        held = self.reference.held.get(self.reference.key(self.fleet.place))
+        if held is not None:
+            assert json.loads(self.saved[-1])["held"] == held
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        saved = data.draw(st.sampled_from(self.saved))
+        self.restart(data.draw(st.sampled_from(self.fitting)))
+        self.fleet.restore(saved)
+        again, before = json.loads(self.fleet.save()), json.loads(saved)
+        for name in ("step", "pass", "pass_step", "item", "ended", "drops", "held", "skipped", "fingerprint"):
+            assert again[name] == before[name]
+        if before["ended"]:
+            self.fleet.begin()
+
+    @rule(data=st.data())
+    def rescale(self, data: st.DataObject) -> None:
+        saved = self.fleet.save()
+        self.restart(data.draw(st.sampled_from(self.fitting)))
+        self.fleet.restore(saved)
+
+    @precondition(lambda self: self.fleet is not None and self.may_skip())
+    @rule(steps=st.integers(1, 3))
+    def skip(self, steps: int) -> None:
+        pass_number, item = self.fleet.place
+        stop = item + steps * self.fleet.unit
+        with unless_refused():
+            items = self.reference.expected((pass_number, item), stop)
+        over = any(end[0] == pass_number and item <= end[1] < stop for end in self.reference.ends)
+        if not over and len(items) == stop - item:
+            self.fleet.skip(steps)
+            assert self.fleet.place >= (pass_number, stop)  # items of lanes that ended are passed over
+
+    def may_skip(self) -> bool:
+        # Over positions that would have been dropped, a skip is not the same as delivering.
+        spec = self.fleet.streams[0].spec
+        return spec.program is not None or not any(name in _DROPS for name in _flat(self.graph))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def restore_sample(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.batches))
+        stream = data.draw(st.sampled_from(self.fleet.streams))
+        again = stream.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
+        assert tell(again) == tell(batch)
+        assert again.__restore_key__ == batch.__restore_key__
+
+
+def _flat(graph: Any) -> list[Any]:
+    return [name for part in graph for name in _flat(part)] if isinstance(graph, tuple) else [graph]
+
+
+def run(machine: type[Machine], make: MakeDataset, **options: Any) -> None:
+    class Bound(machine):  # type: ignore[misc, valid-type]
+        pass
+
+    Bound.make = staticmethod(make)
+    run_state_machine_as_test(
+        Bound,
+        settings=hypothesis_settings(deadline=None, suppress_health_check=list(HealthCheck), **options),
+    )
+
+
+class OneHost(Machine):
+    """What only one host may do: short batches, and hooks that drop batches."""
+
+    hosts = (1,)
+    hooks = (None, "number", "skips")
+    last_batches = ("keep", "drop", "pad")
+
+
+def test_any_graph_in_any_interleaving(text_dataset: MakeDataset) -> None:
+    run(Machine, text_dataset, max_examples=60, stateful_step_count=12, derandomize=True)
+
+
+def test_any_graph_on_one_host(text_dataset: MakeDataset) -> None:
+    run(OneHost, text_dataset, max_examples=30, stateful_step_count=12, derandomize=True)
+
+
+def payload(graph: Graph, make: MakeDataset, steps: int, **workers: Any) -> list[tuple[bytes, str]]:
+    """What the first steps deliver, over the ends of passes (which deliver nothing), and the states behind them."""
+    told: list[tuple[bytes, str]] = []
+    with closing(Fleet(graph, make, **workers)) as fleet:
+        for _ in range(steps):
+            batches = fleet.step()
+            if batches is None:
+                fleet.begin()
+            told.append((b"" if batches is None else as_bytes(batches[0]), fleet.save()))
+    return told
+
+
+def as_bytes(batch: Any) -> bytes:
+    return repr((tell(batch), batch.__restore_key__)).encode()
+
+
+@hypothesis_settings(
+    max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+@given(graph=tops(3))
+def test_workers_and_the_plain_iterator_change_nothing(text_dataset: MakeDataset, graph: Graph) -> None:
+    with unless_refused():
+        expected = payload(graph, text_dataset, 8)
+    assert payload(graph, text_dataset, 8, workers=1) == expected
+    assert payload(graph, text_dataset, 8, workers=2) == expected
+    with closing(Fleet(graph, text_dataset)) as fleet:
+        batches = [as_bytes(batch) for batch, _ in zip(fleet.datasets[0], range(8), strict=False)]  # of one pass
+    assert batches == list(takewhile(bool, (batch for batch, _ in expected)))
+
+
+_PACKED = ("pack", "some", "halves", "number", 9, ("filter", "random", ("for ever", ("leaf", 48, True, "full", 0))))
+_GROUPED = ("group", None, False, ("map", "globals", ("generate", "several", ("val", 33, False))))
+_ITERATED = ("iterate", "sum", 5, ("map", "fails", ("for ever", ("leaf", 20, False, "blocks", 1))))
+_EVERYTHING = ("top", 8, 16, None, "number", ("blend", False, (_PACKED, 3), (_GROUPED, 1), (_ITERATED, 0.25)))
+_FINITE = ("top", 8, 16, None, "number", ("concat", _GROUPED, ("repeat", 2, _GROUPED), ("limit", 30, _PACKED)))
+
+
+@pytest.mark.parametrize("graph", [_EVERYTHING, _FINITE], ids=["endless", "finite"])
+def test_worker_processes_change_nothing(text_dataset: MakeDataset, graph: Graph) -> None:
+    expected = payload(graph, text_dataset, 12)
+    assert payload(graph, text_dataset, 12, workers=2, worker_type="process") == expected
+
+
+_SCRIPT = """
+import json, pathlib, sys
+from stream_graphs import Fleet, tell
+
+given = json.loads(sys.stdin.read())
+graph = eval(given["graph"])
+fleet = Fleet(graph, lambda n, broken=(): pathlib.Path(given["paths"][repr((n, sorted(broken)))]))
+fleet.restore(given["saved"])
+print(json.dumps([repr(tell(fleet.step()[0])) for _ in range(given["steps"])]))
+fleet.close()
+"""
+
+
+@pytest.mark.parametrize("graph", [_EVERYTHING, _FINITE], ids=["endless", "finite"])
+def test_a_new_process_goes_on(text_dataset: MakeDataset, graph: Graph) -> None:
+    paths: dict[str, str] = {}
+
+    def make(n: int, broken: Any = ()) -> Any:
+        path = text_dataset(n, broken=broken)
+        paths[repr((n, sorted(broken)))] = str(path)
+        return path
+
+    steps = 4
+    with closing(Fleet(graph, make, 4)) as fleet:
+        for _ in range(3):
+            fleet.step()
+        saved = fleet.save()
+    with closing(Reference(graph, make)) as reference:
+        expected = [repr(reference.batch_at((0, (3 + step) * 16))) for step in range(steps)]
+    given = {"graph": repr(graph), "paths": paths, "saved": saved, "steps": steps}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
