@@ -1,4 +1,4 @@
-"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open."""
+"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open; or a metadataset."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
     from energon_grain.prepare.dataset_scan import ScannedDataset
     from energon_grain.prepare.report import PrepareReport
+
+_METADATASET_ENDINGS = (".yaml", ".yml")
 
 
 def prepare(

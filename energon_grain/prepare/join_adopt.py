@@ -15,7 +15,7 @@ from energon_grain.formats.join_rows import JoinHeader, JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.prepare.join_build import name_of
 from energon_grain.prepare.join_input import JoinedSamples
-from energon_grain.prepare.join_match import key_words
+from energon_grain.prepare.join_match import keys_agree
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -72,7 +72,8 @@ def adopt_join_index(path: Path, samples: Sequence[JoinedSamples]) -> JoinIndex 
             if found is None:
                 return None
             rows[begin : begin + len(block), number] = found
-        if not _keys_agree(rows[begin : begin + len(block)], samples):
+        done = rows[begin : begin + len(block)]
+        if not all(keys_agree(samples[0], done[:, 0], each, done[:, n]) for n, each in enumerate(samples)):
             return None
     ranks = samples[0].ranks_of(rows[:, 0])
     order = np.argsort(ranks, kind="stable")
@@ -120,12 +121,3 @@ def _samples_of(places: Int64Array, samples: JoinedSamples) -> Int64Array | None
     samples.release()
     allowed = (ranks >= 0).all() and not np.isin(ranks, samples.left_out).any()
     return result if allowed else None
-
-
-def _keys_agree(rows: Int64Array, samples: Sequence[JoinedSamples]) -> bool:
-    primary = key_words(samples[0])
-    for number, each in enumerate(samples[1:], 1):
-        hit = np.flatnonzero(rows[:, number] >= 0)
-        if not primary.equal(rows[hit, 0], key_words(each), rows[hit, number]).all():
-            return False
-    return True

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError
+from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.join_index import index_file_name, join_name, write_join_index
 from energon_grain.formats.join_rows import (
     JoinHeader,
@@ -93,13 +94,13 @@ def energon_blocks(samples: Sequence[JoinedSamples], rows: Int64Array) -> Iterat
         places = np.full((*block.shape, 3), -1, np.int64)
         for number, (each, place) in enumerate(zip(samples, listed, strict=True)):
             found = np.flatnonzero(block[:, number] >= 0)
-            sample = block[found, number]
-            shard = each.index.shard_of(sample)
-            start = each.index.sample_start[sample + shard]
-            places[found, number, 0] = place[shard]
-            places[found, number, 1] = start
-            places[found, number, 2] = each.index.sample_start[sample + shard + 1] - start
-            each.release()
+            for at in each.windows(block[found, number]):
+                sample = block[found[at], number]
+                shard = each.index.shard_of(sample)
+                start = each.index.sample_start[sample + shard]
+                size = each.index.sample_start[sample + shard + 1] - start
+                places[found[at], number] = np.stack([place[shard], start, size], axis=1)
+        release_pages(rows)
         yield places
 
 

@@ -72,6 +72,14 @@ def key_words(samples: JoinedSamples) -> KeyWords:
     return KeyWords(samples.index.key_start, samples.index.key_bytes)
 
 
+def keys_agree(primary: JoinedSamples, rows: Int64Array, other: JoinedSamples, others: Int64Array) -> bool:
+    """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
+    hit = np.flatnonzero(others >= 0)
+    rows, others = rows[hit], others[hit]
+    words, other_words = key_words(primary), key_words(other)
+    return all(words.equal(rows[at], other_words, others[at]).all() for at in other.windows(others))
+
+
 class Matching:
     """Looks the keys of a primary up in other datasets.
 
@@ -142,7 +150,7 @@ class Matching:
         Args:
             others: The datasets that were looked up, in the same order.
         """
-        primary, words = self._primary, key_words(self._primary)
+        primary = self._primary
         for stripe in range(1 << self._partition_bits):
             begin = stripe * self._stripe
             matches: list[Int64Array] = []
@@ -157,10 +165,8 @@ class Matching:
                 rows[:, 0] = primary.samples_at(ranks)
                 for number, (other, column) in enumerate(zip(others, matches, strict=True), 1):
                     rows[:, number] = column[ranks - begin]
-                    hit = np.flatnonzero(rows[:, number] >= 0)
-                    if not words.equal(rows[hit, 0], key_words(other), rows[hit, number]).all():
+                    if not keys_agree(primary, rows[:, 0], other, rows[:, number]):
                         raise HashCollision
-                    other.release()
                 primary.release()
                 yield rows
 

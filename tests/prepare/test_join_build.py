@@ -1,0 +1,239 @@
+"""Joins of small real datasets against dictionaries, and the same at a size that spills."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.join_index import read_join_index
+from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.nv_meta import DatasetInfo, write_info
+from energon_grain.formats.splits import SplitConfig, write_split_config
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, read_join_input
+from energon_grain.testing import write_tars
+
+Rows = list[tuple[str | None, ...]]
+Make = Callable[..., Path]
+
+
+def make_dataset(root: Path, shards: Sequence[Iterable[str]], parts: Mapping[str, Any], exclude: Sequence[str]) -> Path:
+    """Prepare a dataset; one with repeated keys as Energon did before it refused them, without a columnar index."""
+    shards = [list(keys) for keys in shards]
+    for number, keys in enumerate(shards):
+        samples = [{"__key__": key, "txt": f"{root.name} {key}" * (1 + len(key) % 3)} for key in keys]
+        write_tars(root, samples, name=f"s{number}.tar")
+    if len(set(sum(shards, []))) == sum(map(len, shards)):
+        prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0)
+    else:
+        (root / ".nv-meta").mkdir()
+        write_info(root, DatasetInfo(shard_counts={f"s{n}.tar": len(keys) for n, keys in enumerate(shards)}))
+    config = SplitConfig(split_parts={part: tuple(names) for part, names in parts.items()}, exclude=tuple(exclude))
+    write_split_config(root / ".nv-meta" / "split.yaml", config)
+    return root
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make(name, "a b", "c")` prepares a dataset with two shards; all are `train` unless `parts` says otherwise."""
+
+    def make_one(name: str, *shards: str, exclude: Sequence[str] = (), **parts: Sequence[str]) -> Path:
+        parts = parts or {"train": [f"s{number}.tar" for number in range(len(shards))]}
+        return make_dataset(tmp_path / name, [shard.split() for shard in shards], parts, exclude)
+
+    return make_one
+
+
+def inputs(*members: tuple[Path, Nonmatch] | Path, part: str = "train") -> list[JoinInput]:
+    pairs = [member if isinstance(member, tuple) else (member, "error") for member in members]
+    return [read_join_input(root, part, nonmatch=nonmatch) for root, nonmatch in pairs]
+
+
+def keys(members: Sequence[JoinInput], index: JoinIndex) -> Rows:
+    opened = [open_columnar(member.root) for member in members]
+    return [
+        tuple(None if sample < 0 else each.key(sample) for each, sample in zip(opened, row, strict=True))
+        for row in index.rows.tolist()
+    ]
+
+
+def test_the_three_datasets_of_the_documentation(make: Make, tmp_path: Path) -> None:
+    members = inputs(
+        make("one", "s1 s2", "s3 s5 s6"), (make("two", "s7", "s1 s3 s4 s6"), "skip"), (make("three", "s1 s3"), "none")
+    )
+    index = build_join(members, tmp_path / "cache")
+    assert keys(members, index) == [("s1", "s1", "s1"), ("s3", "s3", "s3"), ("s6", "s6", None)]
+    assert index.header.skipped == 2
+    assert [member.missing for member in index.header.members] == [0, 0, 1]
+    assert np.array_equal(build_join(members, None).rows, index.rows)
+    (file,) = (tmp_path / "cache").glob("*.bin")
+    stored = read_join_index(file)
+    assert stored[2, 2].tolist() == [-1, -1, -1]
+    assert stored[:, 0, 0].tolist() == [0, 1, 1]
+    assert stored[:, 1, 0].tolist() == [1, 1, 1]
+    sizes = open_columnar(members[0].root).shard_sample_start(1)
+    assert stored[2, 0].tolist() == [1, sizes[2], sizes[3] - sizes[2]]
+
+
+def test_equal_data_gives_equal_bytes(make: Make, tmp_path: Path) -> None:
+    members = inputs(make("a", "1 2", "3"), make("b", "3 2 1"))
+    for cache in ("x", "y"):
+        build_join(members, tmp_path / cache)
+    for file in (tmp_path / "x").rglob("*"):
+        assert file.is_dir() or file.read_bytes() == (tmp_path / "y" / file.relative_to(tmp_path / "x")).read_bytes()
+
+
+def test_more_than_ten_datasets(make: Make, tmp_path: Path) -> None:
+    first = make("first", "b a", "c")
+    full = [make(f"full{number}", "c a", "x b") for number in range(14)]
+    members = inputs(first, *full)
+    assert keys(members, build_join(members, tmp_path / "cache")) == [(key,) * 15 for key in "bac"]
+
+
+def test_shards_of_a_split_part_in_its_order(make: Make, tmp_path: Path) -> None:
+    one = make("one", "a b", "c", "d e", train=["s2.tar", "s0.tar"], val=["s1.tar"])
+    two = make("two", "e d c b a", train=["s0.tar"], val=["s0.tar"])
+    members = inputs(one, two)
+    index = build_join(members, tmp_path / "cache")
+    assert [row[0] for row in keys(members, index)] == ["d", "e", "a", "b"]
+    val = inputs(one, two, part="val")
+    assert [row[0] for row in keys(val, build_join(val, tmp_path / "cache"))] == ["c"]
+    assert len(list((tmp_path / "cache").glob("*.bin"))) == 2
+
+
+def test_excludes_on_either_side(make: Make, tmp_path: Path) -> None:
+    """Whole shards at the dataset's root too, and places in the file count shards that are left out."""
+    one = make("one", "a b", "c d", "e f", exclude=["s0.tar", "s1.tar/d", "s1.tar/nothing"])
+    two = make("two", "a b c", "d e f", exclude=["s1.tar/f"])
+    members = inputs(one, (two, "none"))
+    index = build_join(members, tmp_path / "cache")
+    assert keys(members, index) == [("c", "c"), ("e", "e"), ("f", None)]
+    (file,) = (tmp_path / "cache").glob("*.bin")
+    assert read_join_index(file)[:, :, 0].tolist() == [[1, 0], [2, 1], [2, -1]]
+
+
+def test_excludes_make_repeated_keys_unique(make: Make) -> None:
+    """A key may come twice in a dataset, if it comes once in the part that is joined."""
+    one = make("one", "a b", "a c", exclude=["s1.tar/a"])
+    two = make("two", "a b", "a c", train=["s1.tar"])
+    members = inputs(one, (two, "none"))
+    assert keys(members, build_join(members, None)) == [("a", "a"), ("b", None), ("c", "c")]
+    assert build_join(members, None).rows[0].tolist() == [0, 2]
+
+
+def test_missing_keys_are_told(make: Make, tmp_path: Path) -> None:
+    members = inputs(make("one", "a b c d e f g h"), make("two", "a"))
+    with pytest.raises(ConfigError, match=r"7 of 8 keys of .*one \[train\] are not in .*two \[train\]: 'b', .*'f', …"):
+        build_join(members, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    # A row that is skipped for one dataset lacks nothing in another.
+    half = inputs(make("three", "a b"), (make("four", "a"), "skip"), make("five", "a"))
+    assert keys(half, build_join(half, None)) == [("a",) * 3]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_repeated_keys_are_told_with_their_places(make: Make, side: int) -> None:
+    roots = [make("one", "a b", "c a", "b x"), make("two", "x a b c")]
+    members = inputs(*(roots if side == 0 else roots[::-1]))
+    with pytest.raises(DuplicateKeyError) as caught:
+        build_join(members, None)
+    message = str(caught.value)
+    assert "2 of its samples" in message
+    assert "'a' in s0.tar and in s1.tar" in message
+    assert "'b' in s0.tar and in s2.tar" in message
+
+
+def test_shard_listed_twice(make: Make) -> None:
+    root = make("one", "a", train=["s0.tar", "s0.tar"])
+    with pytest.raises(DuplicateKeyError, match=r"lists s0\.tar more than once"):
+        inputs(root)
+
+
+def test_nothing_in_common(make: Make) -> None:
+    members = inputs(make("one", "a b"), (make("two", "c"), "skip"))
+    with pytest.raises(EmptyDatasetError, match=r"no key of .*one \[train\] \(2 samples\) is in .*two"):
+        build_join(members, None)
+
+
+def test_primary_has_no_mode(make: Make) -> None:
+    with pytest.raises(ConfigError, match="primary"):
+        build_join(inputs((make("one", "a"), "skip")), None)
+    with pytest.raises(ConfigError, match="at least one"):
+        build_join([], None)
+
+
+def test_one_dataset_alone(make: Make) -> None:
+    members = inputs(make("one", "b a", "c"))
+    assert build_join(members, None).rows.tolist() == [[0], [1], [2]]
+
+
+def test_progress_ends_at_the_total(make: Make) -> None:
+    said: list[tuple[int, int]] = []
+    build_join(inputs(make("one", "a b"), make("two", "a b c")), None, progress=lambda *now: said.append(now))
+    assert said[-1] == (5, 5)
+    assert said == sorted(said)
+
+
+def test_collisions_of_hashes_change_nothing(make: Make) -> None:
+    """With 2 bits different keys have equal hashes; the next attempt has 64."""
+    members = inputs(make("one", "a b c d e f"), make("two", "f e d c b a"))
+    assert keys(members, build_join(members, None, hash_bits=(2, 64))) == [(key, key) for key in "abcdef"]
+    with pytest.raises(AssertionError, match="collide"):
+        build_join(members, None, hash_bits=(2,))
+
+
+KEYS = st.lists(st.text("ab0-é", min_size=1, max_size=20), unique=True, min_size=1, max_size=25)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_any_join_is_that_of_dictionaries(data: st.DataObject) -> None:
+    pool = data.draw(KEYS)
+    sides: list[list[str]] = [pool]
+    members: list[tuple[Path, Nonmatch]] = []
+    modes: list[Nonmatch] = ["error"]
+    for number in range(data.draw(st.integers(0, 2))):
+        del number
+        sides.append(data.draw(st.permutations(pool[: data.draw(st.integers(1, len(pool)))])))
+        modes.append(data.draw(st.sampled_from(["skip", "none"])))
+    folder = Path(tempfile.mkdtemp())
+    for number, (side, mode) in enumerate(zip(sides, modes, strict=True)):
+        cut = data.draw(st.integers(0, len(side)))
+        shards = [shard for shard in (side[:cut], side[cut:]) if shard]
+        parts = {"train": [f"s{place}.tar" for place in range(len(shards))]}
+        members.append((make_dataset(folder / str(number), shards, parts, ()), mode))
+    expected: Rows = []
+    for key in pool:
+        row = tuple(key if key in side else None for side in sides)
+        if not any(mode == "skip" and value is None for mode, value in zip(modes, row, strict=True)):
+            expected.append(row)
+    small = data.draw(st.sampled_from([256 << 20, 4_000]))
+    read = inputs(*members)
+    assert keys(read, build_join(read, folder / "cache", memory_bytes=small)) == expected
+    shutil.rmtree(folder)
+
+
+def test_large_joins_spill_and_stay_the_same(join_of: Callable[..., list[JoinInput]], tmp_path: Path) -> None:
+    """60,000 keys in 64 partitions and many blocks, in both orders of keys."""
+    members = join_of(60_000)
+    in_memory = build_join(members, tmp_path / "memory")
+    spilled = build_join(members, tmp_path / "spilled", memory_bytes=240_000)
+    assert np.array_equal(in_memory.rows, spilled.rows)
+    assert len(in_memory) == 60_000
+    primary, other = (JoinedSamples(member).index for member in members)
+    assert primary.keys(spilled.rows[:, 0]) == other.keys(spilled.rows[:, 1])
+    assert (spilled.rows[:, 1] != spilled.rows[:, 0]).any()
+    (one,), (two,) = (list((tmp_path / name).glob("*.bin")) for name in ("memory", "spilled"))
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(path.name for path in (tmp_path / "spilled").iterdir()) == [spilled.folder.name, two.name]  # type: ignore[union-attr]
