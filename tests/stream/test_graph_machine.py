@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from stream_graphs import Fleet, Graph, Reference, tell, tops
+from stream_fleets import Fleet, Reference
+from stream_graph_hooks import tell
+from stream_graphs import Graph, tops
 from stream_hosts import MakeDataset
 
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError
@@ -250,7 +252,8 @@ def test_worker_processes_change_nothing(text_dataset: MakeDataset, graph: Graph
 
 _SCRIPT = """
 import json, pathlib, sys
-from stream_graphs import Fleet, tell
+from stream_fleets import Fleet
+from stream_graph_hooks import tell
 
 given = json.loads(sys.stdin.read())
 graph = eval(given["graph"])
