@@ -1,4 +1,4 @@
-"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open; or a metadataset."""
+"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
     from energon_grain.prepare.dataset_scan import ScannedDataset
     from energon_grain.prepare.report import PrepareReport
-
-_METADATASET_ENDINGS = (".yaml", ".yml")
 
 
 def prepare(
@@ -66,6 +64,8 @@ def prepare(
     written; after a kill, the same command goes on where it was.
     """
     if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        if split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude or tar_index_only:
+            raise ConfigError(f"{path}: a metadataset, of which only joins are prepared: give it no options.")
         from energon_grain.cli.prepare_metadataset import prepare_metadataset_file
 
         prepare_metadataset_file(path, progress=progress)

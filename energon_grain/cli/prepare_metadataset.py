@@ -1,46 +1,31 @@
-"""`energon-grain prepare META.yaml`: index the joins of a metadataset."""
+"""`energon-grain prepare METADATASET`: the indices of its joins."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from energon_grain.metadataset.prepare_joins import MetadatasetReport
-
 
 def prepare_metadataset_file(path: Path, *, progress: bool) -> None:
-    """Index all joins of the metadataset at `path`, and say what was done."""
+    """Index the joins of a metadataset and say what was done."""
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.metadataset.prepare_joins import prepare_metadataset
 
     with progress_bar("Joining", shown=progress) as bar:
-
-        def show(place: str, done: int, total: int) -> None:
-            bar.advance_to(done, total, f"{done:,}/{total:,} keys, {place.rpartition(': ')[2]}")
-
-        report = prepare_metadataset(path, progress=show)
-    _print_report(report)
-
-
-def _print_report(report: MetadatasetReport) -> None:
+        report = prepare_metadataset(path, progress=bar.show_join)
     if not report.joins:
-        typer.echo(f"{report.path}: has no joins, so there is nothing to prepare.")
-    else:
-        built = sum(join.built for join in report.joins)
-        typer.echo(
-            f"Prepared {report.path}: {len(report.joins)} joins, {built} of them made now, in {report.elapsed_s:.2f} s."
-        )
+        typer.echo(f"{path}: has no joins, there is nothing to prepare.")
     for join in report.joins:
-        done = "" if join.built else ", was there"
-        typer.echo(f"  {' and '.join(join.places)}: {join.rows:,} rows{done}")
+        done = "joined" if join.built else "are up to date"
+        typer.echo(f"{', '.join(join.places)}: {join.rows:,} rows {done}, in {join.folder.name}")
         if join.skipped:
-            typer.echo(f"    {join.skipped:,} samples of the first dataset are in no row")
-        for dataset, count in join.missing.items():
-            typer.echo(f"    {count:,} rows have no sample of {dataset}")
-    if report.removed:
-        typer.echo(f"  removed {len(report.removed)} indices that no join needs any more")
+            typer.echo(f"  {join.skipped:,} samples of the first dataset have no row")
+        for dataset, missing in join.missing.items():
+            if missing:
+                typer.echo(f"  {missing:,} rows have no sample of {dataset}")
+    for name in report.removed:
+        typer.echo(f"  removed the index {name}, which no join needs any more")
     for note in report.notes:
         typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
+    typer.echo(f"Prepared {path} in {report.elapsed_s:.2f} s.")

@@ -87,7 +87,7 @@ def open_join(
         mending = f"run `energon-grain prepare {join.metadataset}`"
         try:
             return open_join_index(join_folder(cache, name_of(samples)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except IndexFileError as error:
             raise IndexFileError(f"{error}: {mending}") from error

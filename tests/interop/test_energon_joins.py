@@ -1,0 +1,115 @@
+"""Joins prepared by either side load in the other.
+
+Needs the Python of an environment with megatron-energon in the variable ENERGON_PEER_PYTHON (`make peers`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.join_index import cache_folder, index_file_name
+from energon_grain.formats.splits import SplitConfig, write_split_config
+from energon_grain.metadataset.open_join import join_inputs, open_join
+from energon_grain.metadataset.prepare_joins import find_joins, prepare_metadataset
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.join_adopt import energon_names_of
+from energon_grain.prepare.join_input import JoinedSamples
+from energon_grain.testing import write_tars
+
+PEER = os.environ.get("ENERGON_PEER_PYTHON")
+pytestmark = [
+    pytest.mark.energon,
+    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
+]
+READER = Path(__file__).with_name("read_joins_with_energon.py")
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def make_dataset(root: Path, keys: list[str], exclude: str) -> None:
+    write_tars(root / "parts", [{"__key__": key, "txt": f"{root.name} {key}"} for key in keys], shards=4)
+    prepare_dataset(root, split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "txt"}, num_workers=0)
+    shards = tuple(f"parts/shard_{number:03d}.tar" for number in (2, 0, 1, 3))
+    write_split_config(root / ".nv-meta" / "split.yaml", SplitConfig(split_parts={"train": shards}, exclude=(exclude,)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two datasets with common keys in different orders, and excludes on both sides; `joined.py` has the joiner."""
+    keys = [f"{number:03d}" for number in range(40)]
+    make_dataset(tmp_path / "one", keys, "parts/shard_001.tar")
+    make_dataset(tmp_path / "two", [keys[i] for i in np.random.default_rng(1).permutation(40)], "parts/shard_000.tar/x")
+    (tmp_path / "joined.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    join:\n"
+        "    - {path: one}\n    - {path: two, nonmatch: skip}\n"
+        "    joiner: {__module__: my_joiner, __function__: caption}\n"
+    )
+    (tmp_path / "my_joiner.py").write_text(
+        "from megatron.energon import CaptioningSample\n"
+        "def caption(one, two):\n"
+        "    return CaptioningSample.derive_from(one, image=one.text, caption=two.text)\n"
+    )
+    return tmp_path
+
+
+def read_there(folder: Path) -> list[list[str]]:
+    assert PEER is not None
+    target = folder / "rows.json"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [PEER, READER, target, folder / "joined.yaml", "train"]
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(target.read_text())
+
+
+def expected(folder: Path) -> list[list[str]]:
+    index = open_join(find_joins(folder / "joined.yaml")[0], joined_on_use=0)
+    one, two = (open_columnar(folder / name) for name in ("one", "two"))
+    pairs = [(one.key(first), two.key(second)) for first, second in index.rows.tolist()]
+    assert all(first == second for first, second in pairs)
+    return [[key, f"one {key}", f"two {key}"] for key, _ in pairs]
+
+
+def test_energon_loads_our_index(folder: Path) -> None:
+    report = prepare_metadataset(folder / "joined.yaml")
+    assert report.notes == ()
+    assert report.joins[0].rows == 30
+    assert read_there(folder) == expected(folder)
+
+
+def test_we_load_energons_index_and_live_beside_it(folder: Path) -> None:
+    assert PEER is not None
+    metadataset, cache = folder / "joined.yaml", cache_folder(folder / "joined.yaml")
+    energon = [Path(PEER).with_name("energon"), "prepare", "--non-interactive", "--no-progress", metadataset]
+    run(*energon)
+    (file,) = cache.iterdir()
+    (join,) = find_joins(metadataset)
+    assert energon_names_of([JoinedSamples(member) for member in join_inputs(join)]) == [file.name]
+    there, here = read_there(folder), expected(folder)  # without an index of ours: from Energon's
+    assert list(cache.iterdir()) == [file]
+    assert sorted(there) == sorted(here)
+    before = file.read_bytes()
+    report = prepare_metadataset(metadataset)
+    assert report.joins[0].built
+    assert file.read_bytes() == before
+    # Energon's bytes are ours, where it keeps the order inside of shards.
+    ours = (cache / index_file_name(report.joins[0].name)).read_bytes()
+    rows, others = (np.frombuffer(data[16:], np.int64).reshape(-1, 6) for data in (ours, before))
+    assert ours[:16] == before[:16]
+    assert sorted(rows.tolist()) == sorted(others.tolist())
+    assert expected(folder) == here
+    run(*energon)  # removes what it did not write, and must not stumble over our folder
+    assert file.exists()
+    assert expected(folder) == here

@@ -1,0 +1,185 @@
+"""Reading rows of joins: the same bytes as reading each dataset by itself."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
+from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_input import read_join_input
+from energon_grain.sources.joined import JoinedBatch, JoinedSource
+from energon_grain.sources.source import Source
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.testing import write_tars
+
+KEYS = [f"{number:03d}" for number in range(40)]
+ORDER = np.random.default_rng(3).permutation(40).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three datasets with the keys 0 to 39: in order, in another order, and only every third."""
+    folder = tmp_path_factory.mktemp("joined")
+    write_tars(folder / "text", [{"__key__": key, "txt": f"text {key}"} for key in KEYS], shards=3)
+    other = [{"__key__": KEYS[i], "txt": f"other {KEYS[i]}", "bin": bytes([i]) * i} for i in ORDER]
+    write_tars(folder / "other", other, shards=2)
+    write_tars(folder / "third", [{"__key__": key, "txt": f"third {key}"} for key in KEYS[::3]])
+    for name in ("text", "other", "third"):
+        prepare_dataset(folder / name, split_ratio={"train": 1}, crude=True, num_workers=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path) -> JoinIndex:
+    members = [read_join_input(folder / name, "train", nonmatch="error") for name in ("text", "other")]
+    members.append(read_join_input(folder / "third", "train", nonmatch="none"))
+    return build_join(members, folder / "cache")
+
+
+@pytest.fixture
+def source(folder: Path, index: JoinIndex) -> JoinedSource:
+    return JoinedSource(index, sources(folder))
+
+
+def sources(folder: Path) -> list[WebDatasetSource]:
+    return [WebDatasetSource(folder / name) for name in ("text", "other", "third")]
+
+
+def seen(batch: JoinedBatch) -> list[list[tuple[str, dict[str, bytes]] | None]]:
+    """(key, parts) of each dataset's sample in each row."""
+    rows: list[list[tuple[str, dict[str, bytes]] | None]] = [[None] * len(batch.members) for _ in range(len(batch))]
+    for number, member in enumerate(batch.members):
+        for place, sample in zip(member.places.tolist(), member.batch or (), strict=True):
+            rows[place][number] = (sample.key, dict(sample.parts))
+    return rows
+
+
+def expected(number: int) -> list[tuple[str, dict[str, bytes]] | None]:
+    key = KEYS[number]
+    other = {"txt": f"other {key}".encode(), "bin": bytes([number]) * number}
+    third = (key, {"txt": f"third {key}".encode()}) if number % 3 == 0 else None
+    return [(key, {"txt": f"text {key}".encode()}), (key, other), third]
+
+
+def test_is_a_source(source: JoinedSource, folder: Path) -> None:
+    assert isinstance(source, Source)
+    assert len(source) == 40
+    assert source.path == str(folder / "text")
+    assert "rows=40" in repr(source)
+
+
+def test_rows_in_any_order_and_repeated(source: JoinedSource) -> None:
+    wanted = np.array([5, 39, 0, 0, 6, 17, 5])
+    batch = source.read(wanted)
+    assert seen(batch) == [expected(number) for number in wanted.tolist()]
+    assert batch.indices.tolist() == wanted.tolist()
+    assert batch.keys == [KEYS[number] for number in wanted.tolist()]
+    assert batch[1].parts == {"txt": b"text 039"}
+    assert batch.nbytes() == sum(
+        len(value) for row in seen(batch) for cell in row if cell for value in cell[1].values()
+    )
+
+
+def test_nothing_of_a_dataset_in_a_batch(source: JoinedSource) -> None:
+    batch = source.read(np.array([1, 2]))
+    assert batch.members[2].batch is None
+    assert batch.members[2].places.tolist() == []
+    assert len(source.read(np.zeros(0, np.int64))) == 0
+
+
+def test_only_wanted_parts_are_read(folder: Path, index: JoinIndex) -> None:
+    members = sources(folder)
+    members[1] = WebDatasetSource(folder / "other", parts={"bin"})
+    source = JoinedSource(index, members)
+    batch = source.read(np.array([9]))
+    assert seen(batch)[0][1] == ("009", {"bin": b"\x09" * 9})
+    wanted = np.array([9, 10])
+    text, other, third = source.samples(wanted).T
+    sizes = members[0].sizes(text) + members[1].sizes(other) + [members[2].sizes(third[:1])[0], 0]
+    assert source.sizes(wanted).tolist() == sizes.tolist()
+
+
+def test_subsets(folder: Path, index: JoinIndex, source: JoinedSource) -> None:
+    part = JoinedSource(index, sources(folder), start=10, stop=15)
+    assert len(part) == 5
+    assert seen(part.read(np.arange(5))) == [expected(number) for number in range(10, 15)]
+    assert part.read(np.array([3])).indices.tolist() == [3]
+    assert part.content_id != source.content_id
+    for wrong in (-1, 5):
+        with pytest.raises(IndexError, match=f"row {wrong} asked for, but there are 5"):
+            part.read(np.array([0, wrong]))
+    with pytest.raises(EmptyDatasetError):
+        JoinedSource(index, sources(folder), start=3, stop=3)
+    with pytest.raises(ConfigError, match="do not exist"):
+        JoinedSource(index, sources(folder), stop=41)
+
+
+def test_places(source: JoinedSource, folder: Path) -> None:
+    place = source.locate(21)
+    assert (place.index, place.key, place.shard) == (21, "021", "shard_001.tar")
+    everywhere = source.locate_all(20)
+    assert everywhere[2] is None
+    assert everywhere[1] is not None
+    assert everywhere[1].index == ORDER.index(20)
+    assert everywhere[1] == WebDatasetSource(folder / "other").locate(ORDER.index(20))
+    with pytest.raises(IndexError):
+        source.locate(40)
+
+
+def test_content_id(folder: Path, index: JoinIndex, source: JoinedSource) -> None:
+    members = [read_join_input(folder / name, "train", nonmatch="none") for name in ("text", "other", "third")]
+    members[0] = replace(members[0], nonmatch="error")
+    same = JoinedSource(build_join(members, None), sources(folder))
+    assert same.content_id == source.content_id
+    swapped = [replace(members[1], nonmatch="error"), *members[2:], members[0]]
+    assert build_join(swapped, None).content_id != index.content_id
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_copies_in_other_processes_read_the_same(folder: Path, index: JoinIndex, in_memory: bool) -> None:
+    rows = np.array(index.rows)
+    kept = JoinIndex(rows=rows, header=index.header) if in_memory else index
+    source = JoinedSource(kept, sources(folder), start=4)
+    source.read(np.arange(3))
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.content_id == source.content_id
+    assert seen(copy.read(np.arange(36))) == [expected(number) for number in range(4, 40)]
+    copy.close()
+    assert seen(copy.read(np.array([0]))) == [expected(4)]
+
+
+def test_threads(source: JoinedSource) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        batches = list(pool.map(lambda number: seen(source.read(np.array([number, 39 - number]))), range(40)))
+    assert batches == [[expected(number), expected(39 - number)] for number in range(40)]
+
+
+def test_pages_of_large_joins_are_given_back(folder: Path, tmp_path: Path) -> None:
+    """3 million rows of 8 bytes: more than stays resident. What is read stays the same."""
+    member = read_join_input(folder / "text", "train")
+    index = build_join([member], tmp_path)
+    assert index.folder is not None
+    many = np.tile(np.arange(40), 75_000).reshape(-1, 1)
+    np.save(index.folder / "rows.npy", many)
+    mapped = np.load(index.folder / "rows.npy", mmap_mode="r")
+    source = JoinedSource(replace(index, rows=mapped), [WebDatasetSource(folder / "text")])
+    for _ in range(3):
+        wanted = np.random.default_rng(0).integers(0, len(many), 2_000)
+        assert np.array_equal(source.samples(wanted), many[wanted])
+
+
+def test_what_does_not_fit_is_refused(folder: Path, index: JoinIndex, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="2 datasets were given for a join of 3"):
+        JoinedSource(index, sources(folder)[:2])
+    with pytest.raises(ConfigError, match="must serve all of its 40 samples, not 39"):
+        JoinedSource(index, [WebDatasetSource(folder / "text", start=1), *sources(folder)[1:]])
+    with pytest.raises(StaleIndexError, match="energon-grain prepare"):
+        JoinedSource(index, sources(folder)[::-1])
