@@ -25,16 +25,16 @@ def hash_keys(words: KeyWords, rows: npt.NDArray[np.int64], *, seed: int = 0, bi
     Returns:
         (n,) hashes.
     """
-    length = words.lengths(rows)
+    begin, length = words.spans(rows)
     hashed = splitmix64(length.astype(np.uint64) + np.uint64(seed * GAMMA % (1 << 64)))
-    longest = int(length.max()) if len(length) else 0
+    longest, shortest = (int(length.max()), int(length.min())) if len(length) else (0, 0)
     for depth in range(0, longest, _WORD_BYTES):
-        going_on = length > depth
-        if going_on.all():
-            hashed = splitmix64(hashed ^ words.at(rows, depth))
+        if depth < shortest:
+            hashed = splitmix64(hashed ^ words.word(begin + depth, length - depth))
         else:
-            places = np.flatnonzero(going_on)
-            hashed[places] = splitmix64(hashed[places] ^ words.at(rows[places], depth))
+            places = np.flatnonzero(length > depth)
+            word = words.word(begin[places] + depth, length[places] - depth)
+            hashed[places] = splitmix64(hashed[places] ^ word)
     if bits < 64:
         hashed &= np.uint64((1 << 64) - (1 << (64 - bits)))
     return hashed

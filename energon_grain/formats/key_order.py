@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 _WORD_BYTES = 8
+_FIRST_BYTES = np.array([(1 << 64) - (1 << 8 * (8 - count)) for count in range(9)], dtype=np.uint64)
+"""Masks of the first 0 to 8 bytes of a word."""
 
 
 def key_order(
@@ -130,43 +132,52 @@ class KeyWords:
 
         The last bytes are compared first: in sorted order neighbours share their beginnings.
         """
-        length = self.lengths(rows)
-        result = length == other.lengths(other_rows)
-        tail = np.maximum(length - _WORD_BYTES, 0)
-        result &= self.at(rows, tail) == other.at(other_rows, np.where(result, tail, 0))
+        begin, length = self.spans(rows)
+        other_begin, other_length = other.spans(other_rows)
+        result = length == other_length
+        result &= self.word(*_tail(begin, length)) == other.word(*_tail(other_begin, other_length))
         places = np.flatnonzero(result & (length > _WORD_BYTES))
         depth = 0
         while len(places):
-            same = self.at(rows[places], depth) == other.at(other_rows[places], depth)
+            left = length[places] - depth
+            same = self.word(begin[places] + depth, left) == other.word(other_begin[places] + depth, left)
             result[places[~same]] = False
             depth += _WORD_BYTES
-            places = places[same & (length[places] > depth + _WORD_BYTES)]
+            places = places[same & (left > 2 * _WORD_BYTES)]
         return result
+
+    def spans(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the keys of `rows` start, and their bytes."""
+        begin = self._bounds[rows]
+        return begin, self._bounds[rows + 1] - begin
 
     def at(self, rows: npt.NDArray[np.int64], depth: int | npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """Bytes [depth, depth + 8) of the keys of `rows`; zeros where a key ends before."""
-        if not len(rows):
+        begin, length = self.spans(rows)
+        return self.word(begin + depth, length - depth)
+
+    def word(self, begin: npt.NDArray[np.int64], left: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """The eight bytes from `begin` on, of which those after the first `left` are taken for zeros."""
+        if not len(begin):
             return np.zeros(0, np.uint64)
-        begin = self._bounds[rows] + depth
-        beyond = begin - self._last  # by how much the last words of the array would reach past its end
-        if near_end := bool(beyond.max() > 0):
-            beyond = np.maximum(beyond, 0)
-            begin -= beyond
-        word = self._words[begin].astype(np.uint64)
+        near_end = begin.max() > self._last  # these words would reach past the end of the array
+        word = self._words[np.minimum(begin, self._last) if near_end else begin].astype(np.uint64)
         if near_end:
-            word = _shift_left(word, beyond)
-        missing = _WORD_BYTES + depth - self.lengths(rows)  # bytes of the word that belong to the next key
-        if missing.max() <= 0:
-            return word
-        missing = np.clip(missing, 0, _WORD_BYTES)
-        return _shift_left(_shift_right(word, missing), missing)
+            places = np.flatnonzero(begin > self._last)
+            word[places] = _shift_left(word[places], begin[places] - self._last)
+        if left.min() < _WORD_BYTES:
+            word &= _FIRST_BYTES[np.clip(left, 0, _WORD_BYTES)]
+        return word
+
+
+def _tail(
+    begin: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The last eight bytes of keys, or all of shorter ones, as `KeyWords.word` takes them."""
+    skipped = np.maximum(length - _WORD_BYTES, 0)
+    return begin + skipped, length - skipped
 
 
 def _shift_left(word: npt.NDArray[np.uint64], byte_count: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     shifted = word << (np.minimum(byte_count, 7) * 8).astype(np.uint64)
-    return np.where(byte_count >= _WORD_BYTES, np.uint64(0), shifted)
-
-
-def _shift_right(word: npt.NDArray[np.uint64], byte_count: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    shifted = word >> (np.minimum(byte_count, 7) * 8).astype(np.uint64)
     return np.where(byte_count >= _WORD_BYTES, np.uint64(0), shifted)

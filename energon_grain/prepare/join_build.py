@@ -99,7 +99,8 @@ def energon_blocks(samples: Sequence[JoinedSamples], rows: Int64Array) -> Iterat
                 shard = each.index.shard_of(sample)
                 start = each.index.sample_start[sample + shard]
                 size = each.index.sample_start[sample + shard + 1] - start
-                places[found[at], number] = np.stack([place[shard], start, size], axis=1)
+                for field, values in enumerate((place[shard], start, size)):
+                    places[found[at], number, field] = values
         release_pages(rows)
         yield places
 

@@ -168,19 +168,20 @@ class JoinedSamples:
             yield self.ranks(begin, begin + rows)
             self.release()
 
-    def windows(self, samples: Int64Array) -> Iterator[Int64Array]:
+    def windows(self, samples: Int64Array, window_bytes: int = _WINDOW_BYTES) -> Iterator[Int64Array]:
         """Cut samples in any order into pieces that lie close together, and release the index after each.
 
         Looking 1,000 samples up at random places of an index makes 64 MiB of it resident, at each 64 KiB.
 
         Args:
             samples: (n,) numbers in the whole dataset.
+            window_bytes: About how much of the index a piece covers.
 
         Returns:
             Places in `samples`, each in one piece.
         """
         index = self.index
-        count = (index.key_start.nbytes + index.key_bytes.nbytes + index.sample_start.nbytes) // _WINDOW_BYTES
+        count = (index.key_start.nbytes + index.key_bytes.nbytes + index.sample_start.nbytes) // window_bytes
         if not count:
             yield np.arange(len(samples))
             return
