@@ -36,6 +36,7 @@ _REFUSED = (
     "without one item",
     "has no complete batch",
     "cut one stream",
+    "an epoch could be empty",
     "of the pass was dropped",
     "so its length is not known beforehand",
     "last_batch='pad' fills the last batch up",

@@ -12,11 +12,12 @@ from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
+from energon_grain.stream.operators.transparent import Transparent
 from energon_grain.stream.spec import HookSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MapNode:
+class MapNode(Transparent):
     """A hook on each item. Items keep their references.
 
     Attributes:
@@ -28,15 +29,6 @@ class MapNode:
     child: Node
     hook: HookSpec
     key: int
-
-    @property
-    def finite(self) -> bool:
-        """As below."""
-        return self.child.finite
-
-    def items(self) -> int:
-        """As below."""
-        return self.child.items()
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The map of a lane."""
@@ -54,31 +46,11 @@ class MapNode:
         """As below."""
         return self.child.read(reader)
 
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """As below."""
-        self.child.write_reference(reference, writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """As below."""
-        return self.child.read_reference(reader)
-
-    def number(self, reference: Reference) -> int:
-        """As below."""
-        return self.child.number(reference)
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """As below."""
-        return self.child.positions(reference)
-
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook applied to what is below."""
         value = self.child.rebuild(reference, lane)
         key = fold(self.key, lane.number, lane.pass_number)
         return lane.call(self.hook, key, NumberOf(self.child, reference), value)
-
-    def children(self) -> tuple[Node]:
-        """The only one."""
-        return (self.child,)
 
 
 class _Map:

@@ -9,38 +9,7 @@ from typing import Any
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
-
-
-class Transparent:
-    """What nodes have in common that hand on their child's items as they are. References are the child's."""
-
-    __slots__ = ()
-
-    child: Node
-
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """The child's."""
-        self.child.write_reference(reference, writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """The child's."""
-        return self.child.read_reference(reader)
-
-    def number(self, reference: Reference) -> int:
-        """The child's."""
-        return self.child.number(reference)
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """The child's."""
-        return self.child.positions(reference)
-
-    def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The child's."""
-        return self.child.rebuild(reference, lane)
-
-    def children(self) -> tuple[Node]:
-        """The only one."""
-        return (self.child,)
+from energon_grain.stream.operators.transparent import Transparent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from energon_grain.samplers.permutation import permute
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.operator import Item, Node, Operator, Position, State
-from energon_grain.stream.operators.passes import Transparent
+from energon_grain.stream.operators.transparent import Transparent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,15 +29,6 @@ class ShuffleNode(Transparent):
     child: Node
     window: int
     key: int
-
-    @property
-    def finite(self) -> bool:
-        """As below."""
-        return self.child.finite
-
-    def items(self) -> int:
-        """As below."""
-        return self.child.items()
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The shuffle of a lane."""
