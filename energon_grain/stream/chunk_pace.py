@@ -36,9 +36,13 @@ class ChunkPace:
         def measure(chunk: Chunk) -> Encoded:
             start = time.perf_counter()
             encoded = run(chunk)
-            fitting = len(chunk.draws) * CHUNK_SECONDS / max(time.perf_counter() - start, 1e-6)
-            self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
-            self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
+            self.learn(chunk, encoded, time.perf_counter() - start)
             return encoded
 
         return measure
+
+    def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
+        """Take in that encoding a chunk took so long."""
+        fitting = len(chunk.draws) * CHUNK_SECONDS / max(seconds, 1e-6)
+        self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
+        self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)

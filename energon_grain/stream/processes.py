@@ -5,7 +5,8 @@ again, so scripts need no `__main__` guard. It gets the compiled dataset once (b
 in the script) and then one chunk after the other. Results come back through a memory file that both sides map: nothing
 is written to `/dev/shm`, so nothing stays behind when a process is killed.
 
-One thread of the parent waits for each worker; assembly and state stay in the parent.
+One thread of the parent waits for each worker; assembly and state stay in the parent. Workers live as long as their
+pool, through passes and restores.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
@@ -26,11 +29,65 @@ import cloudpickle
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.result_transport import SampleUnpickler
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.workers import OrderedWorkers
 
 HEADER = struct.Struct("<Q")
 _END_SECONDS = 5.0
+_PATIENCE_SECONDS = 1.0
+
+
+class ProcessPool:
+    """Worker processes. See `stream.worker_pool.WorkerPool`.
+
+    Args:
+        spec: The compiled dataset.
+        sources: The parent's sources.
+        workers: How many.
+        budget_bytes: Bound on the memory of what they made and nobody took yet.
+    """
+
+    def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, budget_bytes: int) -> None:
+        self.workers = workers
+        self._spec = spec
+        self._sources = sources
+        self._budget_bytes = budget_bytes
+        self._processes: dict[int, WorkerProcess] = {}
+
+    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ProcessWorkers:
+        """Let them encode chunks; those that died, or were ended in the middle of one, are replaced."""
+        for number in range(self.workers):
+            process = self._processes.get(number)
+            if process is not None and not process.idle:
+                self._processes.pop(number).close()
+            if number not in self._processes:
+                self._processes[number] = WorkerProcess(self._spec, self._sources, number)
+        return ProcessWorkers(list(self._processes.values()), chunks, pace, self._budget_bytes)
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._processes:
+            self._processes.popitem()[1].close()
+
+
+class ProcessWorkers(OrderedWorkers):
+    """Encoded chunks from worker processes, each of which a thread waits for."""
+
+    def __init__(
+        self, processes: list[WorkerProcess], chunks: Iterator[Chunk], pace: ChunkPace, budget_bytes: int
+    ) -> None:
+        self._processes = processes
+        super().__init__([pace.timed(process.run) for process in processes], chunks, budget_bytes)
+
+    def close(self) -> None:
+        """Stop after the chunks in hand; processes that take long over theirs are killed."""
+        self.stop()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for process in self._processes:
+            process.interrupt(max(0.0, deadline - time.monotonic()))
+        super().close()
 
 
 def memory_file() -> int:
@@ -55,6 +112,7 @@ class WorkerProcess:
         self._number = number
         self._arena = memory_file()
         self._lock = threading.Lock()
+        self._busy = False
         try:
             start = cloudpickle.dumps(
                 {"path": sys.path, "spec": cloudpickle.dumps(dataclasses.replace(spec, program=None))}
@@ -84,6 +142,7 @@ class WorkerProcess:
             Exception: What the stage raised there.
         """
         with self._lock:
+            self._busy = True
             self._send(pickle.dumps(chunk, protocol=5))
             sizes = cast("list[int]", pickle.loads(self._receive()))  # the worker is ours; its pipe is private
             with mmap.mmap(self._arena, sum(sizes)) as arena:
@@ -93,6 +152,7 @@ class WorkerProcess:
                 for size in sizes:
                     parts.append(bytearray(arena[offset : offset + size]))
                     offset += size
+            self._busy = False
         result: Any = SampleUnpickler(parts[0], parts[1:], self._sources).load()
         if isinstance(result, BaseException):
             raise result
@@ -128,6 +188,11 @@ class WorkerProcess:
             f"on stderr. Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller "
             f"batches"
         )
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take a chunk: it lives, and has answered the last one."""
+        return not self._busy and self._process.poll() is None
 
     def interrupt(self, patience_s: float) -> None:
         """End the process if it works on a chunk and goes on to; whoever waits for that chunk gets a WorkerError."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,11 @@ from energon_grain.stream.operators.sample_reader import AheadReader
 from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.plan import local_end, plan_chunks
-from energon_grain.stream.processes import WorkerProcess
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.statistics import Drops, Statistics
-from energon_grain.stream.workers import OrderedWorkers, Run
-
-_PATIENCE_SECONDS = 1.0
+from energon_grain.stream.worker_pool import ChunkWorkers, WorkerPool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +57,9 @@ class Production:
         batches: Makes the batches.
         statistics: Counts drops.
         config: Error handler and memory bound.
-        workers: Threads or processes that encode; 0: everything happens in `next`.
+        pool: Who encodes; None: everything happens in `next`.
+        start: From where on.
+        finish: Called on each batch when it is made.
     """
 
     def __init__(
@@ -73,8 +71,9 @@ class Production:
         batches: BatchStage,
         statistics: Statistics,
         config: WorkerConfig,
-        workers: int,
+        pool: WorkerPool | None,
         start: Progress,
+        finish: Callable[[Any], Any] | None = None,
     ) -> None:
         self._spec = spec
         self._share = share
@@ -85,16 +84,16 @@ class Production:
         self._progress = start
         self._config = config
         statistics.begin()
-        self._ordered: OrderedWorkers | None = None
-        self._processes: list[WorkerProcess] = []
+        self._finish = finish
+        self._workers: ChunkWorkers | None = None
         self._pace = ChunkPace(first=self._plan.batch_size)
         try:
-            self._assembly = self._positions(workers) if spec.program is None else self._lanes(spec.program, workers)
+            self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
         except BaseException:
             self.close()
             raise
 
-    def _positions(self, workers: int) -> LaneAssembly:
+    def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
         spec, share, start = self._spec, self._share, self._progress
         first = share.first_at(start.item) + int(start.drops.min()) * share.local_lanes
@@ -110,7 +109,7 @@ class Production:
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=start.drops,
-            chunks=self._encoded(chunks, workers),
+            chunks=self._encoded(chunks, pool),
             first=first,
             end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
@@ -118,11 +117,11 @@ class Production:
             patience=self._patience(),
         )
 
-    def _lanes(self, program: Program, workers: int) -> LaneProgram:
+    def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
         start = self._progress
         reader = AheadReader(self._stage.sources, self._pace)
-        reader.encoded = self._encoded(reader, workers)
+        reader.encoded = self._encoded(reader, pool)
         around = surroundings(
             program,
             self._stage,
@@ -145,16 +144,12 @@ class Production:
     def _patience(self) -> int:
         return max(1000, 2 * sum(len(source) for source in self._stage.sources))
 
-    def _encoded(self, chunks: Iterator[Chunk], workers: int) -> Iterator[Encoded]:
+    def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
         """Chunks, done: by workers, or when they are asked for."""
-        if not workers:
+        if pool is None:
             return map(self._pace.timed(self._stage.run), chunks)
-        runs: list[Run] = [self._stage.run] * workers
-        if self._config.worker_type == "process":
-            self._processes = [WorkerProcess(self._spec, self._stage.sources, number) for number in range(workers)]
-            runs = [process.run for process in self._processes]
-        self._ordered = OrderedWorkers([self._pace.timed(run) for run in runs], chunks, self._config.prefetch_bytes)
-        return self._ordered
+        self._workers = pool.start(chunks, self._pace)
+        return iter(self._workers)
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
@@ -200,6 +195,8 @@ class Production:
             made = int(batch is not NO_BATCH)
             self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
+                if self._finish is not None:
+                    batch = self._finish(batch)
                 count = len(samples) if valid is None else int(valid.sum())
                 more = not self._lanes_ended()
                 return Step(batch, count, self._statistics.made(), self._progress, more)
@@ -303,13 +300,6 @@ class Production:
         return found
 
     def close(self) -> None:
-        """Stop the workers after the chunk in hand; processes that take long over it are killed."""
-        if self._ordered is not None:
-            self._ordered.stop()
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        for process in self._processes:
-            process.interrupt(max(0.0, deadline - time.monotonic()))
-        if self._ordered is not None:
-            self._ordered.close()
-        for process in self._processes:
-            process.close()
+        """Let the workers go after the chunks in hand."""
+        if self._workers is not None:
+            self._workers.close()

@@ -7,7 +7,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from energon_grain.stream.operators.program import goes_on, write_states
 from energon_grain.stream.packed_integers import pack_integers
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.pass_steps import pass_steps
+from energon_grain.stream.processes import ProcessPool
 from energon_grain.stream.production import Production, Step
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.restore_sample import SampleRestorer
@@ -33,6 +34,7 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.which import SampleRecord, history_holds, which
+from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
 
 
 class Stream:
@@ -47,9 +49,19 @@ class Stream:
         spec: The compiled dataset.
         config: This host, its workers and error policy.
         prefetch_factor: Batches that are made ahead for each worker.
+        make_pool: Makes the workers, in place of those that the configuration describes.
+        finish: Called on each batch when it is made, maybe in another thread.
     """
 
-    def __init__(self, spec: StreamSpec, config: WorkerConfig, *, prefetch_factor: int = 2) -> None:
+    def __init__(
+        self,
+        spec: StreamSpec,
+        config: WorkerConfig,
+        *,
+        prefetch_factor: int = 2,
+        make_pool: MakePool | None = None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.spec = spec
         self.config = config
         self.share = Share(config.rank, config.world_size, spec.lanes)
@@ -59,6 +71,9 @@ class Stream:
         self._fingerprint = spec.fingerprint()
         lock = threading.RLock()
         self._stage = PureStage(spec, lock)
+        self._make_pool = make_pool
+        self._finish = finish
+        self._pool: WorkerPool | None = None
         self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
@@ -82,6 +97,7 @@ class Stream:
         self._progress = self._beginning()
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None
+        self._end_pool: weakref.finalize[Any, Any] | None = None
         self._closed = False
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
@@ -97,6 +113,8 @@ class Stream:
         worker_config: WorkerConfig | None = None,
         num_workers: int | None = None,
         prefetch_factor: int = 2,
+        make_pool: MakePool | None = None,
+        finish: Callable[[Any], Any] | None = None,
     ) -> Stream:
         """Compile a dataset and make its stream.
 
@@ -105,11 +123,14 @@ class Stream:
             worker_config: In place of the dataset's own.
             num_workers: In place of the configuration's.
             prefetch_factor: Batches that are made ahead for each worker.
+            make_pool: As in `Stream`.
+            finish: As in `Stream`.
         """
         config = worker_config or dataset.worker_config
         if num_workers is not None and num_workers != config.num_workers:
             config = dataclasses.replace(config, num_workers=num_workers)
-        return cls(compile_dataset(dataset, hosts=config.world_size), config, prefetch_factor=prefetch_factor)
+        spec = compile_dataset(dataset, hosts=config.world_size)
+        return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
 
     def _beginning(self) -> Progress:
         return Progress(
@@ -210,6 +231,7 @@ class Stream:
 
     def _start(self) -> None:
         self._empty_steps = 0
+        pool = self._workers_ready()
         production = Production(
             spec=self.spec,
             share=self.share,
@@ -217,13 +239,14 @@ class Stream:
             batches=self._batches,
             statistics=self._statistics,
             config=self.config,
-            workers=self._workers,
+            pool=pool,
             start=self._progress,
+            finish=self._finish,
         )
-        if self._workers:
+        if pool is not None:
             ahead = Ahead(
                 production,
-                capacity=self._prefetch_factor * self._workers,
+                capacity=self._prefetch_factor * pool.workers,
                 budget_bytes=self.config.prefetch_bytes,
             )
             self._steps = ahead
@@ -231,6 +254,19 @@ class Stream:
         else:
             self._steps = iter(production)
             self._release = weakref.finalize(self, production.close)
+
+    def _workers_ready(self) -> WorkerPool | None:
+        """The workers, made when they are first needed; None: there are none."""
+        if self._pool is None and self._workers:
+            if self._make_pool is not None:
+                self._pool = self._make_pool(self.spec, self._stage)
+            elif self.config.worker_type == "process":
+                self._pool = ProcessPool(self.spec, self._stage.sources, self._workers, self.config.prefetch_bytes)
+            else:
+                self._pool = ThreadPool(self._stage, self._workers, self.config.prefetch_bytes)
+            # Of several finalizers the last that was made runs first: what the pool was started for ends before it.
+            self._end_pool = weakref.finalize(self, self._pool.close)
+        return self._pool
 
     def _stop(self) -> None:
         self._steps = None
@@ -383,6 +419,8 @@ class Stream:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed = True
         self._stop()
+        if self._end_pool is not None:
+            self._end_pool()
         self._stage.close()
 
     def __enter__(self) -> Stream:

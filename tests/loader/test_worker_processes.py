@@ -122,15 +122,27 @@ def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: P
             assert next(loader).__key__ == next(reference).__key__
     assert time.monotonic() - start < 8
     assert "out of memory" in str(info.value)
-    assert children() == []
-    # The loader goes on where it stopped, with new workers.
+    # The loader goes on where it stopped; the others live on, the killed one is replaced.
     flag.unlink()
     other = Stream.of(train())
     other.restore(loader.cursor())
     for _ in range(5):
         assert next(loader).__key__ == next(other).__key__
+    assert first.pid not in [process.pid for process in children()]
+    assert len(children()) == 2
     loader.close()
     assert children() == []
+
+
+def test_workers_live_through_restores_and_passes(train: Train) -> None:
+    with Stream.of(train(num_workers=2, worker_type="process", repeat=False)) as loader:
+        next(loader)
+        state, workers = loader.cursor(), children()
+        for _ in range(2):
+            list(loader)
+        loader.restore(state)
+        next(loader)
+        assert children() == workers
 
 
 def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> None:
