@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from energon_grain.loader.checkpoint_file import read_state, write_state
-from energon_grain.loader.gather import gather_cursor, is_primary
+from energon_grain.loader.jax_processes import gather_over_jax, is_primary
 from energon_grain.stream.cursor import Cursor
 
 
@@ -25,7 +25,7 @@ class Restorable(Protocol):
 
 async def save_cursor(cursor: Cursor, directory: Any) -> Awaitable[None]:
     """Gather the states of all hosts now; the file is written by the coroutine that this returns."""
-    merged = gather_cursor(cursor)
+    merged = gather_over_jax(cursor)
 
     async def write() -> None:
         folder = await directory.await_creation()

@@ -6,8 +6,9 @@ from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.loader.gather import with_agreement
 from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.jax_processes import jax_processes
+from energon_grain.stream.host_processes import with_agreement
 from energon_grain.stream.run import Stream
 
 
@@ -45,7 +46,7 @@ def get_savable_loader(
     """
     del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
     del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
-    config = with_agreement(worker_config or dataset.worker_config)
+    config = with_agreement(worker_config or dataset.worker_config, jax_processes())
     return SavableDataLoader(Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor))
 
 

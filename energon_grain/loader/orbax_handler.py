@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.device import DeviceLoader
-from energon_grain.loader.gather import gather_cursor, is_primary
 from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.jax_processes import gather_over_jax, is_primary
 
 Loader = SavableDataLoader | DeviceLoader
 
@@ -31,7 +31,7 @@ class EnergonCheckpointHandler(ocp.CheckpointHandler):
         Raises:
             StateError: The hosts cannot be gathered, or are at different steps.
         """
-        cursor = gather_cursor(args.item.save_state_rank())
+        cursor = gather_over_jax(args.item.save_state_rank())
         if is_primary():
             write_state(directory, cursor)
 

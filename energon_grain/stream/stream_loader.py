@@ -1,0 +1,141 @@
+"""What loaders of all backends have in common: a stream, its state, and the processes of all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from energon_grain.errors import StateError
+from energon_grain.stream.cursor import Cursor, merge_cursors
+from energon_grain.stream.host_processes import HostProcesses, broadcast_state, gather_cursor
+from energon_grain.stream.run import Stream
+from energon_grain.stream.which import SampleRecord
+
+
+class StreamLoader:
+    """Batches of one host, with state: the part of a loader that does not depend on the framework.
+
+    A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
+    one (for validation: the same one). `next` in between raises StopIteration.
+
+    A backend sets `_stream` and `_framework`, and says by `_processes` how hosts reach each other.
+    """
+
+    _stream: Stream
+    _framework: ClassVar[str]
+
+    def _processes(self) -> HostProcesses | None:
+        """Processes of all hosts; None: the program did not connect them."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Steps per host of the current pass; of one pass over the data where the stream is endless."""
+        return len(self._stream)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({', '.join('/'.join(leaf.key) for leaf in self._stream.spec.leaves)})"
+
+    @property
+    def stream(self) -> Stream:
+        """What runs underneath."""
+        return self._stream
+
+    def save_state_rank(self) -> Cursor:
+        """This host's state, with the manifest that explains a later mismatch. JSON-native."""
+        return self._stream.cursor(with_manifest=True)
+
+    def restore_state_rank(self, state: Mapping[str, Any] | None, *, allow_changes: bool = False) -> None:
+        """Restore what `save_state_rank` or `save_state_global` returned; None leaves a fresh loader as it is.
+
+        Args:
+            state: The state, saved by this host or for all hosts.
+            allow_changes: Go on at its position although the configuration or the data changed.
+
+        Raises:
+            StateError: The state cannot be continued here.
+        """
+        if state is not None:
+            self._stream.restore(state, allow_changes=allow_changes)
+
+    def _gathered(self) -> Cursor:
+        """The state of all hosts; collective with several."""
+        return gather_cursor(self.save_state_rank(), self._processes(), self._framework)
+
+    def save_state_global(self, global_dst_rank: int = 0) -> Cursor | None:
+        """The state of all hosts, on the process of global rank `global_dst_rank`; None on the others.
+
+        With several hosts, a collective operation: all call it at the same step.
+
+        Raises:
+            StateError: The hosts cannot be gathered, or are at different steps.
+        """
+        merged = self._gathered()
+        processes = self._processes()
+        here = processes is None or self._stream.config.world_size == 1 or processes.rank == global_dst_rank
+        return merged if here else None
+
+    def restore_state_global(
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        *,
+        src_rank: int | None = None,
+        allow_changes: bool = False,
+    ) -> None:
+        """Restore the state of all hosts on any number of hosts.
+
+        Args:
+            state: What `save_state_global` returned, or a list of each host's `save_state_rank`.
+            src_rank: Host that has the state, where the others pass None; default: each host has it.
+            allow_changes: As in `restore_state_rank`.
+
+        Raises:
+            StateError: The state cannot be continued here.
+        """
+        if src_rank is not None and self._stream.config.world_size > 1:
+            state = broadcast_state(state, src_rank, self._processes(), self._framework)
+        if state is None:
+            raise StateError(
+                "there is no state to restore on this host; pass it, or say which host has it by src_rank="
+            )
+        if not isinstance(state, Mapping):
+            state = merge_cursors(state)
+        self._stream.restore(state, allow_changes=allow_changes)
+
+    def which(self, step: int) -> list[SampleRecord]:
+        """The samples of the global batch of a step, without reading data. See `Stream.which`."""
+        return self._stream.which(step)
+
+    def skip(self, steps: int) -> None:
+        """Jump over steps of this pass, which count as delivered. See `Stream.skip`."""
+        self._stream.skip(steps)
+
+    def can_restore_sample(self) -> bool:
+        """Whether `restore_sample` works: always."""
+        return True
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """A sample or batch again, from its `__restore_key__`; the loader stays where it is.
+
+        Args:
+            restore_key: Of anything that a loader of the same configuration delivered, on any host; JSON's lists in
+                place of tuples are fine.
+
+        Raises:
+            StateError: It is not a restore key of this dataset, or the sample is dropped now.
+        """
+        return self._stream.restore_sample(restore_key)
+
+    def stats(self) -> dict[str, Any]:
+        """What was delivered, and what was dropped and why. See `Stream.stats`."""
+        return self._stream.stats()
+
+    def config(self) -> dict[str, Any]:
+        """Every setting that changes the order, and what each leaf holds; JSON-native."""
+        return self._stream.spec.manifest()
+
+    def start_prefetch(self) -> None:
+        """Begin to read ahead now."""
+        self._stream.start_prefetch()
