@@ -31,6 +31,14 @@ _opened: weakref.WeakValueDictionary[tuple[str, str | None], WebdatasetFileStore
 _opened_lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    global _opened_lock
+    _opened_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
+
+
 class WebdatasetFileStore(FileStore[bytes]):
     """Reads single files out of tar shards; a key is the full name of a member, `folder/000012.jpg`.
 

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,9 @@ def _open(path: str) -> _OpenFile:
     return _OpenFile(path)
 
 
+_all: weakref.WeakSet[LocalFiles] = weakref.WeakSet()
+
+
 class LocalFiles:
     """A `ByteStore` over the local file system.
 
@@ -79,6 +83,7 @@ class LocalFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._cold = True
+        _all.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self._max_open_files,)
@@ -201,6 +206,15 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
         pieces.append(piece)
         have += len(piece)
     return b"".join(pieces)
+
+
+def _renew_locks() -> None:
+    for files in tuple(_all):
+        files._lock = threading.Lock()
+
+
+# In a forked child nobody is left to release what another thread held. Open files are shared: `pread` moves nothing.
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _restore(max_open_files: int) -> LocalFiles:

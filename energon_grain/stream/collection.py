@@ -9,6 +9,7 @@ makes objects too.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -49,3 +50,15 @@ def paused_collection() -> Generator[None]:
                 _not_before = now + REST_SECONDS if now - _since >= LONGEST_SECONDS else 0.0
                 if _was_enabled:
                     gc.enable()
+
+
+def _resume_in_child() -> None:
+    """In a forked child, the threads that had paused it do not exist."""
+    global _lock, _pausing
+    _lock = threading.Lock()
+    if _pausing and _was_enabled:
+        gc.enable()
+    _pausing = 0
+
+
+os.register_at_fork(after_in_child=_resume_in_child)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,35 @@ from energon_grain.datasets.draw_context import Draw
 _lock = threading.RLock()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalGenerator:
+    """A random generator that belongs to the process.
+
+    Attributes:
+        seed: Seeds it with 64 bits.
+        get_state: What `set_state` takes.
+        set_state: Goes back to a state.
+    """
+
+    seed: Callable[[int], Any]
+    get_state: Callable[[], Any]
+    set_state: Callable[[Any], Any]
+
+
+GENERATORS = {
+    "random": GlobalGenerator(seed=random.seed, get_state=random.getstate, set_state=random.setstate),
+    "numpy": GlobalGenerator(
+        # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
+        seed=lambda seed: np.random.seed([seed >> 32, seed & 0xFFFFFFFF]),  # noqa: NPY002 (hooks use the globals)
+        get_state=np.random.get_state,
+        set_state=np.random.set_state,
+    ),
+}
+"""Those that hooks may use, by name. A backend adds its own."""
+
+
 class SeededGlobals:
-    """A context in which `random` and `numpy.random` are seeded from a key; afterwards they are as before.
+    """A context in which all `GENERATORS` are seeded from a key; afterwards they are as before.
 
     Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The generators
     belong to the process: a context waits until no other thread is in one.
@@ -28,28 +57,42 @@ class SeededGlobals:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._inner: tuple[Any, Any] | None = None
-        self._outer: tuple[Any, Any] | None = None
+        self._inner: dict[str, Any] | None = None
+        self._outer: dict[str, Any] | None = None
 
     def __enter__(self) -> None:
         _lock.acquire()
-        self._outer = random.getstate(), np.random.get_state()  # noqa: NPY002 (hooks use the globals)
+        self._outer = _states()
         if self._inner is None:
-            random.seed(self._seed)
-            # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
-            np.random.seed([self._seed >> 32, self._seed & 0xFFFFFFFF])  # noqa: NPY002
+            for generator in GENERATORS.values():
+                generator.seed(self._seed)
         else:
-            random.setstate(self._inner[0])
-            np.random.set_state(self._inner[1])  # noqa: NPY002
+            _restore(self._inner)
 
     def __exit__(self, *exception: object) -> None:
         assert self._outer is not None
         try:
-            self._inner = random.getstate(), np.random.get_state()  # noqa: NPY002
-            random.setstate(self._outer[0])
-            np.random.set_state(self._outer[1])  # noqa: NPY002
+            self._inner = _states()
+            _restore(self._outer)
         finally:
             _lock.release()
+
+
+def _states() -> dict[str, Any]:
+    return {name: generator.get_state() for name, generator in GENERATORS.items()}
+
+
+def _restore(states: dict[str, Any]) -> None:
+    for name, state in states.items():
+        GENERATORS[name].set_state(state)
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
 
 
 def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:

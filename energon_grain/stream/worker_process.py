@@ -12,11 +12,10 @@ import time
 from io import TextIOWrapper
 from typing import Any, BinaryIO, cast
 
-from energon_grain.errors import WorkerError
-from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.processes import HEADER
-from energon_grain.stream.result_transport import SamplePickler, portable_error, with_portable_errors
+from energon_grain.stream.result_transport import portable_error
+from energon_grain.stream.worker_answer import encoded_or_error, packed, write_parts
 
 
 def main() -> None:
@@ -44,12 +43,7 @@ def main() -> None:
         if stage is None:
             _answer(answers, arena, failed, [])
             continue
-        chunk: Chunk = pickle.loads(command)
-        try:
-            result: Any = with_portable_errors(stage.run(chunk))
-        except BaseException as error:
-            result = portable_error(error)
-        _answer(answers, arena, result, stage.sources)
+        _answer(answers, arena, encoded_or_error(stage, pickle.loads(command)), stage.sources)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -65,27 +59,13 @@ def _read(pipe: BinaryIO) -> bytes | None:
 
 
 def _answer(pipe: BinaryIO, arena: int, result: Any, sources: list[Any]) -> None:
-    pickler = SamplePickler(sources)
-    try:
-        payload = pickler.payload(result)
-    except Exception as error:
-        pickler = SamplePickler(sources)
-        payload = pickler.payload(
-            WorkerError(
-                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
-                f"arrays, texts and instances of classes of a module or of the script, or use worker_type='thread'"
-            )
-        )
-    views = [payload, *(buffer.raw() for buffer in pickler.buffers)]
-    sizes = [view.nbytes for view in views]
+    parts = packed(result, sources)
+    sizes = [part.nbytes for part in parts]
     total = sum(sizes)
     if os.fstat(arena).st_size < total:
         os.ftruncate(arena, total)
     with mmap.mmap(arena, total) as memory:
-        offset = 0
-        for view, size in zip(views, sizes, strict=True):
-            memory[offset : offset + size] = view
-            offset += size
+        write_parts(memory, parts)
     answer = pickle.dumps(sizes)
     pipe.write(HEADER.pack(len(answer)))
     pipe.write(answer)
