@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset, Ordering
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
@@ -16,7 +16,16 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeLeaf, TreeNode
+from energon_grain.metadataset.tree import (
+    ArrayReference,
+    Blend,
+    BlendEpochized,
+    Concat,
+    Join,
+    LeafReference,
+    TreeLeaf,
+    TreeNode,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +125,12 @@ def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
     return JoinedLeafDataset(
         worker_config=options.worker_config,
         join=join,
-        members=tuple(_leaf_dataset(member.leaf, plain) for member in join.members),
+        members=tuple(
+            ArrayDataset(path=member.leaf.path, written=_written(member.leaf), field=member.leaf.field)
+            if isinstance(member.leaf, ArrayReference)
+            else _leaf_dataset(member.leaf, plain)
+            for member in join.members
+        ),
         ordering=Ordering(
             said_by=f"{join.place}: ",
             training=options.training,
@@ -132,6 +146,11 @@ def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
     )
 
 
+def _written(leaf: LeafReference | ArrayReference) -> str:
+    """The path, through all nested metadatasets."""
+    return "/".join((*leaf.through, leaf.written))
+
+
 def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDataset:
     return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
 
@@ -142,7 +161,7 @@ def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
     return LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,
-        written="/".join((*leaf.through, leaf.written)),
+        written=_written(leaf),
         split_part=leaf.split_part,
         split_config=leaf.split_config or options.split_config,
         dataset_config=leaf.dataset_config or options.dataset_config or "dataset.yaml",

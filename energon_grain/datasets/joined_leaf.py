@@ -13,8 +13,41 @@ from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.metadataset.open_join import open_join
 from energon_grain.metadataset.tree import AuxReference, Join
+from energon_grain.sources.array import ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.transforms.decode import SampleDecoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayDataset:
+    """An array whose rows belong to the samples of a join.
+
+    Attributes:
+        path: Its folder.
+        written: The path as the configuration has it.
+        field: What the default merge calls it.
+    """
+
+    path: str
+    written: str
+    field: str
+
+    def resolve(self) -> ResolvedArray:
+        """Read what it is. Raises as `ArraySource`."""
+        return ResolvedArray(source=ArraySource(self.path), field=self.field)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedArray:
+    """An array that is there. Picklable.
+
+    Attributes:
+        source: Its rows.
+        field: What the default merge calls it.
+    """
+
+    source: ArraySource
+    field: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +56,7 @@ class JoinedLeafDataset(SavableDataset):
 
     Attributes:
         join: What is joined, as the metadataset says.
-        members: How each dataset's own samples are made; their order and subsets have no meaning.
+        members: How each dataset's own samples are made, whose order and subsets have no meaning; and the arrays.
         ordering: How rows are ordered.
         task_encoder: Its cookers make samples of rows of crude samples.
         split_config: Name of the split files of datasets for which the metadataset names none.
@@ -32,7 +65,7 @@ class JoinedLeafDataset(SavableDataset):
     """
 
     join: Join
-    members: tuple[LeafDataset, ...]
+    members: tuple[LeafDataset | ArrayDataset, ...]
     ordering: Ordering
     task_encoder: TaskEncoder
     split_config: str | None = None
@@ -44,7 +77,12 @@ class JoinedLeafDataset(SavableDataset):
         """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
         if self.join.name is not None:
             return ("name", self.join.name)
-        written = [f"{member.written or member.path} {member.split_part}" for member in self.members]
+        written = [
+            f"array {member.written}"
+            if isinstance(member, ArrayDataset)
+            else f"{member.written or member.path} {member.split_part}"
+            for member in self.members
+        ]
         return ("join", *written, "" if self.join.subset is None else str(self.join.subset))
 
     @property
@@ -61,16 +99,21 @@ class JoinedLeafDataset(SavableDataset):
         """Read the datasets' configurations and open the join index.
 
         Raises:
-            StaleIndexError: The join index is missing, or does not fit the datasets.
+            DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
+            StaleIndexError: The join index does not fit the datasets.
             UntrustedCodeError: The joiner is of a module that the program did not declare.
             ConfigError: The configuration is wrong in another way, or the joiner does not fit.
             EmptyDatasetError: No row is left.
         """
         index = open_join(self.join, split_config=self.split_config, dataset_config=self.dataset_config)
-        members = tuple(member.resolve(whole=True) for member in self.members)
+        members = tuple(
+            member.resolve() if isinstance(member, ArrayDataset) else member.resolve(whole=True)
+            for member in self.members
+        )
         row = bind_joiner(
             self.join.joiner,
-            types=[member.sample_type for member in members],
+            types=[member.sample_type for member in members if not isinstance(member, ResolvedArray)],
+            fields=[member.field for member in members if isinstance(member, ResolvedArray)],
             names=[member.argument for member in self.join.members],
             trusted_modules=self.trusted_modules,
             where=str(self.join.place),
@@ -90,15 +133,22 @@ class ResolvedJoin:
 
     Attributes:
         source: The rows.
-        members: How samples of each dataset are made.
+        members: How samples of each dataset are made, the primary first; and the arrays.
         row: Makes one sample of a row's.
         ordering: How rows are ordered.
     """
 
     source: JoinedSource
-    members: tuple[ResolvedLeaf, ...]
+    members: tuple[ResolvedLeaf | ResolvedArray, ...]
     row: JoinRow
     ordering: Ordering
+
+    @property
+    def primary(self) -> ResolvedLeaf:
+        """The first dataset."""
+        primary = self.members[0]
+        assert isinstance(primary, ResolvedLeaf)
+        return primary
 
     @property
     def sample_type(self) -> type[Any] | None:
@@ -108,12 +158,12 @@ class ResolvedJoin:
     @property
     def subflavors(self) -> Mapping[str, Any] | None:
         """Tags of the primary's samples."""
-        return self.members[0].subflavors
+        return self.primary.subflavors
 
     @property
     def decoder(self) -> SampleDecoder | None:
         """The primary's."""
-        return self.members[0].decoder
+        return self.primary.decoder
 
     @property
     def path(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ class JoinRow:
         function: The user's, or a sample type's `from_joined`.
         names: Keywords that it gets its samples by; None: by position.
         sample_type: What it makes, as far as is known; None: crude samples.
-        merges: Whether it is the default merge of fields by name, into `sample_type`.
+        merges: Whether it is the default merge, of fields by name into `sample_type` or of the parts of crude samples.
     """
 
     function: Callable[..., Any]
@@ -42,6 +43,7 @@ def bind_joiner(
     joiner: Joiner | None,
     *,
     types: Sequence[type[Any] | None],
+    fields: Sequence[str] = (),
     names: Sequence[str | None],
     trusted_modules: Collection[str],
     where: str,
@@ -52,7 +54,8 @@ def bind_joiner(
         joiner: What the configuration names. None: the default merge, into the primary's own type, or of crude samples
             into one that has the parts of all.
         types: Sample type of each dataset; None for a crude one.
-        names: Under which keyword the joiner gets each; None: by position.
+        fields: What the default merge calls the rows of each array.
+        names: Under which keyword the joiner gets each dataset and array; None: by position.
         trusted_modules: Modules that may be imported for it.
         where: Place of the join, for messages.
 
@@ -62,7 +65,7 @@ def bind_joiner(
     """
     keywords = None if None in names else tuple(str(name) for name in names)
     if joiner is None:
-        return _default(types, keywords, where)
+        return _default(types, fields, keywords, where)
     function: Any = joiner.target
     if function is None:
         assert joiner.ref is not None
@@ -76,13 +79,14 @@ def bind_joiner(
             f"{where}: {function.__name__} has no `from_joined`; a joiner is a sample type that has one, or a function "
             f"(`__function__`)"
         )
-    merges = is_default_merge(from_joined)
-    if keywords is not None and merges:
+    if not is_default_merge(from_joined):
+        return JoinRow(from_joined, keywords, function)
+    if keywords is not None and len(types) > 1:
         raise ConfigError(
             f"{where}: the datasets are joined by name, but {function.__name__} has no `from_joined` of its own that "
             f"takes {', '.join(keywords)}; write one, or list the datasets without names"
         )
-    return JoinRow(from_joined, keywords, function, merges)
+    return _merge(function, fields, where)
 
 
 def is_default_merge(from_joined: Any) -> bool:
@@ -90,20 +94,36 @@ def is_default_merge(from_joined: Any) -> bool:
     return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
 
 
-def _default(types: Sequence[type[Any] | None], keywords: tuple[str, ...] | None, where: str) -> JoinRow:
-    if keywords is not None:
+def _default(
+    types: Sequence[type[Any] | None], fields: Sequence[str], keywords: tuple[str, ...] | None, where: str
+) -> JoinRow:
+    if keywords is not None and len(types) > 1:
         raise ConfigError(
             f"{where}: the datasets are joined by name, and no `joiner` takes {', '.join(keywords)}; name one, or list "
             f"the datasets without names"
         )
     primary = types[0]
     if primary is not None:
-        return JoinRow(primary.from_joined, None, primary, is_default_merge(primary.from_joined))
+        if is_default_merge(primary.from_joined):
+            return _merge(primary, fields, where)
+        return JoinRow(primary.from_joined, keywords, primary)
     if any(each is not None for each in types):
         raise ConfigError(
             f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a `joiner`"
         )
-    return JoinRow(merge_crude, None, None)
+    return JoinRow(merge_crude, None, None, merges=True)
+
+
+def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow:
+    """The default merge into a sample type."""
+    known = {field.name for field in dataclasses.fields(sample_type)}
+    for name in fields:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: {sample_type.__name__} has no field {name!r} for the rows of the array; say at the array "
+                "which `field` they are, or name a `joiner`"
+            )
+    return JoinRow(sample_type.from_joined, None, sample_type, merges=True)
 
 
 def merge_crude(*samples: CrudeSample | None) -> CrudeSample:

@@ -3,7 +3,7 @@
     <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
     <metadataset>.cache/.join_<name>/header.json   what was joined
 
-Samples are numbered through all shards of their dataset, as in its columnar index. Rows come in the order of the first
+Samples are numbered through all shards of their dataset, as in its columnar index; of an array it is the row. Rows come in the order of the first
 dataset, the primary: its shards as the split part lists them, its samples as they lie. The folder appears whole, by a
 rename. Its name begins with a dot because Energon's `prepare` removes everything else that it did not write, and stops
 with an error at a folder.
@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -39,19 +39,21 @@ _PREFIX = ".join_"
 _MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew"
 
 
-class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One dataset of a join, as it was when it was joined.
+class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One dataset or array of a join, as it was when it was joined.
 
     Attributes:
         path: The dataset, relative to the folder of the metadataset where it has one.
         split_part: Name of its split part.
-        content_id: Of its columnar index: changes with any key, place or size in it.
+        content_id: Of its columnar index: changes with any key, place or size in it. Of an array, see `ArraySource`,
+            and a digest of the keys of its rows.
         uuid: What its `prepare` called it; None where it has none.
-        samples: Samples of the whole dataset.
+        samples: Samples of the whole dataset, or rows of the array.
         shards: Digest of the shards that the split part lists, in order.
         excludes: Shards and samples of these that are left out, sorted.
         nonmatch: What happened to rows whose key it lacks.
         missing: Rows in which it has no sample.
+        array: Of an array, what its rows are found by: the number of the primary's sample, or its key.
     """
 
     path: str
@@ -63,6 +65,7 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
     excludes: list[str]
     nonmatch: str
     missing: int = 0
+    array: Literal["row", "key"] | None = None
 
 
 class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class TraversedDatasetReference:
 def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDatasetReference]:
     """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
 
-    The datasets of a join are listed one by one.
+    The datasets of a join are listed one by one, without its arrays.
 
     Raises:
         ConfigError: A document is not valid.
@@ -119,7 +119,7 @@ def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDa
             subflavors=dict(dataset.subflavors),
         )
         for leaf in leaves_of(tree)
-        for dataset in ([member.leaf for member in leaf.members] if isinstance(leaf, Join) else [leaf])
+        for dataset in (leaf.datasets if isinstance(leaf, Join) else (leaf,))
     ]
 
 

@@ -1,4 +1,4 @@
-"""The form that joins datasets by the keys of their samples: `join:`.
+"""The form that joins datasets by the keys of their samples, and arrays by key or row number: `join:`.
 
 `split_part`, `dataset_config` and `split_config` of the join hold for its datasets that have none of their own;
 `subflavors` of the join override those of its datasets.
@@ -7,12 +7,13 @@
 # ruff: noqa: RUF009 (`key` is a field specifier)
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.metadataset.keys import build, check, form_schema, key
+from energon_grain.metadataset.keys import build, check, form_schema, key, place_of
 from energon_grain.metadataset.place import Place, as_mapping, unknown, wrong, wrong_type
 from energon_grain.metadataset.references import (
     DATASET_CONFIG_DOC,
@@ -27,6 +28,7 @@ from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.values import Choice, Passes, PathText, SubsetRange, Tags, Text
 
 Nonmatch = Literal["error", "skip", "none"]
+_NONMATCH = Choice(("error", "skip", "none"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ class JoinDatasetReference:
 
     path: str = key(PathText(), "A prepared dataset folder, relative to this file.")
     nonmatch: Nonmatch = key(
-        Choice(("error", "skip", "none")),
+        _NONMATCH,
         "What happens to a row whose key this dataset lacks: an error, the row is left out, or None takes its place.",
         default="error",
     )
@@ -94,11 +96,56 @@ class JoinDatasetReference:
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
     split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
-    place: Place | None = field(default=None, compare=False, repr=False)
+    place: Place | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinArrayReference:
+    """An array that takes part in a join: each of its rows belongs to a sample.
+
+    By row number, a sample gets the row that has its number among all samples of the primary dataset.
+    """
+
+    array: str = key(
+        PathText(), "The folder of a zarr (v2, v3) or N5 array, relative to this file; its first axis counts rows."
+    )
+    by: Literal["row", "key"] | None = key(
+        Choice(("row", "key")),
+        "How rows are found: by the number of the sample in the first dataset, or by its key. Default: by key where "
+        "there are `keys`.",
+        default=None,
+    )
+    keys: str | None = key(
+        PathText(),
+        "A text file with the key of each row of the array, one a line, relative to this file.",
+        default=None,
+    )
+    nonmatch: Nonmatch = key(
+        _NONMATCH,
+        "What happens to a sample that the array has no row for: an error, the sample is left out, or None takes the "
+        "place of the row.",
+        default="error",
+    )
+    field: str | None = key(
+        Text(),
+        "The field, or part of a crude sample, that the row becomes where no joiner says otherwise. Default: the "
+        "argument name, else the name of the array's folder without its ending.",
+        default=None,
+    )
+    place: Place | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.by == "key" and self.keys is None:
+            raise wrong(place_of(self).at("by"), "`key` needs `keys`, the file with the key of each row")
+        if self.by == "row" and self.keys is not None:
+            raise wrong(place_of(self).at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
+
+
+JoinedReference: TypeAlias = JoinDatasetReference | JoinArrayReference
 
 _IGNORED = {
     "shuffle_over_epochs_multiplier": "the rows of a join are shuffled as one; write it at the join",
@@ -109,11 +156,19 @@ _IGNORED = {
 """Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
 
 
+def meaningless_keys(member: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give each key of a joined dataset that has no meaning there, and why it has none."""
+    for name, reason in _IGNORED.items():
+        without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
+        if name in member and member[name] != without_effect:
+            yield name, reason
+
+
 @dataclass(frozen=True, slots=True)
 class JoinMembers:
-    """A list of joined datasets, or a mapping of argument names to them. The first is the primary."""
+    """A list of joined datasets and arrays, or a mapping of argument names to them. The first is the primary."""
 
-    def convert(self, value: Any, place: Place) -> tuple[JoinDatasetReference, ...] | dict[str, JoinDatasetReference]:
+    def convert(self, value: Any, place: Place) -> tuple[JoinedReference, ...] | dict[str, JoinedReference]:
         """Read them."""
         if not isinstance(value, list | tuple | Mapping):
             raise wrong_type(place, "a list of datasets, or a mapping of names to them,", value)
@@ -126,6 +181,8 @@ class JoinMembers:
         else:
             members = tuple(_member(member, place.at(number)) for number, member in enumerate(value))
             primary, first = members[0], 0
+        if isinstance(primary, JoinArrayReference):
+            raise wrong(place.at(first), "the first of a join is the primary, a dataset; put the array behind it")
         if primary.nonmatch != "error":
             raise wrong(
                 place.at(first, "nonmatch"),
@@ -136,7 +193,7 @@ class JoinMembers:
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema."""
-        member = form_schema(JoinDatasetReference)
+        member = {"anyOf": [form_schema(JoinDatasetReference), form_schema(JoinArrayReference)]}
         return {
             "anyOf": [
                 {"type": "array", "items": member, "minItems": 1},
@@ -145,12 +202,14 @@ class JoinMembers:
         }
 
 
-def _member(value: Any, place: Place) -> JoinDatasetReference:
+def _member(value: Any, place: Place) -> JoinedReference:
+    if isinstance(value, JoinArrayReference):
+        return value
     if isinstance(value, Mapping):
-        for name, reason in _IGNORED.items():
-            without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
-            if name in value and value[name] != without_effect:
-                raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
+        if "array" in value:
+            return build(JoinArrayReference, value, place)
+        for name, reason in meaningless_keys(value):
+            raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
         value = {name: item for name, item in value.items() if name not in _IGNORED}
     return build(JoinDatasetReference, value, place)
 
@@ -159,8 +218,8 @@ def _member(value: Any, place: Place) -> JoinDatasetReference:
 class MetadatasetJoin:
     """Samples with the same key in several datasets, made into one."""
 
-    join: tuple[JoinDatasetReference, ...] | Mapping[str, JoinDatasetReference] = key(
-        JoinMembers(), "The datasets, in order or by argument name. The first is the primary."
+    join: tuple[JoinedReference, ...] | Mapping[str, JoinedReference] = key(
+        JoinMembers(), "The datasets and arrays, in order or by argument name. The first is the primary, a dataset."
     )
     joiner: Joiner | None = key(
         JoinerName(),
@@ -175,7 +234,7 @@ class MetadatasetJoin:
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
     split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
     name: str | None = key(Text(), NAME_DOC, default=None)
-    place: Place | None = field(default=None, compare=False, repr=False)
+    place: Place | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)

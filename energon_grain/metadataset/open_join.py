@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
 from energon_grain.formats.join_rows import JoinedMember, JoinIndex, join_folder, joins_in, open_join_index
 from energon_grain.metadataset.paths import is_url
-from energon_grain.metadataset.tree import Join
+from energon_grain.metadataset.tree import ArrayReference, Join
 from energon_grain.prepare.join_adopt import find_join_index
+from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
 from energon_grain.prepare.join_build import build_join, name_of
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput, read_join_input
+from energon_grain.prepare.join_input import JoinInput, read_join_input
 
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
@@ -21,8 +21,8 @@ JOINED_ON_USE = 1_000_000
 
 def join_inputs(
     join: Join, *, split_config: str | None = None, dataset_config: str | None = None
-) -> tuple[JoinInput, ...]:
-    """Read which samples the datasets of a join have.
+) -> tuple[JoinInput | JoinArray, ...]:
+    """Read which samples the datasets of a join have, and name its arrays.
 
     Args:
         join: The join.
@@ -35,9 +35,13 @@ def join_inputs(
         SplitError: A dataset has no such split part.
         EmptyDatasetError: A split part is empty.
     """
-    inputs: list[JoinInput] = []
+    inputs: list[JoinInput | JoinArray] = []
     for member in join.members:
         leaf = member.leaf
+        if isinstance(leaf, ArrayReference):
+            keys = None if leaf.keys is None else Path(leaf.keys)
+            inputs.append(JoinArray(path=Path(leaf.path), keys=keys, nonmatch=member.nonmatch, written=leaf.written))
+            continue
         if is_url(leaf.path):
             raise ConfigError(f"{leaf.place.at('path')}: {leaf.path}: only local datasets can be joined")
         inputs.append(
@@ -72,15 +76,16 @@ def open_join(
         joined_on_use: Samples of the primary up to which it is made now.
 
     Raises:
-        DatasetNotFoundError: A dataset is missing, or the join is large and was not prepared.
-        StaleIndexError: A dataset or a split file changed since the join was prepared.
+        DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
+        StaleIndexError: A dataset, array or split file changed since the join was prepared.
         IndexFileError: The index is damaged.
-        ConfigError: A key is missing in a dataset, and `nonmatch` does not allow that.
+        ConfigError: A key is missing in a dataset, or a row in an array, and `nonmatch` does not allow that.
         DuplicateKeyError: A dataset has a key twice.
         EmptyDatasetError: The join has no row.
     """
     inputs = join_inputs(join, split_config=split_config, dataset_config=dataset_config)
-    samples = [JoinedSamples(member) for member in inputs]
+    samples = open_inputs(inputs)
+    primary = primary_of(samples)
     cache = None if join.metadataset is None else cache_folder(join.metadataset)
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
     if cache is not None:
@@ -95,15 +100,15 @@ def open_join(
         if found is not None:
             return found
         _refuse_stale(cache, samples, join, mending)
-    if len(samples[0]) > joined_on_use:
+    if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(samples[0])} samples of {inputs[0].root} are to be joined with other datasets, which "
+            f"{join.place}: {len(primary)} samples of {primary.input.root} are to be joined with other datasets, which "
             f"is done on first use for up to {joined_on_use} only; {mending}"
         )
     return build_join(inputs, cache if cache is not None and _is_writable(cache) else None)
 
 
-def _refuse_stale(cache: Path, samples: Sequence[JoinedSamples], join: Join, mending: str) -> None:
+def _refuse_stale(cache: Path, samples: JoinedMembers, join: Join, mending: str) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]
     for header in joins_in(cache).values():
@@ -115,11 +120,13 @@ def _refuse_stale(cache: Path, samples: Sequence[JoinedSamples], join: Join, men
         )
 
 
-def _identity(member: JoinedMember) -> tuple[str, str, str]:
-    return member.path, member.split_part, member.nonmatch
+def _identity(member: JoinedMember) -> tuple[str | None, ...]:
+    return member.path, member.split_part, member.nonmatch, member.array
 
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:
+    if old.content_id != new.content_id and new.array is not None:
+        return f"the array {new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
     if old.content_id != new.content_id:
         return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
     if old.shards != new.shards or old.excludes != new.excludes:

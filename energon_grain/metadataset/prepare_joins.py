@@ -20,8 +20,8 @@ from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.open_join import join_inputs
 from energon_grain.metadataset.tree import Join
 from energon_grain.prepare.join_adopt import energon_names_of
+from energon_grain.prepare.join_array import JoinInputs, only_datasets, open_inputs
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES, build_join, name_of, write_energon_form
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput
 
 _ABANDONED_AFTER_S = 24 * 3600
 JoinProgress = Callable[[str, int, int], None]
@@ -101,7 +101,7 @@ def prepare_metadataset(
 
     Raises:
         ConfigError: A document is not valid, or a key is missing in a dataset and `nonmatch` does not allow that.
-        DatasetNotFoundError: A metadataset or a joined dataset is missing.
+        DatasetNotFoundError: A metadataset, or a joined dataset or array, is missing.
         DuplicateKeyError: A dataset has a key twice.
         EmptyDatasetError: A join has no row.
     """
@@ -141,7 +141,8 @@ class _Pending:
     folder: Path
     name: str
     keys: int
-    inputs: tuple[JoinInput, ...]
+    inputs: JoinInputs
+    has_arrays: bool
     energon_names: list[str]
 
 
@@ -150,7 +151,7 @@ def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
     for join in joins:
         assert join.metadataset is not None  # it was read from a file
         inputs = join_inputs(join)
-        samples = [JoinedSamples(member) for member in inputs]
+        samples = open_inputs(inputs)
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
             found[folder, name] = _Pending(
@@ -158,6 +159,7 @@ def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
                 name=name,
                 keys=sum(each.total for each in samples),
                 inputs=inputs,
+                has_arrays=only_datasets(samples) is None,
                 energon_names=energon_names_of(samples),
             )
         if str(join.place) not in found[folder, name].places:
@@ -192,8 +194,9 @@ def _existing(pending: _Pending) -> JoinIndex | None:
         shutil.rmtree(join_folder(pending.folder, pending.name), ignore_errors=True)
         return None
     file = pending.folder / index_file_name(pending.name)
-    if not file.exists():  # Energon's `prepare` removes what it did not write
-        write_energon_form(file, [JoinedSamples(member) for member in pending.inputs], index.rows)
+    datasets = None if file.exists() else only_datasets(open_inputs(pending.inputs))
+    if datasets is not None:  # Energon's `prepare` removes what it did not write
+        write_energon_form(file, datasets, index.rows)
     return index
 
 
@@ -232,7 +235,9 @@ def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
             for other in joins
             if other is not join and other.folder == join.folder and set(other.energon_names) & set(names)
         ]
-        if not names:
+        if join.has_arrays:
+            notes.append(f"{where}: Energon cannot load this join, as it knows no arrays")
+        elif not names:
             notes.append(f"{where}: Energon cannot load this join, as a dataset has no index.uuid (or many excludes)")
         elif rivals:
             notes.append(

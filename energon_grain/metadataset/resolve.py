@@ -10,19 +10,29 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
-from energon_grain.metadataset.joins import JoinDatasetReference, MetadatasetJoin
+from energon_grain.metadataset.joins import JoinArrayReference, JoinDatasetReference, MetadatasetJoin
 from energon_grain.metadataset.keys import place_of
 from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place, wrong
 from energon_grain.metadataset.references import AuxReference, DatasetReference
 from energon_grain.metadataset.subset import Subset, combine_subsets
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, JoinMember, LeafReference, TreeNode
+from energon_grain.metadataset.tree import (
+    ArrayReference,
+    Blend,
+    BlendEpochized,
+    Concat,
+    Join,
+    JoinMember,
+    LeafReference,
+    TreeNode,
+)
 
 _ONE = Fraction(1)
 METADATASET_ENDINGS = (".yaml", ".yml")
@@ -171,17 +181,21 @@ class Resolver:
         for name, member in zip(
             named, node.join.values() if isinstance(node.join, Mapping) else node.join, strict=True
         ):
-            leaf = self._joined(
-                replace(
-                    member,
-                    dataset_config=member.dataset_config or node.dataset_config,
-                    split_config=member.split_config or node.split_config,
-                ),
-                replace(inherited, split_part=split_part, subflavors=subflavors, passes=passes),
-                folder,
-                place.at("join", name),
-            )
             argument = name if isinstance(name, str) else None
+            at = member.place or place.at("join", name)
+            if isinstance(member, JoinArrayReference):
+                leaf = self._array(member, argument, inherited.through, folder, at)
+            else:
+                leaf = self._joined(
+                    replace(
+                        member,
+                        dataset_config=member.dataset_config or node.dataset_config,
+                        split_config=member.split_config or node.split_config,
+                    ),
+                    replace(inherited, split_part=split_part, subflavors=subflavors, passes=passes),
+                    folder,
+                    at,
+                )
             members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument))
         return Join(
             members=tuple(members),
@@ -196,7 +210,6 @@ class Resolver:
         )
 
     def _joined(self, member: JoinDatasetReference, outer: Inherited, folder: str, place: Place) -> LeafReference:
-        place = member.place or place
         path = absolute(member.path, folder)
         kind = DatasetKind.METADATASET if _is_metadataset(path, place) else self._kind(path, place)
         if kind in (DatasetKind.METADATASET, DatasetKind.JSONL):
@@ -213,6 +226,26 @@ class Resolver:
             shuffle_over_epochs_multiplier=outer.passes,
             dataset_config=member.dataset_config,
             split_config=member.split_config,
+            place=place,
+        )
+
+    def _array(
+        self, member: JoinArrayReference, argument: str | None, through: tuple[str, ...], folder: str, place: Place
+    ) -> ArrayReference:
+        paths = {"array": absolute(member.array, folder)}
+        if member.keys is not None:
+            paths["keys"] = absolute(member.keys, folder)
+        for name, path in paths.items():
+            if is_url(path):
+                raise wrong(place.at(name), f"{path}: only local arrays can be joined")
+            if self.require_data and not os.path.exists(path):
+                raise DatasetNotFoundError(f"{place.at(name)}: {path}: there is nothing there")
+        return ArrayReference(
+            written=member.array,
+            through=through,
+            path=paths["array"],
+            keys=paths.get("keys"),
+            field=member.field or argument or Path(paths["array"]).stem,
             place=place,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -51,16 +52,37 @@ class LeafReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JoinMember:
-    """One dataset of a join.
+class ArrayReference:
+    """An array whose rows belong to the samples of a join.
 
     Attributes:
-        leaf: The dataset. Its order and subset are those of the join.
+        written: The path as the file has it.
+        through: As of a leaf.
+        path: Absolute path of its folder.
+        keys: Absolute path of the file with the keys of its rows; None: a row has the number of the primary's sample.
+        field: What the default merge calls it.
+        place: Where the reference stands.
+    """
+
+    written: str
+    through: tuple[str, ...] = ()
+    path: str
+    keys: str | None = None
+    field: str
+    place: Place = dataclasses.field(default=Place("ArrayReference"), compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinMember:
+    """One dataset or array of a join.
+
+    Attributes:
+        leaf: The dataset, whose order and subset are those of the join; or the array.
         nonmatch: What happens to a row whose key this dataset lacks.
         argument: Under which name the joiner gets its sample; None: by position.
     """
 
-    leaf: LeafReference
+    leaf: LeafReference | ArrayReference
     nonmatch: Nonmatch = "error"
     argument: str | None = None
 
@@ -70,7 +92,7 @@ class Join:
     """Datasets whose samples are joined by key: one leaf with a row for each key of the first, the primary.
 
     Attributes:
-        members: The primary, then the others.
+        members: The primary, which is a dataset, then the others.
         joiner: What makes a sample of a row; None: the fields of all samples, merged.
         split_part: The part that members read which name none themselves.
         shuffle_over_epochs_multiplier: As of a leaf, for the rows.
@@ -90,6 +112,16 @@ class Join:
     metadataset: str | None = None
     through: tuple[str, ...] = ()
     place: Place = field(default=Place("Join"), compare=False, repr=False)
+
+    @property
+    def primary(self) -> LeafReference:
+        """The first dataset."""
+        return self.datasets[0]
+
+    @property
+    def datasets(self) -> tuple[LeafReference, ...]:
+        """All members that are datasets."""
+        return tuple(member.leaf for member in self.members if isinstance(member.leaf, LeafReference))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

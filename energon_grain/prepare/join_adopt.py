@@ -13,6 +13,7 @@ from energon_grain.errors import IndexFileError
 from energon_grain.formats.join_index import energon_join_names, index_file_name, read_join_index
 from energon_grain.formats.join_rows import JoinHeader, JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
+from energon_grain.prepare.join_array import JoinedMembers, only_datasets
 from energon_grain.prepare.join_build import name_of
 from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.prepare.join_match import keys_agree
@@ -22,10 +23,10 @@ Int64Array = npt.NDArray[np.int64]
 _BLOCK_ROWS = 1 << 18
 
 
-def energon_names_of(samples: Sequence[JoinedSamples]) -> list[str]:
-    """Return the file names that Energon may have given to a join of these samples; none where one has no uuid."""
+def energon_names_of(samples: JoinedMembers) -> list[str]:
+    """Return the file names that Energon may have given to a join; none where a dataset has no uuid, or with arrays."""
     members: list[tuple[str, Sequence[str], str]] = []
-    for each in samples:
+    for each in only_datasets(samples) or ():
         uuid = read_uuid(each.input.root)
         if uuid is None:
             return []
@@ -33,18 +34,21 @@ def energon_names_of(samples: Sequence[JoinedSamples]) -> list[str]:
     return [index_file_name(digest) for digest in energon_join_names(members)]
 
 
-def find_join_index(cache: Path, samples: Sequence[JoinedSamples]) -> JoinIndex | None:
+def find_join_index(cache: Path, samples: JoinedMembers) -> JoinIndex | None:
     """Find and check an index file for these samples, of ours or of Energon; None where none fits.
 
     Energon's name for a file says nothing of the split part, so a file counts only when all of its rows fit: see
-    `adopt_join_index`.
+    `adopt_join_index`. Such files have no place for arrays.
     """
+    datasets = only_datasets(samples)
+    if datasets is None:
+        return None
     there = {path.name for path in cache.glob(index_file_name("*"))}
     if not there:
         return None
-    for name in dict.fromkeys([index_file_name(name_of(samples)), *energon_names_of(samples)]):
+    for name in dict.fromkeys([index_file_name(name_of(datasets)), *energon_names_of(datasets)]):
         if name in there:
-            index = adopt_join_index(cache / name, samples)
+            index = adopt_join_index(cache / name, datasets)
             if index is not None:
                 return index
     return None

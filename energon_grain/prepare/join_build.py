@@ -22,8 +22,16 @@ from energon_grain.formats.join_rows import (
     open_join_index,
     write_join_header,
 )
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput, check_modes
-from energon_grain.prepare.join_match import HashCollision, Matching
+from energon_grain.prepare.join_array import (
+    JoinedArray,
+    JoinedMembers,
+    JoinInputs,
+    only_datasets,
+    open_inputs,
+    primary_of,
+)
+from energon_grain.prepare.join_input import JoinedSamples
+from energon_grain.prepare.join_match import HashCollision, KeyedSamples, Matching
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -34,7 +42,7 @@ _HASH_BITS = (64, 64, 64, 64)
 
 
 def build_join(
-    members: Sequence[JoinInput],
+    members: JoinInputs,
     target: Path | None,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -44,7 +52,8 @@ def build_join(
     """Join datasets by key: a row for each sample of the first one, the primary, in its order.
 
     Writes both forms of the index, whole or not at all: `formats.join_rows` and `formats.join_index` say how they look.
-    Equal data gives equal bytes.
+    Equal data gives equal bytes. With arrays among the members only the first form is written, as the other, Energon's,
+    has no place for them.
 
     Args:
         members: The primary, then the others.
@@ -57,13 +66,14 @@ def build_join(
             have the same hash.
 
     Raises:
-        ConfigError: The primary has a key that a dataset with `nonmatch: error` lacks.
+        ConfigError: The primary has a key that a dataset with `nonmatch: error` lacks, or a sample that such an array
+            has no row for; or an array has not as many keys as rows.
         DuplicateKeyError: A dataset has a key twice in its split part.
         EmptyDatasetError: No row is left.
         StaleIndexError: The index of a dataset does not fit its shards.
     """
-    check_modes(tuple(members))
-    samples = [JoinedSamples(member) for member in members]
+    samples = open_inputs(members)
+    primary_of(samples)
     report = _Report(progress, sum(each.total for each in samples))
     for seed, bits in enumerate(hash_bits):
         with contextlib.suppress(HashCollision):
@@ -71,14 +81,9 @@ def build_join(
     raise AssertionError("keys collide in every one of several 64-bit hashes")
 
 
-def name_of(samples: Sequence[JoinedSamples]) -> str:
+def name_of(samples: JoinedMembers) -> str:
     """Return the name of the join of these samples: see `formats.join_index.join_name`."""
-    return join_name(
-        [
-            (each.index.content_id, each.input.split_part, each.input.listed, each.input.excludes, each.input.nonmatch)
-            for each in samples
-        ]
-    )
+    return join_name([each.identity for each in samples])
 
 
 def write_energon_form(path: Path, samples: Sequence[JoinedSamples], rows: Int64Array) -> None:
@@ -126,22 +131,35 @@ class _Report:
 
 
 def _attempt(
-    samples: Sequence[JoinedSamples], target: Path | None, report: _Report, memory_bytes: int, seed: int, bits: int
+    samples: JoinedMembers, target: Path | None, report: _Report, memory_bytes: int, seed: int, bits: int
 ) -> JoinIndex:
-    primary, others = samples[0], samples[1:]
+    primary = primary_of(samples)
     name = name_of(samples)
     with contextlib.ExitStack() as stack:
         folder = None if target is None else stack.enter_context(new_join_folder(target, name))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".tmp_join_", dir=target)))
-        largest = max((each.total for each in others), default=0)
+        by_key: dict[int, KeyedSamples] = {}
+        by_row: dict[int, JoinedArray] = {}
+        for number, each in enumerate(samples[1:], 1):
+            if isinstance(each, JoinedSamples):
+                by_key[number] = each
+            elif each.input.keys is not None:
+                by_key[number] = each.keyed(scratch)
+            else:
+                by_row[number] = each
+        largest = max((each.total for each in by_key.values()), default=0)
         matching = Matching(
             primary, largest, scratch, memory_bytes=memory_bytes, seed=seed, bits=bits, progress=report.advance
         )
-        for other in others:
+        for other in by_key.values():
             matching.look_up(other)
         writer = JoinRowsWriter(len(samples), folder)
         missing = _Missing(samples)
-        for rows in matching.rows(others):
+        for matched in matching.rows(list(by_key.values())):
+            rows = np.empty((len(matched), len(samples)), np.int64)
+            rows[:, [0, *by_key]] = matched
+            for number, array in by_row.items():
+                rows[:, number] = array.rows_of(matched[:, 0])
             writer.append(missing.take(rows))
         rows, checksum = writer.close()
         missing.check(writer.rows)
@@ -157,7 +175,9 @@ def _attempt(
         assert rows is not None
         return JoinIndex(rows=rows, header=header)
     index = open_join_index(join_folder(target, name))
-    write_energon_form(target / index_file_name(name), samples, index.rows)
+    datasets = only_datasets(samples)
+    if datasets is not None:
+        write_energon_form(target / index_file_name(name), datasets, index.rows)
     index.release()
     return index
 
@@ -165,7 +185,7 @@ def _attempt(
 class _Missing:
     """Does to rows without a match what `nonmatch` says."""
 
-    def __init__(self, samples: Sequence[JoinedSamples]) -> None:
+    def __init__(self, samples: JoinedMembers) -> None:
         self._samples = samples
         self.counts = [0] * len(samples)
         self._first: list[list[int]] = [[] for _ in samples]
@@ -187,18 +207,21 @@ class _Missing:
 
     def check(self, rows: int) -> None:
         """Raise if something is missing that may not be, or if nothing is left."""
-        primary = self._samples[0]
+        primary = primary_of(self._samples)
         for each, count, first in zip(self._samples, self.counts, self._first, strict=True):
             if each.input.nonmatch == "error" and count:
-                keys = ", ".join(repr(primary.index.key(sample)) for sample in first)
+                by_row = isinstance(each, JoinedArray) and each.input.keys is None
+                named = [f"{primary.key(sample)!r}{f' (sample {sample})' if by_row else ''}" for sample in first]
+                what, lacking = ("samples", "have no row") if by_row else ("keys", "are not")
                 raise ConfigError(
-                    f"{count} of {len(primary)} keys of {primary.input.label} are not in {each.input.label}: {keys}"
-                    f"{', …' if count > len(first) else ''}. Complete it, or say at this dataset `nonmatch: skip` "
-                    "(rows without it are left out) or `nonmatch: none` (None takes its place)"
+                    f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {each.label}: {', '.join(named)}"
+                    f"{', …' if count > len(first) else ''}. Complete it, or say at this "
+                    f"{'array' if isinstance(each, JoinedArray) else 'dataset'} `nonmatch: skip` (rows without it are "
+                    "left out) or `nonmatch: none` (None takes its place)"
                 )
         if not rows:
-            skipping = " and ".join(each.input.label for each in self._samples if each.input.nonmatch == "skip")
+            skipping = " and ".join(each.label for each in self._samples if each.input.nonmatch == "skip")
             raise EmptyDatasetError(
-                f"no key of {primary.input.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
+                f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
                 "row; do both name their samples alike, and are these the right split parts?"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DuplicateKeyError
+from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.join_rows import JoinedMember, shards_digest
+from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
 
@@ -119,6 +120,7 @@ class JoinedSamples:
     Attributes:
         input: The dataset.
         index: Its columnar index.
+        words: The keys of the whole dataset, by sample.
         shards: (s,) number of each shard.
         first: (s + 1,) rank of the first sample of each shard; the last entry is the number of ranks.
         left_out: Ranks of excluded samples, ascending.
@@ -127,6 +129,7 @@ class JoinedSamples:
     def __init__(self, member: JoinInput) -> None:
         self.input = member
         self.index: ColumnarIndex = open_columnar(member.root)
+        self.words = KeyWords(self.index.key_start, self.index.key_bytes)
         numbers = {name: number for number, name in enumerate(self.index.shards)}
         self.shards = np.array([numbers[name] for name in member.shards], np.int64)
         counts = self.index.shard_first[self.shards + 1] - self.index.shard_first[self.shards]
@@ -136,6 +139,22 @@ class JoinedSamples:
         excluded = [sample for shard, key in member.excluded for sample in self._find(numbers[shard], key)]
         self.left_out = np.unique(self.ranks_of(np.array(excluded, np.int64)))
         self.release()
+
+    @property
+    def identity(self) -> tuple[str, str, Sequence[str], Sequence[str], str]:
+        """What the name of a join is made of: see `formats.join_index.join_name`."""
+        member = self.input
+        return self.index.content_id, member.split_part, member.listed, member.excludes, member.nonmatch
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return self.input.label
+
+    @property
+    def instead_of_renaming(self) -> str:
+        """What else can be done about samples with the same key."""
+        return ", or exclude all but one of each in the split file"
 
     @property
     def total(self) -> int:
@@ -181,25 +200,23 @@ class JoinedSamples:
             Places in `samples`, each in one piece.
         """
         index = self.index
-        count = (index.key_start.nbytes + index.key_bytes.nbytes + index.sample_start.nbytes) // window_bytes
-        if not count:
-            yield np.arange(len(samples))
-            return
-        order = np.argsort(samples)
-        borders = np.arange(1, count + 1) * (len(index) // (count + 1))
-        for piece in np.split(order, np.searchsorted(samples[order], borders)):
-            if len(piece):
-                yield piece
-                self.release()
+        index_bytes = index.key_start.nbytes + index.key_bytes.nbytes + index.sample_start.nbytes
+        for piece in close_together(samples, len(index), index_bytes, window_bytes):
+            yield piece
+            self.release()
 
     def release(self) -> None:
         """Give back the memory of the parts of the index that were read."""
         for column in self.index.columns:
             release_pages(column)
 
-    def place(self, sample: int) -> str:
-        """Where a sample lies, for messages."""
-        return f"{self.index.key(sample)!r} in {self.index.shards[int(self.index.shard_of(np.array([sample]))[0])]}"
+    def key(self, sample: int) -> str:
+        """The key of a sample."""
+        return self.index.key(sample)
+
+    def where(self, sample: int) -> str:
+        """The shard that a sample lies in."""
+        return self.index.shards[int(self.index.shard_of(np.array([sample]))[0])]
 
     def describe(self, missing: int = 0) -> JoinedMember:
         """What the header of a join says of this dataset."""
@@ -225,16 +242,24 @@ class JoinedSamples:
         return [first + place for place, other in enumerate(self.index.keys(np.arange(first, last))) if other == key]
 
 
-def check_modes(members: list[JoinInput] | tuple[JoinInput, ...]) -> None:
-    """Check that there are datasets to join, and that the first has no mode of its own.
+def close_together(
+    samples: Int64Array, count: int, index_bytes: int, window_bytes: int = _WINDOW_BYTES
+) -> Iterator[Int64Array]:
+    """Cut samples in any order into pieces that lie close together.
 
-    Raises:
-        ConfigError: There are none, or it has.
+    Args:
+        samples: (n,) numbers below `count`.
+        count: Number of samples that there are.
+        index_bytes: What their index takes.
+        window_bytes: About how much of the index a piece covers.
+
+    Returns:
+        Places in `samples`, each in one piece.
     """
-    if not members:
-        raise ConfigError("a join needs at least one dataset")
-    if members[0].nonmatch != "error":
-        raise ConfigError(
-            f"{members[0].label}: is the primary of the join, whose keys are looked up in the others; "
-            f"nonmatch={members[0].nonmatch!r} has no meaning for it"
-        )
+    borders = index_bytes // window_bytes
+    if not borders:
+        yield np.arange(len(samples))
+        return
+    order = np.argsort(samples)
+    limits = np.arange(1, borders + 1) * (count // (borders + 1))
+    yield from (piece for piece in np.split(order, np.searchsorted(samples[order], limits)) if len(piece))

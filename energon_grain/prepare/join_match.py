@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +37,63 @@ class HashCollision(Exception):  # noqa: N818 (no error: the caller begins anew 
     """Two different keys have the same hash."""
 
 
+class KeyedSamples(Protocol):
+    """What keys are looked up in: the samples of a dataset that a join takes, or the rows of an array.
+
+    Attributes:
+        label: How messages call it.
+        instead_of_renaming: What else can be done about repeated keys, to follow "Rename them".
+        total: Number of ranks, those included that are left out.
+        words: The keys, by number of the sample.
+    """
+
+    @property
+    def label(self) -> str: ...  # noqa: D102 (see Attributes)
+    @property
+    def instead_of_renaming(self) -> str: ...  # noqa: D102
+    @property
+    def total(self) -> int: ...  # noqa: D102
+    @property
+    def words(self) -> KeyWords: ...  # noqa: D102
+
+    def key(self, sample: int) -> str:
+        """The key of a sample."""
+        ...
+
+    def where(self, sample: int) -> str:
+        """Where a sample lies."""
+        ...
+
+    def samples_at(self, ranks: Int64Array) -> Int64Array:
+        """Number of the sample of each rank."""
+        ...
+
+    def blocks(self, rows: int) -> Iterator[Int64Array]:
+        """All ranks that count, ascending, `rows` at a time at most."""
+        ...
+
+    def windows(self, samples: Int64Array) -> Iterator[Int64Array]:
+        """Places in `samples`, in pieces whose samples lie close together."""
+        ...
+
+
 @dataclass(kw_only=True, slots=True)
 class _Duplicates:
-    """Samples of one dataset that have the key of another one."""
+    """Samples that have the key of another one of theirs."""
 
-    samples: JoinedSamples
+    samples: KeyedSamples
     count: int = 0
     listed: list[str] = field(default_factory=list[str])
 
     def add(self, one: Int64Array, other: Int64Array) -> None:
         """Note pairs of dataset-wide sample numbers with equal hashes; raises HashCollision if a key differs."""
-        words = key_words(self.samples)
+        samples, words = self.samples, self.samples.words
         if not words.equal(one, words, other).all():
             raise HashCollision
         self.count += len(one)
-        index = self.samples.index
         for pair in zip(one[: _LISTED - len(self.listed)].tolist(), other.tolist(), strict=False):
             first, second = sorted(pair)
-            shard = index.shards[int(index.shard_of(np.array([second]))[0])]
-            self.listed.append(f"{self.samples.place(first)} and in {shard}")
+            self.listed.append(f"{samples.key(first)!r} in {samples.where(first)} and in {samples.where(second)}")
 
     def refuse(self) -> None:
         """Raise if there are any."""
@@ -62,22 +101,16 @@ class _Duplicates:
             return
         more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
         raise DuplicateKeyError(
-            f"{self.samples.input.label}: cannot be joined, {self.count} of its samples have the key of another one: "
-            f"{'; '.join(self.listed)}{more}. Rename them, or exclude all but one of each in the split file"
+            f"{self.samples.label}: cannot be joined, {self.count} of its keys repeat another: "
+            f"{'; '.join(self.listed)}{more}. Rename them{self.samples.instead_of_renaming}"
         )
 
 
-def key_words(samples: JoinedSamples) -> KeyWords:
-    """The keys of a dataset, by sample."""
-    return KeyWords(samples.index.key_start, samples.index.key_bytes)
-
-
-def keys_agree(primary: JoinedSamples, rows: Int64Array, other: JoinedSamples, others: Int64Array) -> bool:
+def keys_agree(primary: JoinedSamples, rows: Int64Array, other: KeyedSamples, others: Int64Array) -> bool:
     """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
     hit = np.flatnonzero(others >= 0)
     rows, others = rows[hit], others[hit]
-    words, other_words = key_words(primary), key_words(other)
-    return all(words.equal(rows[at], other_words, others[at]).all() for at in other.windows(others))
+    return all(primary.words.equal(rows[at], other.words, others[at]).all() for at in other.windows(others))
 
 
 class Matching:
@@ -123,7 +156,7 @@ class Matching:
         duplicates.refuse()
         self._found: list[Spill] = []
 
-    def look_up(self, other: JoinedSamples) -> None:
+    def look_up(self, other: KeyedSamples) -> None:
         """Find the keys of the primary in another dataset."""
         keys = self._spill_keys(other, f"other-{len(self._found)}")
         found = Spill(self._scratch, f"found-{len(self._found)}", 1 << self._partition_bits)
@@ -144,7 +177,7 @@ class Matching:
         found.finish()
         self._found.append(found)
 
-    def rows(self, others: Sequence[JoinedSamples]) -> Iterator[Int64Array]:
+    def rows(self, others: Sequence[KeyedSamples]) -> Iterator[Int64Array]:
         """Give (n, datasets) rows of dataset-wide sample numbers, -1 where a key is missing, in the primary's order.
 
         Args:
@@ -170,12 +203,11 @@ class Matching:
                 primary.release()
                 yield rows
 
-    def _spill_keys(self, samples: JoinedSamples, name: str) -> Spill:
+    def _spill_keys(self, samples: KeyedSamples, name: str) -> Spill:
         """Set (hash, rank) of all keys aside, by the upper bits of the hash."""
-        words = key_words(samples)
         spill = Spill(self._scratch, name, 1 << self._partition_bits)
         for ranks in samples.blocks(self._block):
-            hashed = hash_keys(words, samples.samples_at(ranks), seed=self._seed, bits=self._bits)
+            hashed = hash_keys(samples.words, samples.samples_at(ranks), seed=self._seed, bits=self._bits)
             partition = hashed >> np.uint64(64 - self._partition_bits) if self._partition_bits else hashed
             spill.add(partition.view(np.int64), hashed, ranks)
             self._progress(len(ranks))

@@ -1,4 +1,4 @@
-"""Random access to the rows of a join: the samples with the same key in several datasets."""
+"""Random access to the rows of a join: the samples with the same key in several datasets, and rows of arrays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
+from energon_grain.sources.array import ArraySource
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -24,16 +25,23 @@ _RESIDENT_WINDOWS = 128  # of 64 KiB, what one page fault makes resident
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberBatch:
-    """What one dataset of a join has for a batch of rows.
+    """What one dataset or array of a join has for a batch of rows.
 
     Attributes:
         places: Which rows of the batch it has a sample for, ascending.
-        batch: Its samples for these, in that order; `indices` are sample numbers of the whole dataset. None: it has
-            none at all.
+        samples: The number of each of these in the whole dataset, or the row of the array.
+        batch: Its samples for these, in that order; of an array, its rows. None: it has none at all.
     """
 
     places: Int64Array
-    batch: RawBatch | None
+    samples: Int64Array
+    batch: RawBatch | list[npt.NDArray[Any]] | None
+
+    def nbytes(self) -> int:
+        """Payload bytes."""
+        if isinstance(self.batch, RawBatch):
+            return self.batch.nbytes()
+        return sum(row.nbytes for row in self.batch or ())
 
 
 class JoinedBatch(RawBatch):
@@ -41,7 +49,7 @@ class JoinedBatch(RawBatch):
 
     Attributes:
         indices: (n,) index of each row in its source.
-        members: What each dataset has, the primary first.
+        members: What each dataset and array has, the primary first.
     """
 
     __slots__ = ("members",)
@@ -59,30 +67,36 @@ class JoinedBatch(RawBatch):
         self.members = members
 
     def nbytes(self) -> int:
-        """Payload bytes of all parts of all datasets."""
-        return sum(member.batch.nbytes() for member in self.members if member.batch is not None)
+        """Payload bytes of all parts of all datasets, and of the rows of arrays."""
+        return sum(member.nbytes() for member in self.members)
 
 
 class JoinedSource:
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
-    A read is one batched read of each dataset that has a sample for any of the rows.
+    A read is one batched read of each dataset or array that has something for any of the rows.
 
     Args:
         index: The rows.
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
-            its indices are the sample numbers that rows hold. Each reads only the parts that it was told to.
+            its indices are the sample numbers that rows hold. Each reads only the parts that it was told to. Arrays
+            stand among them, behind the primary.
         start: First row to serve.
         stop: One past the last; default: the end.
 
     Raises:
         ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
         EmptyDatasetError: The range is empty.
-        StaleIndexError: A dataset was prepared with other samples since it was joined.
+        StaleIndexError: A dataset was prepared with other samples, or an array changed, since it was joined.
     """
 
     def __init__(
-        self, index: JoinIndex, members: Sequence[WebDatasetSource], *, start: int = 0, stop: int | None = None
+        self,
+        index: JoinIndex,
+        members: Sequence[WebDatasetSource | ArraySource],
+        *,
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
         self._index, self._members = index, tuple(members)
         self._start, self._stop = start, len(index) if stop is None else stop
@@ -95,7 +109,7 @@ class JoinedSource:
         for member, joined in zip(self._members, index.header.members, strict=True):
             if not member.content_id.startswith(joined.content_id[:16]):
                 raise StaleIndexError(
-                    f"{member.path}: holds other samples than when it was joined; run `energon-grain prepare` on the "
+                    f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
                     "metadataset"
                 )
             if len(member) != joined.samples:
@@ -126,15 +140,27 @@ class JoinedSource:
         return f"{self._index.content_id[:16]}-{fold(self._start, self._stop):016x}"
 
     @property
-    def members(self) -> tuple[WebDatasetSource, ...]:
-        """The datasets, the primary first."""
+    def members(self) -> tuple[WebDatasetSource | ArraySource, ...]:
+        """The datasets and arrays, the primary first."""
         return self._members
+
+    @property
+    def primary(self) -> WebDatasetSource:
+        """The first dataset.
+
+        Raises:
+            ConfigError: The first is an array.
+        """
+        primary = self._members[0]
+        if isinstance(primary, ArraySource):
+            raise ConfigError(f"{primary.path}: an array cannot be the primary of a join; put a dataset before it")
+        return primary
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     def samples(self, indices: Int64Array) -> Int64Array:
-        """(n, datasets) sample number of each row in each dataset, -1 where it has none.
+        """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
         Raises:
             IndexError: An index is out of range.
@@ -156,19 +182,20 @@ class JoinedSource:
         """Read rows in the order asked for. See `Source.read`."""
         indices = np.asarray(indices, np.int64)
         samples = self.samples(indices)
-        primary = self._members[0].read(samples[:, 0])
-        members = [MemberBatch(places=np.arange(len(indices)), batch=primary)]
+        primary = self.primary.read(samples[:, 0])
+        members = [MemberBatch(places=np.arange(len(indices)), samples=samples[:, 0], batch=primary)]
         for number, member in enumerate(self._members[1:], 1):
             column = samples[:, number]
             places = np.flatnonzero(column >= 0)
-            batch = member.read(column[places]) if len(places) else None
-            members.append(MemberBatch(places=places, batch=batch))
+            own = column[places]
+            batch = member.read(own) if len(places) else None
+            members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
             indices=indices, keys=primary.keys, shards=primary.shards, columns=primary.columns, members=members
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each row takes, of all datasets together. See `WebDatasetSource.sizes`."""
+        """(n,) bytes that reading each row takes, of all members together. See `WebDatasetSource.sizes`."""
         samples = self.samples(indices)
         taken = self._members[0].sizes(samples[:, 0])
         for number, member in enumerate(self._members[1:], 1):
@@ -184,9 +211,9 @@ class JoinedSource:
         return replace(place, index=index)
 
     def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
-        """Where the sample of a row lies in each dataset, None where it has none.
+        """Where the sample of a row lies in each dataset, or its row in each array; None where there is none.
 
-        Their `index` is the sample's number in its dataset. Raises IndexError when `index` is out of range.
+        Their `index` is the sample's number in its dataset, or the row. Raises IndexError when `index` is out of range.
         """
         row = self.samples(np.array([index], np.int64))[0].tolist()
         return tuple(
@@ -194,10 +221,12 @@ class JoinedSource:
         )
 
     def close(self) -> None:
-        """Close the shards of all datasets; reading again opens them anew."""
+        """Close the files of all members; reading again opens them anew."""
         for member in self._members:
             member.close()
 
 
-def _restore(index: JoinIndex, members: Sequence[WebDatasetSource], start: int, stop: int) -> JoinedSource:
+def _restore(
+    index: JoinIndex, members: Sequence[WebDatasetSource | ArraySource], start: int, stop: int
+) -> JoinedSource:
     return JoinedSource(index, members, start=start, stop=stop)

@@ -6,13 +6,14 @@ import dataclasses
 from operator import attrgetter
 from typing import Any, cast
 
-from energon_grain.datasets.joined_leaf import ResolvedJoin
+from energon_grain.datasets.joined_leaf import ResolvedArray, ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.provenance import ChainedSources
 from energon_grain.sources.raw import RawBatch
+from energon_grain.stream.array_column import ArrayColumn
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.load import LeafLoader
 from energon_grain.stream.spec import HookSpec
@@ -27,7 +28,13 @@ class JoinLoader:
     def __init__(self, number: int, leaf: ResolvedJoin, leaf_key: int, failure_tolerance: int) -> None:
         row = leaf.row
         self._merge = ColumnMerge(row.sample_type) if row.merges and row.sample_type is not None else None
-        self._members = [LeafLoader(number, member, leaf_key, failure_tolerance) for member in leaf.members]
+        self._members = [
+            ArrayColumn(member, row)
+            if isinstance(member, ResolvedArray)
+            else LeafLoader(number, member, leaf_key, failure_tolerance)
+            for member in leaf.members
+        ]
+        self._joins_sources = not row.merges
         self._hook = HookSpec(
             name="join",
             function=leaf.row,
@@ -46,18 +53,24 @@ class JoinLoader:
         columns: list[list[Any]] = []
         flow: Flow | None = None
         for loader, member in zip(self._members, joined.members, strict=True):
+            if isinstance(loader, ArrayColumn):
+                columns.append(loader.values(member, rows))
+                continue
+            if member.batch is None:
+                columns.append([None] * rows)
+                continue
+            assert isinstance(member.batch, RawBatch)
+            whole = len(member.places) == rows
+            places = [] if whole else member.places.tolist()
+            own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
+            part = loader.load(member.batch, own)
+            flow = flow or part
+            if whole and not part.dropped:
+                columns.append(part.values)
+                continue
             column: list[Any] = [None] * rows
             columns.append(column)
-            if member.batch is None:
-                continue
-            if flow is None:
-                flow = loader.load(member.batch, draws)
-                for place, value in zip(flow.places, flow.values, strict=True):
-                    column[place] = value
-                continue
-            places = member.places.tolist()
-            own = cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
-            part = loader.load(member.batch, own)
+            places = places or range(rows)
             for place, value in zip(part.places, part.values, strict=True):
                 column[places[place]] = value
             for place, dropped in part.dropped.items():
@@ -72,7 +85,25 @@ class JoinLoader:
             flow.places = [place for place in range(rows) if place not in flow.dropped]
             flow.values = [flow.values[place] for place in flow.places]
         flow.apply(self._hook)
+        if self._joins_sources:
+            self._add_sources(flow, joined, columns)
         return flow
+
+    def _add_sources(self, flow: Flow, joined: JoinedBatch, columns: list[list[Any]]) -> None:
+        """Name the sources of all members at the samples of a joiner that took over the primary's."""
+        sources = [
+            loader.sources(member, len(joined)) if isinstance(loader, ArrayColumn) else list(map(_sources_of, column))
+            for loader, member, column in zip(self._members, joined.members, columns, strict=True)
+        ]
+        for place, value in zip(flow.places, flow.values, strict=True):
+            own = [column[place] for column in sources]
+            if own[0] is None or _sources_of(value) is not own[0]:
+                continue
+            chained = ChainedSources(tuple(part for part in own if part))
+            if isinstance(value, dict):
+                value["__sources__"] = chained
+            else:
+                value.__sources__ = chained
 
 
 class ColumnMerge:
@@ -114,6 +145,11 @@ class ColumnMerge:
 
 
 _sources = attrgetter("__sources__")
+
+
+def _sources_of(sample: Any) -> Any:
+    """The sources of whatever a joiner takes or makes; None where it has none."""
+    return sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
 
 
 def loader_of(

@@ -212,7 +212,7 @@ def _reference(flat: FlatLeaf) -> LeafReference:
         return flat.leaf
     join = flat.leaf
     written = " + ".join(member.leaf.written for member in join.members)
-    return replace(join.members[0].leaf, written=written, name=join.name, subset=join.subset, place=join.place)
+    return replace(join.primary, written=written, name=join.name, subset=join.subset, place=join.place)
 
 
 def _labels(flat: Sequence[FlatLeaf]) -> list[str]:

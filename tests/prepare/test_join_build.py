@@ -149,7 +149,7 @@ def test_repeated_keys_are_told_with_their_places(make: Make, side: int) -> None
     with pytest.raises(DuplicateKeyError) as caught:
         build_join(members, None)
     message = str(caught.value)
-    assert "2 of its samples" in message
+    assert "2 of its keys repeat" in message
     assert "'a' in s0.tar and in s1.tar" in message
     assert "'b' in s0.tar and in s2.tar" in message
 
