@@ -53,6 +53,11 @@ class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
         self.inner.decoder = decoder
 
     @property
+    def decoder_type(self) -> type[SampleDecoder]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The inner encoder's."""
+        return self.inner.decoder_type
+
+    @property
     def cookers(self) -> Sequence[Cooker]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The inner encoder's; a subclass may set its own as an attribute of the class."""
         return self.inner.cookers

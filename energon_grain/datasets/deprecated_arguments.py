@@ -50,14 +50,14 @@ def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> 
     elif options:
         names = ", ".join(options)
         _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder")
-        _set_decoder(task_encoder, SampleDecoder(**options), names)
+        _set_decoder(task_encoder, task_encoder.decoder_type(**options), names)
 
 
 def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names: str) -> None:
     present = task_encoder.decoder
     if present == decoder:
         return
-    if present is not TaskEncoder.decoder:
+    if present != task_encoder.decoder_type():
         raise ConfigError(
             f"{names}: {type(task_encoder).__name__} has the decoder {present!r} of its own, which this would replace; "
             f"set it there alone"

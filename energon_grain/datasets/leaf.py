@@ -109,7 +109,7 @@ class LeafDataset(SavableDataset):
             parts = _declared_parts(config.part_filter, root)
         decoder = None if config.raw_bytes else self.task_encoder.decoder
         if config.decoder is not None:
-            decoder = _declared_decoder(config.decoder, root)
+            decoder = _declared_decoder(self.task_encoder.decoder_type, config.decoder, root)
         source = WebDatasetSource(root, parts=parts) if whole else self._source(config, info, parts)
         if field_map is not None:
             field_map.check_parts(source.part_names, where=f"{root}: field_map")
@@ -173,9 +173,9 @@ class LeafDataset(SavableDataset):
         return sample_type, FieldMap.parse(config.field_map, sample_type)
 
 
-def _declared_decoder(options: Mapping[str, Any], root: Path) -> SampleDecoder:
+def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: Path) -> SampleDecoder:
     try:
-        return SampleDecoder(**options)
+        return decoder_type(**options)
     except TypeError as error:
         raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
 

@@ -50,6 +50,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     Attributes:
         decoder: Decodes the parts of each sample; None leaves them bytes. A `decoder:` in the dataset's own
             configuration takes precedence.
+        decoder_type: The class of such decoders, of which a configuration gives the arguments alone.
         cookers: Turn crude samples into samples; for each leaf the first whose `has_subflavors` fit is taken.
         thread_safe: Whether hooks may run in several threads at once. Unless it is True they run one at a time.
 
@@ -59,6 +60,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     """
 
     decoder: SampleDecoder | None = SampleDecoder()
+    decoder_type: type[SampleDecoder] = SampleDecoder
     cookers: Sequence[Cooker] = ()
     thread_safe: ClassVar[bool] = False
     __default_failure_tolerance__: ClassVar[int] = 100

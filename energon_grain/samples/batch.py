@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.samples.pinning import pin_memory
 from energon_grain.samples.pytree import register_if_jax
 from energon_grain.samples.sample import BASE_FIELDS, extend
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.transforms.batching import batch_pad_stack
+from energon_grain.transforms.batching import stack_or_list
 
 B = TypeVar("B", bound="Batch")
 
@@ -92,7 +93,7 @@ class Batch:
                 continue
             column = [getattr(sample, name) for sample in samples]
             if name not in BASE_FIELDS:
-                made[name] = _stacked(column, name)
+                made[name] = stack_or_list(column, where=name)
             elif name == "__key__":
                 made[name] = column
             elif name == "__restore_key__":
@@ -101,11 +102,12 @@ class Batch:
                 made[name] = column if name == "__subflavors__" else tuple(s for entry in column for s in entry or ())
         return cls(**made)
 
+    def pin_memory(self: B) -> B:
+        """A copy with the tensors in pinned memory, from where they are copied to a GPU while it computes.
 
-def _stacked(column: list[Any], name: str) -> Any:
-    if isinstance(column[0], np.ndarray):
-        return batch_pad_stack(column, where=name)
-    return np.asarray(column) if isinstance(column[0], np.generic) else column
+        What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.pinning`.
+        """
+        return pin_memory(self)
 
 
 register_if_jax(Batch)

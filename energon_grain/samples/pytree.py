@@ -27,8 +27,8 @@ import numpy as np
 from energon_grain.samples.import_hook import after_import
 from energon_grain.samples.untraced import Untraced
 
-_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
-_METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
+PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
+METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
 _STATIC: tuple[Any, ...] = ()  # in a tree of arrays: nothing that JAX sees (unlike None, no `is_leaf` asks for it)
 _LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
 _registered: set[type] = set()
@@ -77,7 +77,7 @@ def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
         pairs = [_split_like(value, content) for value, content in zip(values, layout, strict=True)]
     else:
         pairs = [
-            (_STATIC, value) if name in _METADATA_FIELDS else _split(value)
+            (_STATIC, value) if name in METADATA_FIELDS else _split(value)
             for name, value in zip(names, values, strict=True)
         ]
     return tuple(tree for tree, _ in pairs), Metadata(type(obj), names, tuple(content for _, content in pairs))
@@ -189,7 +189,7 @@ def _split(value: Any) -> tuple[Any, Any]:
     kind = type(value)
     if value is None:
         return None, None
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return _STATIC, value
     if _is_leaf_type(kind):
         return value, _LEAF
@@ -199,10 +199,10 @@ def _split(value: Any) -> tuple[Any, Any]:
         return _mixed(mapping, pairs, dict(zip(mapping, (tree for tree, _ in pairs), strict=True)))
     if isinstance(value, (list, tuple)):
         entries: list[Any] | tuple[Any, ...] = value
-        if _PLAIN.issuperset(map(type, entries)):
+        if PLAIN.issuperset(map(type, entries)):
             return _STATIC, value
         pairs = [_split(entry) for entry in entries]
-        return _mixed(entries, pairs, _like(entries, [tree for tree, _ in pairs]))
+        return _mixed(entries, pairs, like(entries, [tree for tree, _ in pairs]))
     if is_dataclass(value) and (id(value) in _layouts or _has_leaves(flatten(value)[1].content)):
         register_type(kind)
         return value, _LEAF
@@ -218,7 +218,7 @@ def _has_leaves(contents: tuple[Any, ...]) -> bool:
     return any(content is _LEAF or type(content) is _Mixed for content in contents)
 
 
-def _like(original: Any, values: list[Any]) -> Any:
+def like(original: Any, values: list[Any]) -> Any:
     """`values` as the kind of list, tuple or named tuple that `original` is."""
     return original._make(values) if hasattr(original, "_make") else type(original)(values)
 
@@ -232,9 +232,7 @@ def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
     entries = value.values() if isinstance(value, dict) else value
     pairs = [_split_like(entry, inner) for entry, inner in zip(entries, content.entries, strict=True)]
     trees = [tree for tree, _ in pairs]
-    return _mixed(
-        value, pairs, dict(zip(value, trees, strict=True)) if isinstance(value, dict) else _like(value, trees)
-    )
+    return _mixed(value, pairs, dict(zip(value, trees, strict=True)) if isinstance(value, dict) else like(value, trees))
 
 
 def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
@@ -255,7 +253,7 @@ def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
         _merge(subtree, inner, odd, f"{where}[{index}]" if where else "")
         for index, (subtree, inner) in enumerate(zip(tree, content.entries, strict=True))
     ]
-    return _like(original, values)
+    return like(original, values)
 
 
 def _is_traced(children: Any) -> bool:

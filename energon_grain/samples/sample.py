@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.samples.pinning import pin_memory
 from energon_grain.samples.pytree import register_if_jax
 from energon_grain.samples.source_info import SourceInfo
 
@@ -44,10 +45,13 @@ class Sample:
 
         Base fields may be overridden by keyword.
         """
-        for name in BASE_FIELDS:
-            if name not in fields_of_new:
-                fields_of_new[name] = getattr(base_sample, name)
-        return cls(**fields_of_new)
+        base_fields: dict[str, Any] = {
+            "__key__": base_sample.__key__,
+            "__restore_key__": base_sample.__restore_key__,
+            "__subflavors__": base_sample.__subflavors__,
+            "__sources__": base_sample.__sources__,
+        }
+        return cls(**{**base_fields, **fields_of_new})
 
     @classmethod
     def extend(cls: type[S], src: Any, **fields_of_new: Any) -> S:
@@ -82,6 +86,13 @@ class Sample:
             )
         merged["__sources__"] = sources
         return cls(**merged)
+
+    def pin_memory(self: S) -> S:
+        """A copy with the tensors in pinned memory, from where they are copied to a GPU while it computes.
+
+        What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.pinning`.
+        """
+        return pin_memory(self)
 
 
 BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")

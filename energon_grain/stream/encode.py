@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
-
 from energon_grain.sources.source import Source
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -19,6 +17,7 @@ from energon_grain.stream.draws import Draws
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.load_join import loader_of
 from energon_grain.stream.spec import HookSpec, StreamSpec
+from energon_grain.transforms.array_kind import kind_of
 
 
 class PureStage:
@@ -91,7 +90,7 @@ class PureStage:
 
 def approximate_bytes(value: Any) -> int:
     """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
-    if isinstance(value, np.ndarray):
+    if kind_of(type(value)) is not None:
         return value.nbytes
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)

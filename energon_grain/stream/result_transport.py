@@ -1,5 +1,6 @@
 """Encoded chunks between processes: pickles whose large buffers travel beside them.
 
+Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.array_kind`).
 Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
 the receiver's own source again. Classes that the user's script defines are sent by name: in a worker, `__main__` is not
 that script.
@@ -11,6 +12,7 @@ import dataclasses
 import io
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from operator import attrgetter
@@ -21,6 +23,7 @@ from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
+from energon_grain.transforms.array_kind import reducers
 
 
 class SamplePickler(pickle.Pickler):
@@ -31,18 +34,23 @@ class SamplePickler(pickle.Pickler):
         self._numbers = {id(source): number for number, source in enumerate(sources)}
         self.buffers: list[pickle.PickleBuffer] = []
         super().__init__(self._stream, protocol=5, buffer_callback=self._keep)
+        table = reducers()
+        if table is not None:
+            self.dispatch_table = table
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
         self.buffers.append(buffer)
         return False
 
-    def persistent_id(self, obj: Any) -> tuple[int, int] | str | None:
+    def reducer_override(self, obj: Any) -> Any:
         """(source, index) in place of provenance, a name in place of a class of the script."""
-        if type(obj) is LazySources and id(obj.source) in self._numbers:
-            return self._numbers[id(obj.source)], obj.index
+        # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
+        if type(obj) is LazySources:
+            number = self._numbers.get(id(obj.source))
+            return NotImplemented if number is None else (_bound, (number, obj.index))
         if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
-            return obj.__qualname__
-        return None
+            return _class_of_script, (obj.__qualname__,)
+        return NotImplemented
 
     def payload(self, result: Any) -> memoryview:
         """The pickle itself."""
@@ -53,22 +61,34 @@ class SamplePickler(pickle.Pickler):
 class SampleUnpickler(pickle.Unpickler):
     """Reads what `SamplePickler` wrote."""
 
-    def __init__(self, payload: bytes | bytearray, buffers: Iterable[Any], sources: list[Source]) -> None:
+    def __init__(self, payload: Any, buffers: Iterable[Any], sources: list[Source]) -> None:
         super().__init__(io.BytesIO(payload), buffers=buffers)
         self._sources = sources
 
-    def persistent_load(self, pid: Any) -> Any:
-        """Provenance, bound to this process's source; or a class of the script."""
-        if isinstance(pid, str):
-            try:
-                return attrgetter(pid)(sys.modules["__main__"])
-            except AttributeError as error:
-                raise WorkerError(
-                    f"a hook returned an instance of {pid}, which the script does not define at its top level, so that "
-                    f"it cannot be found in the main process; define it at the top level, or in a module"
-                ) from error
-        number, index = pid
-        return LazySources(self._sources[number], index)
+    def load(self) -> Any:
+        """The result, its provenance bound to this process's sources."""
+        _receiving.sources = self._sources
+        try:
+            return super().load()
+        finally:
+            _receiving.sources = None
+
+
+_receiving = threading.local()
+
+
+def _bound(number: int, index: int) -> LazySources:
+    return LazySources(_receiving.sources[number], index)
+
+
+def _class_of_script(name: str) -> Any:
+    try:
+        return attrgetter(name)(sys.modules["__main__"])
+    except AttributeError as error:
+        raise WorkerError(
+            f"a hook returned an instance of {name}, which the script does not define at its top level, so that "
+            f"it cannot be found in the main process; define it at the top level, or in a module"
+        ) from error
 
 
 def with_portable_errors(encoded: Encoded) -> Encoded:

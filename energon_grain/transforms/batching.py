@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.pytree import register_value
+from energon_grain.transforms.array_kind import NUMPY, ArrayKind, is_tensor, kind_of
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
 
 _LISTED = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})  # metadata: one entry a sample
 _PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types that need no further look
@@ -98,89 +97,63 @@ def batch_samples(
     return result_type(columns) if issubclass(result_type, dict) else _construct(result_type, columns)
 
 
+def stack_or_list(batch: list[Any], *, where: str = "") -> Any:
+    """Arrays, numpy scalars among them, padded and stacked; of anything else the list itself.
+
+    Raises:
+        ValueError: The arrays differ in their number of dimensions, or not all values are arrays.
+    """
+    joined = _joined(batch, where, batch_pad_stack)
+    return batch if joined is None else joined
+
+
 def batch_list(batch: list[T]) -> list[T]:
     """The list itself: one entry a sample."""
     return batch
 
 
-def batch_stack(batch: Sequence[Array], *, where: str = "") -> Array:
+def batch_stack(batch: Sequence[T], *, where: str = "") -> T:
     """Stack arrays of one shape on a new first dimension. The result has the first one's type.
 
     Raises:
-        ValueError: The shapes differ.
+        ValueError: The shapes differ, or a value is no array.
     """
+    kind = _kind(batch, where)
     if len(_distinct_shapes(batch, where)) > 1:
         raise ValueError(f"{_at(where)}arrays of one shape can be stacked, these are {_shapes(batch)}")
-    return _stack(batch)
+    return kind.stack(batch)
 
 
-def batch_pad_stack(batch: Sequence[Array], *, where: str = "") -> Array:
+def batch_pad_stack(batch: Sequence[T], *, where: str = "") -> T:
     """Stack arrays on a new first dimension, each padded with zeros at its ends to the largest size.
 
     `[1, 2]` and `[3]` become `[[1, 2], [3, 0]]`. The result has the first one's type.
 
     Raises:
-        ValueError: The numbers of dimensions differ.
+        ValueError: The numbers of dimensions differ, or a value is no array.
     """
+    kind = _kind(batch, where)
     shapes = _distinct_shapes(batch, where)
-    if len(shapes) == 1:
-        return _stack(batch)
-    stacked = np.zeros((len(batch), *_largest(shapes)), batch[0].dtype)
-    for row, array in zip(stacked, batch, strict=True):
-        row[tuple(map(slice, array.shape))] = array
-    return stacked
+    return kind.stack(batch) if len(shapes) == 1 else kind.pad_stack(batch, (len(batch), *_largest(shapes)))
 
 
-def _stack(batch: Sequence[Array]) -> Array:
-    """Stack arrays of one shape: one concatenation and a reshape cost a third of `np.stack` where arrays are small."""
-    first = batch[0]
-    if not first.ndim:
-        return np.array(batch).astype(first.dtype, copy=False)
-    base = first.base
-    if base is not None and first.nbytes >= _WORTH_A_LOOK and _are_rows(batch, base):
-        return base
-    return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe").reshape(len(batch), *first.shape)
-
-
-_WORTH_A_LOOK = 16 << 10
-
-
-def _are_rows(batch: Sequence[Array], base: Any) -> bool:
-    """Whether `batch` is all rows of the array `base` in their order (as the image decoder makes them)."""
-    first = batch[0]
-    if type(base) is not np.ndarray or base.shape != (len(batch), *first.shape) or base.dtype != first.dtype:
-        return False
-    if not base.flags.c_contiguous or not base.flags.writeable:
-        return False
-    start: int = base.__array_interface__["data"][0]
-    return all(
-        row.base is base
-        and row.strides == first.strides
-        and row.__array_interface__["data"][0] == start + at * first.nbytes
-        for at, row in enumerate(batch)
-    )
-
-
-def concat_pad(batch: Sequence[Array], *, where: str = "") -> Array:
+def concat_pad(batch: Sequence[T], *, where: str = "") -> T:
     """Concatenate arrays along their first dimension, padded with zeros in all others.
 
     The result has the first one's type.
 
     Raises:
-        ValueError: The numbers of dimensions differ or are zero.
+        ValueError: The numbers of dimensions differ or are zero, or a value is no array.
     """
-    first = batch[0]
-    inner = {shape[1:] for shape in _distinct_shapes(batch, where)}
-    if not first.ndim:
+    kind = _kind(batch, where)
+    shapes = _distinct_shapes(batch, where)
+    if () in shapes:
         raise ValueError(f"{_at(where)}arrays without dimensions cannot be concatenated")
+    inner = {shape[1:] for shape in shapes}
     if len(inner) == 1:
-        return np.concatenate(batch, axis=0, dtype=first.dtype, casting="unsafe")
-    joined = np.zeros((sum(map(len, batch)), *_largest(inner)), first.dtype)
-    start = 0
-    for array in batch:
-        joined[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
-        start += len(array)
-    return joined
+        return kind.concatenate(batch)
+    total = sum(array.shape[0] for array in cast("Sequence[Any]", batch))
+    return kind.concat_pad(batch, (total, *_largest(inner)))
 
 
 def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None:
@@ -217,14 +190,13 @@ def _field_getters(cls: type) -> tuple[tuple[str, attrgetter[Any]], ...] | None:
     return None if named is None else tuple((name, attrgetter(name)) for name in named)
 
 
-def _by_type(batch: list[Any], where: str, arrays: Callable[..., Array], *, delegate: bool) -> Any:
+def _by_type(batch: list[Any], where: str, arrays: Callable[..., Any], *, delegate: bool) -> Any:
     first = batch[0]
     if type(first) in _PLAIN:
         return batch
-    if isinstance(first, np.ndarray):
-        return arrays(batch, where=where)
-    if isinstance(first, np.generic) and arrays is batch_pad_stack:
-        return np.asarray(batch)  # numpy scalars are arrays without dimensions
+    joined = _joined(batch, where, arrays)
+    if joined is not None:
+        return joined
     if delegate and is_dataclass(first) and hasattr(first, "from_samples"):
         return first.from_samples(batch)  # pyright: ignore[reportAttributeAccessIssue]
     columns = batch_columns(batch, where)
@@ -238,19 +210,58 @@ def _by_type(batch: list[Any], where: str, arrays: Callable[..., Array], *, dele
     return _construct(type(first), columns)
 
 
+def _joined(batch: list[Any], where: str, arrays: Callable[..., Any]) -> Any:
+    """What `arrays` makes of the arrays of a field; None where they are none."""
+    first = batch[0]
+    if kind_of(type(first)) is not None:
+        return arrays(batch, where=where)
+    if isinstance(first, np.generic) and arrays is batch_pad_stack:
+        return np.asarray(batch)  # numpy scalars are arrays without dimensions
+    if is_tensor(type(first)):
+        raise _no_array(first, where)
+    return None
+
+
 def _construct(cls: type, columns: dict[str, Any]) -> Any:
     batch = cls(**columns)
     register_value(batch)  # a plain dataclass of the user becomes a pytree with its first batch
     return batch
 
 
-def _distinct_shapes(batch: Sequence[Array], where: str) -> set[tuple[int, ...]]:
+def _kind(batch: Sequence[Any], where: str) -> ArrayKind:
+    """The kind of the first array, checked to be that of all where arrays are not numpy's."""
+    kind = kind_of(type(batch[0]))
+    if kind is None:
+        raise _no_array(batch[0], where)
+    if kind is not NUMPY:  # numpy takes whatever can be made an array
+        for row, value in enumerate(batch):
+            if kind_of(type(value)) is not kind:
+                raise _mixed(batch, row, where)
+    return kind
+
+
+def _no_array(value: Any, where: str) -> ValueError:
+    kind = type(value).__name__
+    if is_tensor(type(value)):
+        return ValueError(
+            f"{_at(where)}a {kind} of torch is batched where energon_grain_torch is imported; take TaskEncoder and "
+            f"get_train_dataset from there, or return a numpy array ({kind.lower()}.numpy()) from the hook"
+        )
+    return ValueError(f"{_at(where)}arrays can be stacked and concatenated, sample 0 has {kind}")
+
+
+def _mixed(batch: Sequence[Any], row: int, where: str) -> ValueError:
+    kinds = [type(batch[place]).__name__ for place in (0, row)]
+    return ValueError(f"{_at(where)}sample 0 has an array ({kinds[0]}), sample {row} has {kinds[1]}")
+
+
+def _distinct_shapes(batch: Sequence[Any], where: str) -> set[tuple[int, ...]]:
     """The shapes that occur, checked to have one number of dimensions."""
     try:
         shapes = {array.shape for array in batch}
     except AttributeError:
-        row, other = next((row, value) for row, value in enumerate(batch) if not hasattr(value, "shape"))
-        raise ValueError(f"{_at(where)}sample 0 has an array, sample {row} has {type(other).__name__}") from None
+        row = next(row for row, value in enumerate(batch) if not hasattr(value, "shape"))
+        raise _mixed(batch, row, where) from None
     if len(shapes) > 1 and len(set(map(len, shapes))) > 1:
         raise ValueError(f"{_at(where)}arrays of one number of dimensions can be padded, these are {_shapes(batch)}")
     return shapes
@@ -265,6 +276,6 @@ def _at(where: str) -> str:
     return f"{where}: " if where else ""
 
 
-def _shapes(batch: Sequence[Array]) -> str:
+def _shapes(batch: Sequence[Any]) -> str:
     distinct = list(dict.fromkeys(str(array.shape) for array in batch))
     return ", ".join(distinct[:5]) + (", …" if len(distinct) > 5 else "")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
+import numpy.typing as npt
+
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.transforms.array import decode_npy, decode_npz, decode_tenbin
 from energon_grain.transforms.content import media_extension
@@ -90,8 +92,10 @@ class SampleDecoder:
             "allow_pickle": allow_pickle,
         }
         self._codecs: dict[str, Codec | None] = {}
-        self._image = image_codec(image_decode)
-        self._decodes_to_arrays = IMAGE_MODES[image_decode].form != "pil" and not guess_content
+        mode = IMAGE_MODES[image_decode]
+        self._pixels = image_codec(image_decode)
+        self._image_value = self._planes_value if mode.form == "planes" else _unchanged
+        self._rows_pay = mode.form != "pil" and not guess_content
 
     def decoder_for(self, part: str) -> Codec | None:
         """The function that decodes the bytes (or a view of the bytes) of a part, None where they stay bytes.
@@ -126,8 +130,8 @@ class SampleDecoder:
         if type(self).decoder_for is SampleDecoder.decoder_for:
             ending = part.rpartition(".")[2]
             codec = WHOLE_COLUMN.get(ending, codec)
-            if groups and self._decodes_to_arrays and ending.lower() in IMAGE_EXTENSIONS:
-                return decode_rows(self._image, column, groups)
+            if groups and self._rows_pay and ending.lower() in IMAGE_EXTENSIONS:
+                return decode_rows(self._pixels, column, groups, self._image_value)
         return list(map(codec, column))
 
     def decode(self, fname: str, data: Buffer) -> Any:
@@ -199,15 +203,37 @@ class SampleDecoder:
 
     def _media(self, part: str, extension: str) -> Codec | None:
         if extension in IMAGE_EXTENSIONS:
-            return _guarded(part, self._image)
-        if extension not in AV_EXTENSIONS:
-            return None
+            return _guarded(part, lambda data: self._image_value(self._pixels(data)))
+        return _guarded(part, self._av_codec(part)) if extension in AV_EXTENSIONS else None
+
+    def _planes_value(self, planes: npt.NDArray[Any]) -> Any:
+        """What an image in one of the `torch…` modes becomes: the array itself; a tensor in the torch adapter."""
+        return planes
+
+    def _av_codec(self, part: str) -> Codec:
+        """The function that decodes a video or audio file.
+
+        Raises:
+            ConfigError: Decoding it takes a package that is not installed, or gives tensors.
+        """
         if self._config["av_decode"] == "AVDecoder":
-            return _guarded(part, decode_lazily)
+            return decode_lazily
         if self._config["av_decode"] == "torch":
-            raise ConfigError(f"part {part!r}: av_decode='torch' is not there yet; use 'AVDecoder' or 'pyav'")
+            raise ConfigError(
+                f"part {part!r}: av_decode='torch' gives tensors; take SampleDecoder from energon_grain_torch, or use "
+                f"'AVDecoder' or 'pyav'"
+            )
         require_av()
-        return _guarded(part, decode_pyav)
+        return decode_pyav
+
+    def _torch_codec(self, part: str) -> Codec:
+        """The function that decodes what `torch.save` wrote.
+
+        Raises:
+            UntrustedCodeError: It may run code, and that is not allowed.
+            ConfigError: The package `torch` is not installed.
+        """
+        return torch_codec(part, allowed=self._config["allow_pickle"])
 
     def _basic(self, part: str, extension: str) -> Codec | None:
         allowed: bool = self._config["allow_pickle"]
@@ -230,7 +256,7 @@ class SampleDecoder:
         if extension in PICKLE_EXTENSIONS:
             return _guarded(part, pickle_codec(part, allowed=allowed))
         if extension in TORCH_EXTENSIONS:
-            return _guarded(part, torch_codec(part, allowed=allowed))
+            return _guarded(part, self._torch_codec(part))
         return None
 
 
@@ -246,6 +272,10 @@ def _guarded(part: str, decode: Codec) -> Codec:
             raise DecodingError(f"part {part!r}: {type(error).__name__}: {error}") from error
 
     return guarded
+
+
+def _unchanged(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return value
 
 
 def _unpacked(data: Buffer, codec: Codec | None) -> Any:

@@ -77,7 +77,12 @@ def image_codec(image_decode: str) -> Callable[[Buffer], Any]:
     return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled)
 
 
-def decode_rows(codec: Callable[..., Any], column: list[bytes], groups: Sequence[range]) -> list[Any]:
+def decode_rows(
+    codec: Callable[..., Pixels | npt.NDArray[np.float32]],
+    column: list[bytes],
+    groups: Sequence[range],
+    as_value: Callable[[npt.NDArray[Any]], Any],
+) -> list[Any]:
     """Decode images of which each group will probably be stacked.
 
     The images of a group that have the shape of its first one are decoded into the rows of one array, so that stacking
@@ -87,14 +92,18 @@ def decode_rows(codec: Callable[..., Any], column: list[bytes], groups: Sequence
         codec: As `image_codec` returns it, of a mode that decodes to arrays.
         column: Bytes of images.
         groups: Places in `column`, together all of them in order.
+        as_value: What an array becomes, without copying it; iterating over the value gives its rows.
     """
     images: list[Any] = []
     for group in groups:
         first = codec(column[group.start])
-        rows = np.empty((len(group), *first.shape), first.dtype)
-        rows[0] = first
-        images.append(rows[0])
-        images.extend(codec(column[place], out=row) for place, row in zip(group[1:], rows[1:], strict=True))
+        stack = np.empty((len(group), *first.shape), first.dtype)
+        stack[0] = first
+        values = list(as_value(stack))
+        images.append(values[0])
+        for place, row, value in zip(group[1:], stack[1:], values[1:], strict=True):
+            image = codec(column[place], out=row)
+            images.append(value if image is row else as_value(image))
     return images
 
 

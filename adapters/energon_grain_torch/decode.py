@@ -1,0 +1,51 @@
+"""The core's decoder, with tensors where Energon has tensors."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from energon_grain.transforms import decode
+from energon_grain.transforms.decode import Buffer, Codec
+from energon_grain.transforms.media import require_av
+from energon_grain_torch.av import decode_av
+
+
+class SampleDecoder(decode.SampleDecoder):
+    """Decodes the parts of samples as `energon_grain.SampleDecoder` does, which lists them, with tensors.
+
+    | option or part | value |
+    |---|---|
+    | `image_decode="torch…"` | tensors, of the same values as the core's arrays; other modes stay arrays or images |
+    | `av_decode="torch"` | `AVData`: everything in the file; `video_decode_audio` adds the audio of videos |
+    | `pth` | what `torch.save` wrote, on the CPU: tensors and plain containers; any class with `allow_pickle` |
+    | `npy`, `npz`, `ten` `tb` | numpy arrays, as in Energon |
+    """
+
+    def _planes_value(self, planes: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(planes)
+
+    def _av_codec(self, part: str) -> Codec:
+        if self._config["av_decode"] != "torch":
+            return super()._av_codec(part)
+        require_av()
+        return partial(decode_av, audio_of_videos=self._config["video_decode_audio"])
+
+    def _torch_codec(self, part: str) -> Callable[[Buffer], Any]:
+        return super()._torch_codec(part) if self._config["allow_pickle"] else _load_weights
+
+
+def _load_weights(data: Buffer) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"holds more than tensors and plain containers, or is damaged; if you trust the data, pass "
+            f"SampleDecoder(allow_pickle=True): {str(error).splitlines()[0]}"
+        ) from error

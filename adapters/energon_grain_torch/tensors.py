@@ -1,0 +1,95 @@
+"""Tensors as a kind of array. Importing this module makes the core stack, pad, join and send them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_grain.transforms.array_kind import (
+    WORTH_A_LOOK,
+    ArrayKind,
+    fill_rows,
+    fill_stretches,
+    register_array_kind,
+)
+
+
+def _stack(batch: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape; all rows of a tensor in their order (as the decoder makes them) are that tensor."""
+    base = batch[0]._base
+    if base is not None and batch[0].nbytes >= WORTH_A_LOOK and _are_rows(batch, base):
+        return base
+    return _in_type_of_first(torch.stack, batch)
+
+
+def _are_rows(batch: Sequence[Tensor], base: Tensor) -> bool:
+    first = batch[0]
+    if base.shape != (len(batch), *first.shape) or base.dtype != first.dtype or not base.is_contiguous():
+        return False
+    start, step = base.data_ptr(), first.nbytes
+    return all(
+        row._base is base
+        and row.data_ptr() == start + at * step
+        and row.is_contiguous()
+        and not row.requires_grad
+        and not row.is_neg()
+        and not row.is_conj()
+        for at, row in enumerate(batch)
+    )
+
+
+def _pad_stack(batch: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    first = batch[0]
+    if len(shape) == 2 or all(tensor.shape[1:] == shape[2:] for tensor in batch):
+        return torch.nn.utils.rnn.pad_sequence(list(batch), batch_first=True)
+    return fill_rows(first.new_zeros(shape), batch)
+
+
+def _concatenate(batch: Sequence[Tensor]) -> Tensor:
+    return _in_type_of_first(torch.cat, batch)
+
+
+def _concat_pad(batch: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    return fill_stretches(batch[0].new_zeros(shape), batch)
+
+
+def _in_type_of_first(join: Callable[[list[Tensor]], Tensor], batch: Sequence[Tensor]) -> Tensor:
+    """`join` goes by the common type. Where that is another one, its rounding must not show."""
+    dtype = batch[0].dtype
+    joined = join(list(batch))
+    return joined if joined.dtype == dtype else join([tensor.to(dtype) for tensor in batch])
+
+
+def _reduce(tensor: Tensor) -> tuple[Any, ...]:
+    """Its elements alone, however large the storage that it is a view of. The copy is contiguous.
+
+    Raises:
+        pickle.PicklingError: It was computed with gradients.
+    """
+    if not tensor.is_leaf:
+        raise pickle.PicklingError(
+            f"a tensor of shape {tuple(tensor.shape)} was computed with gradients, which end at the process; return "
+            f"tensor.detach() from the hook, or compute it under torch.no_grad()"
+        )
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+    if not plain or tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
+    buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
+    return _rebuild, (buffer, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _rebuild(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> Tensor:
+    # `frombuffer` refuses nothing at all.
+    flat = torch.frombuffer(buffer, dtype=dtype) if memoryview(buffer).nbytes else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape).requires_grad_(requires_grad)
+
+
+register_array_kind(
+    Tensor,
+    ArrayKind(stack=_stack, pad_stack=_pad_stack, concatenate=_concatenate, concat_pad=_concat_pad, reduce=_reduce),
+)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_grain.samples.batch import Batch
+from energon_grain.samples.crude import CrudeSample
+from energon_grain.samples.edataclass import edataclass
+from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.sample import Sample
+
+
+class Pinnable:
+    """What a tensor is to pinning."""
+
+    def __init__(self, value: int, pinned: bool = False) -> None:
+        self.value = value
+        self.pinned = pinned
+
+    def pin_memory(self) -> Pinnable:
+        return Pinnable(self.value, pinned=True)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class Plain:
+    entry: Any
+    computed: Any = field(init=False, default=None)
+
+
+@edataclass
+class Example(Sample):
+    image: Any
+
+
+@edataclass
+class Examples(Batch):
+    image: Any
+    inner: Any
+    valid: Any
+
+
+def test_batches_are_copied_with_their_types_and_metadata() -> None:
+    sources: Any = object()
+    array = np.ones(2)
+    batch = Examples(
+        __key__=["a"],
+        __restore_key__=((1,),),
+        __sources__=sources,
+        image=Pinnable(1),
+        inner={"pair": Pair(Pinnable(2), "text"), "list": [Pinnable(3), None], "tuple": (array, 1)},
+        valid=Plain(Pinnable(4)),
+    )
+    pinned = batch.pin_memory()
+    assert type(pinned) is Examples
+    assert pinned is not batch
+    assert (pinned.__key__, pinned.__restore_key__) == (["a"], ((1,),))
+    assert pinned.__sources__ is sources
+    pair, listed = pinned.inner["pair"], pinned.inner["list"]
+    assert (type(pair), type(listed), type(pinned.valid)) == (Pair, list, Plain)
+    assert [one.value for one in (pinned.image, pair.left, listed[0], pinned.valid.entry)] == [1, 2, 3, 4]
+    assert all(one.pinned for one in (pinned.image, pair.left, listed[0], pinned.valid.entry))
+    assert pinned.inner["tuple"][0] is array
+    assert not batch.image.pinned
+    assert not batch.inner["pair"].left.pinned
+
+
+def test_attributes_that_are_no_fields_stay() -> None:
+    plain = Plain(Pinnable(1))
+    object.__setattr__(plain, "more", 5)
+    assert pin_memory(plain).more == 5  # type: ignore[attr-defined]
+
+
+def test_dictionaries_keep_their_type_and_metadata() -> None:
+    crude = CrudeSample({"__key__": "k", "__subflavors__": {"t": Pinnable(0)}, "x": Pinnable(1)})
+    pinned = pin_memory(crude)
+    assert type(pinned) is CrudeSample
+    assert list(pinned) == list(crude)
+    assert pinned["x"].pinned
+    assert not pinned["__subflavors__"]["t"].pinned
+    assert type(pin_memory(OrderedDict(a=1))) is OrderedDict
+
+
+def test_an_entry_with_its_own_way_is_asked() -> None:
+    @edataclass
+    class Own(Sample):
+        image: Any
+
+        def pin_memory(self) -> Any:
+            return "its own way"
+
+    own = Own(__key__="", __restore_key__=(), image=1)
+    example = Example(__key__="", __restore_key__=(), image=Pinnable(1))
+    pinned = pin_memory([own, example, Pinnable])
+    assert pinned[0] == "its own way"
+    assert pinned[1].image.pinned
+    assert pinned[2] is Pinnable

@@ -1,0 +1,294 @@
+"""Tensors in batches, and between processes, hold what numpy's arrays hold there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from energon_grain_torch import (
+    Batch,
+    CrudeSample,
+    DefaultTaskEncoder,
+    Sample,
+    WorkerConfig,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    edataclass,
+    generic_batch,
+    generic_concat,
+    get_train_dataset,
+    homogeneous_concat_mix,
+)
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from energon_grain import Stream
+from energon_grain.stream.encode import approximate_bytes
+from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
+from energon_grain.transforms.batching import batch_samples
+
+TYPES = ["uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64"]
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, ndim: tuple[int, int] = (0, 3), equal: bool | None = None) -> list[Any]:
+    """Arrays of one number of dimensions, of one shape or of several, now and then of several types."""
+    dimensions = draw(st.integers(*ndim))
+    shapes = st.lists(st.integers(0, 4), min_size=dimensions, max_size=dimensions).map(tuple)
+    if equal or (equal is None and draw(st.booleans())):
+        shapes = st.just(draw(shapes))
+    # Not between complex and real, nor from what the type cannot hold: there numpy and torch go different ways.
+    types = draw(st.sampled_from([[name] for name in TYPES] + [["int16", "uint8", "bool"], ["float64", "float32"]]))
+    elements = st.integers(0, 100)
+    return [
+        draw(arrays_of.arrays(types[min(place, len(types) - 1)], draw(shapes), elements=elements.map(bool))
+             if types[min(place, len(types) - 1)] == "bool"
+             else arrays_of.arrays(types[min(place, len(types) - 1)], draw(shapes), elements=elements))
+        for place in range(draw(st.integers(1, 5)))
+    ]  # fmt: skip
+
+
+def tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, dict):
+        return {key: tensors(entry) for key, entry in value.items()}
+    return [tensors(entry) for entry in value] if type(value) is list else value
+
+
+def same(tensor: torch.Tensor, array: Any) -> bool:
+    theirs = tensor.numpy()
+    return theirs.dtype == array.dtype and theirs.shape == array.shape and theirs.tobytes() == array.tobytes()
+
+
+@given(batch=batches(equal=True))
+def test_stack_as_numpy(batch: list[Any]) -> None:
+    assert same(batch_stack(tensors(batch)), batch_stack(batch))
+
+
+@given(batch=batches())
+def test_pad_stack_as_numpy(batch: list[Any]) -> None:
+    assert same(batch_pad_stack(tensors(batch)), batch_pad_stack(batch))
+    assert same(generic_batch(tensors(batch)), generic_batch(batch))
+
+
+@given(batch=batches(ndim=(1, 3)))
+def test_concat_pad_as_numpy(batch: list[Any]) -> None:
+    assert same(concat_pad(tensors(batch)), concat_pad(batch))
+
+
+def test_the_type_is_the_first_ones_without_a_detour() -> None:
+    big = 2**53 + 1
+    batch = [torch.tensor([1]), torch.tensor([1.5]), torch.tensor([big])]
+    for join in (batch_stack, batch_pad_stack, concat_pad):
+        assert join(batch).flatten().tolist() == [1, 1, big]  # type: ignore[operator]
+    halves = [torch.ones(2, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float16)]
+    assert batch_pad_stack(halves).dtype == torch.bfloat16
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Inner:
+    tensor: Any
+    text: str
+
+
+def test_containers_are_entered() -> None:
+    samples = [{"a": torch.full((i,), i), "n": i, "p": Pair(torch.tensor(i), [i]), "d": Inner(torch.ones(i), str(i))}
+               for i in (1, 2)]  # fmt: skip
+    for batch in (generic_batch(samples), batch_samples(samples)):
+        assert batch["a"].tolist() == [[1, 0], [2, 2]]
+        assert batch["n"] == [1, 2]
+        assert batch["p"].left.tolist() == [1, 2]
+        assert batch["p"].right == [[1], [2]]
+        assert batch["d"] == Inner(batch["d"].tensor, ["1", "2"])  # type: ignore[arg-type]
+    joined = homogeneous_concat_mix([generic_batch(samples), generic_batch(samples[:1])])
+    assert joined["a"].tolist() == [[1, 0], [2, 2], [1, 0]]
+    assert joined["p"].left.tolist() == [1, 2, 1]
+    assert generic_concat([CrudeSample(a=torch.ones(1, 2)), CrudeSample(a=torch.ones(2, 1))])["a"].shape == (3, 2)
+
+
+@edataclass
+class Tokens(Sample):
+    tokens: Any
+    weight: Any
+
+
+@edataclass
+class TokenBatch(Batch):
+    tokens: Any
+    weight: Any
+
+
+def test_from_samples_stacks_tensors() -> None:
+    samples = [
+        Tokens(__key__=str(i), __restore_key__=(), tokens=torch.arange(i), weight=np.float32(i)) for i in (1, 2, 3)
+    ]
+    batch = TokenBatch.from_samples(samples)
+    assert batch.tokens.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 2]]
+    assert batch.weight.tolist() == [1, 2, 3]
+
+
+def test_gradients_go_through() -> None:
+    parameter = torch.ones(2, 2, requires_grad=True)
+    for rows in ([parameter[0] * 2, parameter[1]], [parameter[0, :1], parameter[1]]):
+        parameter.grad = None
+        batch_pad_stack(rows).sum().backward()
+        assert parameter.grad is not None
+        assert parameter.grad.sum() == sum(row.numel() * (2 if row.grad_fn.name()[:3] == "Mul" else 1) for row in rows)  # type: ignore[union-attr]
+
+
+def test_all_rows_of_a_tensor_are_not_copied() -> None:
+    base = torch.arange(4 * 64 * 64.0).reshape(4, 64, 64).clone()
+    rows = list(base)
+    assert batch_pad_stack(rows) is base
+    for part in (rows[1:], rows[::-1], rows * 2, [row.T for row in rows], [row.clone() for row in rows]):
+        copied = batch_pad_stack(part)
+        assert torch.equal(copied, torch.stack(part))
+        assert copied.data_ptr() != base.data_ptr()
+    odd = [*rows[:3], rows[3].detach().requires_grad_()]
+    assert batch_stack(odd).requires_grad
+    spread = torch.zeros(4, 64, 128)[:, :, ::2]
+    assert batch_stack(list(spread)).is_contiguous()
+
+
+def test_messages_say_what_does_not_fit() -> None:
+    two = [torch.ones(2), np.ones(2)]
+    with pytest.raises(ValueError, match=r"^a: sample 0 has an array \(Tensor\), sample 1 has ndarray$"):
+        generic_batch([{"a": entry} for entry in two])
+    with pytest.raises(ValueError, match="one number of dimensions can be padded"):
+        batch_pad_stack([torch.ones(2), torch.ones(2, 2)])
+    with pytest.raises(ValueError, match="one shape can be stacked"):
+        batch_stack([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ValueError, match="without dimensions cannot be concatenated"):
+        concat_pad([torch.tensor(1)])
+    assert batch_stack(two[::-1]).tolist() == [[1, 1], [1, 1]]  # type: ignore[type-var]  # numpy takes tensors
+
+
+def test_without_the_adapter_the_message_names_it() -> None:
+    program = """
+import torch
+from energon_grain import batch_stack, generic_batch
+for what in (lambda: generic_batch([{"a": torch.ones(1)}]), lambda: batch_stack([torch.ones(1)])):
+    try:
+        what()
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("a: a Tensor of torch is batched where energon_grain_torch is imported; take TaskEncoder")
+    assert second.startswith("a Tensor of torch is batched where")
+
+
+def sent(value: Any) -> tuple[Any, int]:
+    """The value after a way between processes, and the bytes that went beside its pickle."""
+    pickler = SamplePickler([])
+    payload = bytes(pickler.payload(value))
+    buffers = [bytearray(buffer.raw()) for buffer in pickler.buffers]
+    return SampleUnpickler(payload, buffers, []).load(), sum(map(len, buffers))
+
+
+ALL_TYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)], ids=str)
+def test_tensors_arrive_in_another_process(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    got, size = sent({"tensor": tensor, "again": tensor})
+    assert got["tensor"] is got["again"]
+    assert size == tensor.nbytes
+    received = got["tensor"]
+    assert (received.dtype, received.shape, received.requires_grad) == (dtype, shape, False)
+    assert torch.equal(received.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    received.zero_()
+
+
+@hypothesis_settings(max_examples=50)
+@given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
+def test_views_send_their_own_elements(shape: list[int], data: st.DataObject) -> None:
+    tensor = torch.arange(float(np.prod(shape))).reshape(shape)
+    tensor = tensor.permute(data.draw(st.permutations(range(len(shape)))))
+    tensor = tensor[tuple(slice(data.draw(st.integers(0, size)), None) for size in tensor.shape)]
+    got, size = sent(tensor)
+    assert torch.equal(got, tensor)
+    assert size == tensor.nbytes
+
+
+def test_rows_of_a_tensor_are_sent_once_each() -> None:
+    base = torch.rand(8, 1000)
+    got, size = sent(list(base[:4]))
+    assert torch.equal(torch.stack(got), base[:4])
+    assert size == base[:4].nbytes
+
+
+def test_unusual_tensors() -> None:
+    assert sent(torch.ones(2, requires_grad=True))[0].requires_grad
+    assert type(sent(torch.nn.Parameter(torch.ones(2)))[0]) is torch.nn.Parameter
+    assert sent(torch.tensor([1j]).conj())[0].tolist() == [-1j]
+    assert sent(torch.eye(3).to_sparse())[0].to_dense().tolist() == torch.eye(3).tolist()
+    assert sent(torch.ones(1).expand(3))[1] == 12
+    with pytest.raises(pickle.PicklingError, match=r"shape \(2,\) was computed with gradients.*tensor\.detach\(\)"):
+        sent(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_their_size_counts() -> None:
+    assert approximate_bytes({"a": torch.ones(3, 4), "b": [torch.ones(2, dtype=torch.bfloat16)]}) == 52
+
+
+class Encoder(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        values = torch.tensor(list(sample.text.encode()))
+        return {
+            "__key__": sample.__key__,
+            "tokens": values,
+            "half": values.to(torch.bfloat16)[::2],
+            "noise": torch.from_numpy(self.rng.random(2)),
+            "process": os.getpid(),
+        }
+
+
+def delivered(dataset: Path, **workers: Any) -> list[Any]:
+    train = get_train_dataset(
+        dataset,
+        batch_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=Encoder(),
+        worker_config=WorkerConfig(0, 1, **workers),
+    )
+    with Stream.of(train) as stream:
+        return [next(stream) for _ in range(6)]
+
+
+def test_worker_processes_of_the_core_hand_over_tensors(text_dataset: Callable[..., Path]) -> None:
+    dataset = text_dataset(53)
+    here = delivered(dataset, num_workers=0)
+    there = delivered(dataset, num_workers=1, worker_type="process")
+    for ours, theirs in zip(here, there, strict=True):
+        assert ours["__key__"] == theirs["__key__"]
+        assert {*theirs["process"]}.isdisjoint({os.getpid()})
+        for name in ("tokens", "half", "noise"):
+            assert ours[name].dtype == theirs[name].dtype
+            assert torch.equal(ours[name], theirs[name])
+            theirs[name].zero_()
