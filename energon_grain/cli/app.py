@@ -8,6 +8,7 @@ import typer
 
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
+from energon_grain.cli.migrate import migrate
 from energon_grain.cli.prepare import prepare
 from energon_grain.cli.schema import schema
 from energon_grain.cli.which import which
@@ -26,6 +27,7 @@ app.command()(info)
 app.command()(lint)
 app.command()(which)
 app.command()(schema)
+app.add_typer(migrate, name="migrate")
 
 
 def _show_version(asked: bool) -> None:

@@ -204,7 +204,7 @@ def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
         pending: deque[Future[ShardScan]] = deque()
         try:
             for shard, count in info.shard_counts.items():
-                pending.append(pool.submit(_scan_checked, root, shard, count))
+                pending.append(pool.submit(scan_checked, root, shard, count))
                 if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:
@@ -214,7 +214,20 @@ def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
                 future.cancel()
 
 
-def _scan_checked(root: Path, shard: str, count: int) -> ShardScan:
+def scan_checked(root: Path, shard: str, count: int) -> ShardScan:
+    """Scan a shard of a prepared dataset, and check it against what is known of it.
+
+    Hidden files in folders make samples only where the index of the shard says that they do.
+
+    Args:
+        root: The dataset.
+        shard: The shard, relative to it.
+        count: Samples that it has by `.info.json`.
+
+    Raises:
+        StaleIndexError: It is gone, or its samples are not those that `.info.json` and its `.tar.idx` say.
+        TarError: It is damaged.
+    """
     from energon_grain.formats.shard_scan import scan_tar
     from energon_grain.formats.tar_index import read_tar_index, tar_index_path
 

@@ -48,6 +48,7 @@ class SqliteIndex:
     """An open `index.sqlite`. For one thread; use it as a context manager or call `close`.
 
     Attributes:
+        tables: Names of its tables.
         generation: 1, 2 or 3, see the head of this module.
 
     Raises:
@@ -63,6 +64,7 @@ class SqliteIndex:
         self._database = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
         self._database.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         try:
+            self.tables = frozenset(row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"))
             self.generation = self._find_generation()
         except BaseException:
             self.close()
@@ -128,10 +130,9 @@ class SqliteIndex:
         return next((row for row in reversed(self.parts(key)) if row.part_name == part), None)
 
     def _find_generation(self) -> int:
-        tables = {row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "samples" not in tables:
+        if "samples" not in self.tables:
             raise IndexFileError(f"{self.path}: has no table of samples; {mending(self.path.parent.parent)}")
-        if "sample_parts" not in tables:
+        if "sample_parts" not in self.tables:
             return 1
         unique = any(row[2] and row[3] == "u" for row in self._rows("PRAGMA index_list(samples)"))
         return 3 if unique else 2

@@ -1,0 +1,118 @@
+"""What the datasets of a metadataset come to, with all that outer levels say, that matters for a move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from energon_grain.errors import EnergonGrainError
+from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
+from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.metadataset.paths import is_url
+from energon_grain.metadataset.subset import Subset
+from energon_grain.metadataset.tree import LeafReference
+from energon_grain.migration.finding import Finding, refusal
+
+REMOTE = "not read yet: datasets must lie on a file system"
+_COPY = "copy the dataset to a file system, or mount the store"
+
+
+def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
+    """Look at one dataset as the metadataset names it; what is in its folder is for `dataset_findings`."""
+    place = leaf.place.at("path")
+    if is_url(leaf.path):
+        yield Finding(severity="error", where=str(place), what=f"{leaf.path} is remote.", here=REMOTE, advice=_COPY)
+        return
+    if leaf.kind is DatasetKind.JSONL:
+        yield jsonl_finding(str(place), leaf.path)
+        return
+    for name, aux in leaf.aux.items():
+        where = str(leaf.place.at("aux", name))
+        if is_url(aux.path):
+            yield Finding(severity="error", where=where, what=f"{aux.path} is remote.", here=REMOTE, advice=_COPY)
+        elif aux.kind == "filesystem" and not Path(aux.path).is_dir():
+            yield Finding(severity="error", where=where, what=f"{aux.path} is no folder.", here="refused")
+    if dataset_kind(leaf.path) is not DatasetKind.WEBDATASET:
+        return
+    try:
+        config = read_dataset_config(leaf.path, leaf.dataset_config or DEFAULT_DATASET_CONFIG)
+        splits = read_split_config(leaf.path, leaf.split_config or config.split_config)
+    except EnergonGrainError:
+        return  # said of the dataset itself
+    if leaf.aux and config.kind != "crude":
+        yield Finding(
+            severity="error",
+            where=str(leaf.place.at("aux")),
+            what="Auxiliary stores of a dataset that is not crude.",
+            here="refused, as in Energon: they are for cookers",
+        )
+    info = read_info(leaf.path)
+    try:
+        selected = select_shards(splits, config.split_part or leaf.split_part, info)
+    except EnergonGrainError as error:
+        yield refusal(leaf.place, error, energon="refused too")
+        return
+    if leaf.subset is not None:
+        total = sum(info.shard_counts[shard] for shard in selected.shards)
+        yield from _subset(leaf, leaf.subset, total)
+
+
+def jsonl_finding(where: str, path: str) -> Finding:
+    """A dataset of JSON lines."""
+    return Finding(
+        severity="error",
+        where=where,
+        what=f"{path} is a dataset of JSON lines.",
+        here="not read yet",
+        advice="write it as tar shards with one `json` part a sample (energon_grain.testing.write_tars shows how)",
+    )
+
+
+def repeated_findings(leaves: Sequence[LeafReference]) -> Iterator[Finding]:
+    """Look for datasets that one split lists twice."""
+    first: dict[tuple[str, str, Subset | None], LeafReference] = {}
+    for leaf in leaves:
+        identity = leaf.path, leaf.split_part, leaf.subset
+        if identity in first:
+            yield Finding(
+                severity="better",
+                where=str(leaf.place),
+                what=f"The same dataset as at {first[identity].place}.",
+                energon="gives both the same order: a worker's random generators all start alike",
+                here="each has an order of its own",
+            )
+        first.setdefault(identity, leaf)
+
+
+def _subset(leaf: LeafReference, subset: Subset, total: int) -> Iterator[Finding]:
+    place = str(leaf.place.at("subset"))
+    try:
+        ours = subset.resolve(total)
+    except EnergonGrainError as error:
+        yield refusal(place, error, energon="refused too")
+        return
+    theirs = _energon_range(subset, total)
+    if ours != theirs:
+        yield Finding(
+            severity="differs",
+            where=place,
+            what=f"{subset} of {total:,} samples.",
+            energon=f"cuts with floats: samples {theirs[0]:,} to {theirs[1]:,}, the last not included",
+            here=f"cuts exactly: {ours[0]:,} to {ours[1]:,}",
+            advice="where the cut must be the same, write sample numbers instead of percentages",
+        )
+    yield Finding(
+        severity="better",
+        where=place,
+        what=f"{ours[1] - ours[0]:,} of {total:,} samples.",
+        energon="len() and the shares of epochized blends count all of them",
+        here="the subset counts",
+    )
+
+
+def _energon_range(subset: Subset, total: int) -> tuple[int, int]:
+    first, last = (0, total) if subset.absolute is None else subset.absolute
+    last = total if last is None else last
+    start, stop = (int((last - first) * float(bound)) for bound in subset.share)
+    return first + start, first + stop

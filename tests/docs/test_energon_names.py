@@ -1,0 +1,70 @@
+"""The table of names in "Coming from Energon" is complete and true."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import energon_grain
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "coming-from-energon.md"
+NAMES = REPOSITORY / "tests" / "fixtures" / "energon_names.txt"  # `module name` a line, of Energon 7.4.1
+LISTER = REPOSITORY / "tests" / "interop" / "list_energon_names.py"
+PEER = os.environ.get("ENERGON_PEER_PYTHON")
+ADAPTER = importlib.util.find_spec("energon_grain_torch") and importlib.util.find_spec("torch")
+SAME, NOTHING = "the same", "—"
+
+
+def table() -> list[tuple[list[str], str]]:
+    """Energon's names and what stands in the column of ours, row by row."""
+    section = PAGE.read_text().partition("## Every name\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`([^`]+)`", cells[0]), cells[1].strip()) for cells in rows]
+
+
+def energon_names() -> set[str]:
+    return {line.split()[1] for line in NAMES.read_text().splitlines()}
+
+
+def ours() -> list[tuple[str, str]]:
+    return [(name, said) for names, said in table() for name in names]
+
+
+def backends() -> list[ModuleType]:
+    return [energon_grain, *([importlib.import_module("energon_grain_torch")] if ADAPTER else [])]
+
+
+def test_every_name_stands_there_once() -> None:
+    names = [name for name, _ in ours()]
+    assert sorted(names) == sorted(energon_names())
+
+
+@pytest.mark.parametrize(("name", "said"), ours())
+def test_what_is_said_of_ours_is_true(name: str, said: str) -> None:
+    if said == SAME:
+        for module in backends():
+            assert name in module.__all__
+            assert getattr(module, name) is not None
+    elif said == NOTHING:
+        assert name not in energon_grain.__all__, "it is there by now"
+    else:
+        (path,) = re.fullmatch(r"`([\w.]+)`", said).groups()  # type: ignore[union-attr]
+        module, _, attribute = path.rpartition(".")
+        if module == "energon_grain_torch" and not ADAPTER:
+            pytest.skip("the PyTorch adapter cannot be imported")
+        assert hasattr(importlib.import_module(module or "energon_grain"), attribute)
+
+
+@pytest.mark.energon
+@pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with")
+def test_the_list_is_energons() -> None:
+    done = subprocess.run([str(PEER), str(LISTER)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == NAMES.read_text()
