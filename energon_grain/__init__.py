@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from energon_grain.datasets.augment_task_encoder import AugmentTaskEncoder
     from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset, MixBatchDataset
     from energon_grain.datasets.cache_pool import CachePool, DirectLazy, Lazy, NoCachePool
+    from energon_grain.datasets.collect_garbage import GcDataset
     from energon_grain.datasets.cooker import Cooker, basic_sample_keys, cooker
     from energon_grain.datasets.dataset import BaseCoreDataset, BaseCoreDatasetFactory, SavableDataset
     from energon_grain.datasets.draw_context import Draw, current_draw
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
+    from energon_grain.datasets.log_samples import LogSampleDataset, default_get_batch_keys
     from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
     from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
     from energon_grain.datasets.multi_epoch import EpochIndex, MultiEpochDataset, SizedDataset
@@ -135,6 +137,7 @@ __all__ = [
     "FilterDataset",
     "FingerprintError",
     "FormatError",
+    "GcDataset",
     "GroupBatchDataset",
     "HostsError",
     "IdentityMultiEpochDatasetWrapper",
@@ -147,6 +150,7 @@ __all__ = [
     "Lazy",
     "LimitDataset",
     "LoadedDataset",
+    "LogSampleDataset",
     "MapDataset",
     "Metadataset",
     "MetadatasetV2",
@@ -203,6 +207,7 @@ __all__ = [
     "concat_pad",
     "cooker",
     "current_draw",
+    "default_get_batch_keys",
     "edataclass",
     "first_fit_decreasing",
     "generic_batch",
@@ -228,6 +233,7 @@ _MODULES = {
     "datasets.augment_task_encoder": ("AugmentTaskEncoder",),
     "datasets.batching": ("BatchDataset", "GroupBatchDataset", "MixBatchDataset"),
     "datasets.cache_pool": ("CachePool", "DirectLazy", "Lazy", "NoCachePool"),
+    "datasets.collect_garbage": ("GcDataset",),
     "datasets.cooker": ("Cooker", "basic_sample_keys", "cooker"),
     "datasets.dataset": ("BaseCoreDataset", "BaseCoreDatasetFactory", "SavableDataset"),
     "datasets.draw_context": ("Draw", "current_draw"),
@@ -235,6 +241,7 @@ _MODULES = {
     "datasets.file_store_views": ("DecodeFileStore", "FileStoreDecoder", "PrimaryFileStore"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),
+    "datasets.log_samples": ("LogSampleDataset", "default_get_batch_keys"),
     "datasets.mapping": ("FilterDataset", "IterMapDataset", "MapDataset"),
     "datasets.mixtures": ("BlendDataset", "BlendEpochizedDataset", "ConcatDataset"),
     "datasets.multi_epoch": ("EpochIndex", "MultiEpochDataset", "SizedDataset"),

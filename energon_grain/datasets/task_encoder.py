@@ -30,6 +30,7 @@ from energon_grain.datasets.draw_context import current_draw
 from energon_grain.datasets.field_conversion import convert_fields
 from energon_grain.datasets.hooks import idle
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
+from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset
 from energon_grain.datasets.recipe import combine_for_training, combine_for_validation, encode_samples, pack_and_batch
 from energon_grain.datasets.stateless import stateless
@@ -187,6 +188,8 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         dataset = self._encode_and_batch(
             dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
         )
+        if worker_config.should_log(1):
+            dataset = LogSampleDataset(dataset, "train", worker_config)
         if virtual_epoch_length > 0:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
@@ -220,6 +223,8 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         dataset = self._encode_and_batch(
             dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
         )
+        if worker_config.should_log(2):
+            dataset = LogSampleDataset(dataset, "val", worker_config)
         return dataset if limit is None else LimitDataset(dataset, limit, worker_config=worker_config)
 
     def build_encode_sample(self, dataset: SavableDataset, *, worker_config: WorkerConfig) -> SavableDataset:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from energon_grain.datasets.error_handlers import log_exception, reraise_exception
+from energon_grain.datasets.worker_log import WorkerLog
 from energon_grain.errors import ConfigError
 
 ErrorHandler = Callable[..., None]
@@ -28,8 +29,10 @@ class WorkerConfig:
             `next`. No more than there are cores are started.
         data_parallel_group: Handle of a framework's process group; kept, never used by the core.
         seed_offset: Mixed into the seed of every random choice.
-        worker_debug_path: Unused; accepted so that configurations of the original load.
-        worker_log_level: Unused; accepted likewise.
+        worker_debug_path: File for what `worker_log` writes, with `{worker_id}` (different in every process of all
+            hosts) or `{pid}` in its name; None: the logger `energon_grain.worker`.
+        worker_log_level: 1 or more: `get_train_dataset` logs the keys of each batch; 2: `get_val_dataset` too. See
+            `LogSampleDataset`.
         global_error_handler: Called as `handler(error, sample, sources)` for each sample that fails to decode or whose
             hook raises. It may raise to end the iteration; otherwise the sample is dropped and counted, and the
             error's traceback, which holds whole chunks in memory, is let go of after the call.
@@ -76,6 +79,25 @@ class WorkerConfig:
         """
         rank, world_size = _jax_process()
         return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
+
+    @property
+    def log(self) -> WorkerLog:
+        """Where `worker_log` writes; picklable, which the rest of a configuration need not be."""
+        return WorkerLog(
+            None if self.worker_debug_path is None else str(self.worker_debug_path), self.rank, self.num_workers
+        )
+
+    def should_log(self, level: int) -> bool:
+        """Whether what is of a level (1: batches) is logged."""
+        return level <= self.worker_log_level
+
+    def worker_log(self, data: Mapping[str, Any]) -> None:
+        """Write what is JSON-native as one line of this process's file. See `worker_debug_path`."""
+        self.log.write(data)
+
+    def config(self) -> dict[str, Any]:
+        """What describes it in logs; JSON-native."""
+        return {"rank": self.rank, "world_size": self.world_size, "num_workers": self.num_workers}
 
 
 def _jax_process() -> tuple[int, int]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from energon_grain.datasets.batching import BatchDataset
+from energon_grain.datasets.collect_garbage import GcDataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.hooks import is_generator
+from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.mapping import FilterDataset, MapDataset
 from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.datasets.run_settings import RunSettings
@@ -173,11 +176,19 @@ def _is_above_batches(node: SavableDataset) -> bool:
 
 
 def _cuts(dataset: SavableDataset) -> _Top:
-    """The same where items are delivered one by one: nothing but what cuts the stream."""
+    """The same where items are delivered one by one: nothing but what cuts the stream, and who watches it."""
     top = _Top(below=dataset)
-    while isinstance(top.below, RunSettings | EpochizeDataset | LimitDataset):
-        _note(top.below, top)
+    watching: list[LogSampleDataset | GcDataset] = []
+    while isinstance(top.below, RunSettings | EpochizeDataset | LimitDataset | LogSampleDataset | GcDataset):
+        if isinstance(top.below, LogSampleDataset | GcDataset):
+            watching.append(top.below)
+        else:
+            _note(top.below, top)
         top.below = top.below.dataset
+    for node in reversed(watching):  # below the cuts they see the same items
+        below = copy.copy(node)
+        object.__setattr__(below, "dataset", top.below)
+        top.below = below
     return top
 
 

@@ -115,7 +115,7 @@ class WorkerProcess:
         self._busy = False
         try:
             start = cloudpickle.dumps(
-                {"path": sys.path, "spec": cloudpickle.dumps(dataclasses.replace(spec, program=None))}
+                {"number": number, "path": sys.path, "spec": cloudpickle.dumps(dataclasses.replace(spec, program=None))}
             )
         except Exception as error:
             os.close(self._arena)

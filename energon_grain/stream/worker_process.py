@@ -12,6 +12,7 @@ import time
 from io import TextIOWrapper
 from typing import Any, BinaryIO, cast
 
+from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.processes import HEADER
 from energon_grain.stream.result_transport import portable_error
@@ -33,6 +34,7 @@ def main() -> None:
         return
     setup: dict[str, Any] = pickle.loads(start)
     sys.path[:] = setup["path"]
+    this_is_worker(setup["number"])
     failed: Any = None
     stage: PureStage | None = None
     try:
