@@ -8,6 +8,7 @@ from typing import Any, cast, overload
 import msgspec
 
 from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.source import SampleLocation
 
 
 class LazyTuple(msgspec.Struct, gc=False, eq=False):
@@ -66,12 +67,22 @@ class LazySources(LazyTuple, gc=False, eq=False):
 
     def resolve(self) -> tuple[SourceInfo, ...]:
         """The plain tuple."""
-        place = self.source.locate(self.index)
-        names = tuple(f"{place.key}.{part}" for part in place.parts)
-        return (SourceInfo(dataset_path=self.source.path, index=self.index, shard_name=place.shard, file_names=names),)
+        return (_info(self.source, self.source.locate(self.index)),)
 
     def __len__(self) -> int:
         return 1
+
+
+class LazyRowSources(LazySources, gc=False, eq=False):
+    """The `__sources__` of a row of a join: those of all its members, looked up when asked for."""
+
+    def resolve(self) -> tuple[SourceInfo, ...]:
+        """The plain tuple."""
+        places = zip(self.source.members, self.source.locate_all(self.index), strict=True)
+        return tuple(_info(member, place) for member, place in places if place is not None)
+
+    def __len__(self) -> int:
+        return len(self.resolve())
 
 
 class ChainedSources(LazyTuple, gc=False, eq=False):
@@ -85,6 +96,11 @@ class ChainedSources(LazyTuple, gc=False, eq=False):
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
+
+
+def _info(source: Any, place: SampleLocation) -> SourceInfo:
+    names = tuple(f"{place.key}.{part}" for part in place.parts)
+    return SourceInfo(dataset_path=source.path, index=place.index, shard_name=place.shard, file_names=names)
 
 
 cast("Any", Sequence).register(LazyTuple)

@@ -44,10 +44,6 @@ class ArrayColumn:
                 found = self._construct(len(found), {self._field: found, "__sources__": sources})
         return _spread(found, member, rows)
 
-    def sources(self, member: MemberBatch, rows: int) -> list[Any]:
-        """Where each of the values came from, None where there is none."""
-        return _spread(list(map(LazySources, repeat(self._source), member.samples.tolist())), member, rows)
-
 
 def _spread(found: list[Any], member: MemberBatch, rows: int) -> list[Any]:
     if len(found) == rows:

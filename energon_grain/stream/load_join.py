@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.sources.joined import JoinedBatch
-from energon_grain.sources.provenance import ChainedSources
+from energon_grain.sources.provenance import LazyRowSources
 from energon_grain.sources.raw import RawBatch
 from energon_grain.stream.array_column import ArrayColumn
 from energon_grain.stream.flow import Flow
@@ -34,6 +36,7 @@ class JoinLoader:
             else LeafLoader(number, member, leaf_key, failure_tolerance)
             for member in leaf.members
         ]
+        self._source = leaf.source
         self._joins_sources = not row.merges
         self._hook = HookSpec(
             name="join",
@@ -76,7 +79,9 @@ class JoinLoader:
             for place, dropped in part.dropped.items():
                 flow.dropped.setdefault(places[place], dropped)
         assert flow is not None
-        merged = None if self._merge is None or flow.dropped else self._merge(columns)
+        sources = list(map(LazyRowSources, repeat(self._source), joined.indices.tolist()))
+        flow.sources = sources.__getitem__
+        merged = None if self._merge is None or flow.dropped else self._merge(columns, sources)
         if merged is not None:
             flow.values = merged
             return flow
@@ -86,24 +91,23 @@ class JoinLoader:
             flow.values = [flow.values[place] for place in flow.places]
         flow.apply(self._hook)
         if self._joins_sources:
-            self._add_sources(flow, joined, columns)
+            _add_sources(flow, columns[0], sources)
         return flow
 
-    def _add_sources(self, flow: Flow, joined: JoinedBatch, columns: list[list[Any]]) -> None:
-        """Name the sources of all members at the samples of a joiner that took over the primary's."""
-        sources = [
-            loader.sources(member, len(joined)) if isinstance(loader, ArrayColumn) else list(map(_sources_of, column))
-            for loader, member, column in zip(self._members, joined.members, columns, strict=True)
-        ]
-        for place, value in zip(flow.places, flow.values, strict=True):
-            own = [column[place] for column in sources]
-            if own[0] is None or _sources_of(value) is not own[0]:
-                continue
-            chained = ChainedSources(tuple(part for part in own if part))
-            if isinstance(value, dict):
-                value["__sources__"] = chained
-            else:
-                value.__sources__ = chained
+
+def _add_sources(flow: Flow, primary: list[Any], sources: list[LazyRowSources]) -> None:
+    """Name the sources of all members at the samples of a joiner that took over the primary's."""
+    if flow.dropped:
+        primary = [primary[place] for place in flow.places]
+        sources = [sources[place] for place in flow.places]
+    before, after = _sources_of(primary), _sources_of(flow.values)
+    for value, given, found, row in zip(flow.values, before, after, sources, strict=True):
+        if found is not given or found is None:
+            continue
+        if isinstance(value, dict):
+            value["__sources__"] = row
+        else:
+            value.__sources__ = row
 
 
 class ColumnMerge:
@@ -117,11 +121,12 @@ class ColumnMerge:
         self._construct = column_constructor(sample_type)
         self._fields = {field.name for field in dataclasses.fields(sample_type)}
 
-    def __call__(self, columns: list[list[Any]]) -> list[Any] | None:
+    def __call__(self, columns: list[list[Any]], sources: list[LazyRowSources]) -> list[Any] | None:
         """Samples of the rows; None where they must be merged one by one.
 
         Args:
             columns: For each dataset its sample of each row.
+            sources: Of each row.
         """
         merged: dict[str, Any] = {}
         for column in columns:
@@ -133,9 +138,7 @@ class ColumnMerge:
                     merged[field.name] = list(map(attrgetter(field.name), column))
         for name in BASE_FIELDS:
             merged[name] = list(map(attrgetter(name), columns[0]))
-        merged["__sources__"] = list(
-            map(ChainedSources, zip(*(map(_sources, column) for column in columns), strict=True))
-        )
+        merged["__sources__"] = sources
         if merged.keys() - self._fields:
             return None
         try:
@@ -144,12 +147,14 @@ class ColumnMerge:
             return None  # a field has no value: each row says so by itself
 
 
-_sources = attrgetter("__sources__")
-
-
-def _sources_of(sample: Any) -> Any:
+def _sources_of(samples: list[Any]) -> list[Any]:
     """The sources of whatever a joiner takes or makes; None where it has none."""
-    return sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
+    with suppress(AttributeError):
+        return list(map(attrgetter("__sources__"), samples))
+    return [
+        sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
+        for sample in samples
+    ]
 
 
 def loader_of(

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from energon_grain.errors import SkipSample, WorkerError
-from energon_grain.sources.provenance import LazySources
+from energon_grain.sources.provenance import LazyRowSources, LazySources
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
@@ -45,9 +45,9 @@ class SamplePickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """(source, index) in place of provenance, a name in place of a class of the script."""
         # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
-        if type(obj) is LazySources:
+        if type(obj) is LazySources or type(obj) is LazyRowSources:
             number = self._numbers.get(id(obj.source))
-            return NotImplemented if number is None else (_bound, (number, obj.index))
+            return NotImplemented if number is None else (_bound, (type(obj), number, obj.index))
         if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
             return _class_of_script, (obj.__qualname__,)
         return NotImplemented
@@ -77,8 +77,8 @@ class SampleUnpickler(pickle.Unpickler):
 _receiving = threading.local()
 
 
-def _bound(number: int, index: int) -> LazySources:
-    return LazySources(_receiving.sources[number], index)
+def _bound(kind: type[LazySources], number: int, index: int) -> LazySources:
+    return kind(_receiving.sources[number], index)
 
 
 def _class_of_script(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`__sources__` looks like a tuple of one and is looked up when asked for."""
+"""`__sources__` looks like a tuple and is looked up when asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from energon_grain import SourceInfo
-from energon_grain.sources.provenance import LazySources
+from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_input import read_join_input
+from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.provenance import LazyRowSources, LazySources
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import make_text_dataset
 
@@ -45,3 +48,15 @@ def test_travels_as_a_plain_tuple(source: WebDatasetSource) -> None:
     copy = pickle.loads(pickle.dumps(lazy))
     assert type(copy) is tuple
     assert copy == lazy
+
+
+def test_rows_name_what_all_members_have(tmp_path: Path) -> None:
+    left = make_text_dataset(tmp_path / "left", n=4, shards=1)
+    right = make_text_dataset(tmp_path / "right", n=2, shards=1)
+    members = [read_join_input(left, "train"), read_join_input(right, "train", nonmatch="none")]
+    source = JoinedSource(build_join(members, None), [WebDatasetSource(left), WebDatasetSource(right)], start=1)
+    both, alone = LazyRowSources(source, 0), LazyRowSources(source, 1)
+    assert both == LazySources(source.members[0], 1) + LazySources(source.members[1], 1)
+    assert alone == LazySources(source.members[0], 2)
+    assert [len(both), len(alone)] == [2, 1]
+    assert type(pickle.loads(pickle.dumps(both))) is tuple

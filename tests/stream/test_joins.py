@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from stream_hosts import quiet
+from stream_hosts import quiet, worker_config
 
 from energon_grain import (
     ConfigError,
@@ -28,6 +28,7 @@ from energon_grain import (
 )
 from energon_grain.datasets.cooker import Cooker, basic_sample_keys
 from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.provenance import LazyRowSources
 from energon_grain.testing import write_tars
 
 Folder = Callable[..., Path]
@@ -98,6 +99,11 @@ def test_the_example_of_the_documentation(folder: Path, module: str) -> None:
         ("s6", "ds1:s6", "ds2:s6", None),
     ]
     assert [row.__restore_key__ for row in found] == [("sample", 0, number) for number in range(3)]
+    assert [[Path(source.dataset_path).name for source in row.__sources__] for row in found] == [
+        ["ds1", "ds2", "ds3"],
+        ["ds1", "ds2", "ds3"],
+        ["ds1", "ds2"],
+    ]
 
 
 def test_by_name(folder: Path, module: str) -> None:
@@ -211,6 +217,38 @@ def test_rows_run_as_any_leaf_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         host.restore(states[2])
     for step in range(3, 8):
         assert sorted(text for host in hosts for text in next(host)["texts"]) == sorted(first[step])
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_rows_from_workers_name_all_their_sources(folder: Path, worker_type: str) -> None:
+    path = metadataset(folder, {"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
+    config = worker_config(num_workers=1, worker_type=worker_type)
+    dataset = get_val_dataset(path, split_part="train", batch_size=None, worker_config=config)
+    with Stream.of(dataset) as stream:
+        found = list(stream)
+    # They stay small on their way: (source, row), looked up here.
+    assert {type(row.__sources__) for row in found} == {LazyRowSources}
+    assert [[source.file_names[0] for source in row.__sources__] for row in found] == [
+        [f"{key}.txt"] * 2 for key in ("s1", "s3", "s6")
+    ]
+
+
+def test_joiners_with_sources_of_their_own(folder: Path, module: str) -> None:
+    def named(*samples: Any) -> Any:
+        row = Row.from_joined(*samples)
+        if row.__key__ == "s1":
+            row.__sources__ = samples[1].__sources__
+        if row.__key__ == "s2":
+            row.__sources__ = None
+        return {"__key__": "s3", "__sources__": row.__sources__} if row.__key__ == "s3" else row
+
+    vars(sys.modules[module])["named"] = named
+    join = [{"path": "ds1"}, {"path": "ds2", "nonmatch": "none"}]
+    path = metadataset(folder, {"join": join, "joiner": {"__module__": module, "__function__": "named"}})
+    found = rows(path, trusted_modules=[module])
+    sources = [row["__sources__"] if isinstance(row, dict) else row.__sources__ for row in found]
+    names = [[Path(source.dataset_path).name for source in each or ()] for each in sources]
+    assert names == [["ds2"], [], ["ds1", "ds2"], ["ds1"], ["ds1", "ds2"]]
 
 
 def test_dropped_members_drop_the_row(tmp_path: Path, module: str) -> None:
