@@ -99,6 +99,8 @@ class JoinedSource:
         stop: int | None = None,
     ) -> None:
         self._index, self._members = index, tuple(members)
+        if members and isinstance(members[0], ArraySource):
+            raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
         self._start, self._stop = start, len(index) if stop is None else stop
         if not 0 <= self._start <= self._stop <= len(index):
             raise ConfigError(f"rows [{start}, {stop}) of a join with {len(index)} do not exist")
@@ -146,14 +148,9 @@ class JoinedSource:
 
     @property
     def primary(self) -> WebDatasetSource:
-        """The first dataset.
-
-        Raises:
-            ConfigError: The first is an array.
-        """
+        """The first dataset."""
         primary = self._members[0]
-        if isinstance(primary, ArraySource):
-            raise ConfigError(f"{primary.path}: an array cannot be the primary of a join; put a dataset before it")
+        assert isinstance(primary, WebDatasetSource)
         return primary
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from energon_grain.metadataset.blends import (
     MetadatasetConcat,
 )
 from energon_grain.metadataset.documents import Metadataset, MetadatasetV2, parse_document, read_document
-from energon_grain.metadataset.joins import Joiner, MetadatasetJoin
+from energon_grain.metadataset.joins import JoinArrayReference, Joiner, MetadatasetJoin
 from energon_grain.metadataset.references import AuxReference, DatasetReference
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.yaml_dialect import parse_yaml
@@ -149,6 +149,15 @@ def test_joins_are_read_in_full() -> None:
     assert not listed.joiner.is_function
 
 
+def test_arrays_in_joins() -> None:
+    got = node("join: [{path: a}, {array: b.zarr}, {array: c, keys: k.txt, nonmatch: none, field: f}]")
+    _, by_row, by_key = got.join
+    assert by_row == JoinArrayReference(array="b.zarr")
+    assert by_key == JoinArrayReference(array="c", keys="k.txt", nonmatch="none", field="f")
+    assert node("join: [{path: a}, {array: b.zarr, by: row}]").join[1].by == "row"
+    assert MetadatasetJoin(join=[{"path": "a"}, by_key]).join[1] is by_key
+
+
 def test_reading_imports_nothing(tmp_path: Path) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit")
     sys.path.insert(0, str(tmp_path))
@@ -212,6 +221,14 @@ BAD_NODES = [
     ("{blend: [{path: a}, {path: b}], schedule: [{from_position: 0, weights: [1, 0]}]}", "schedule", "never be drawn"),
     ("{blend: [{path: a, weight: 2}], schedule: [{from_position: 0, weights: [1]}]}", "blend[0].weight", "schedule"),
     ("{join: [{path: a}], joiners: {}}", "joiners", "joiner"),
+    ("{join: [{array: a}]}", "join[0]", "put the array behind it"),
+    ("{join: {x: {array: a}, y: {path: b}}}", "join.x", "put the array behind it"),
+    ("{join: [{path: a}, {array: b, path: b}]}", "join[1].path", "no such key"),
+    ("{join: [{path: a}, {array: b, split_part: x}]}", "join[1].split_part", "no such key"),
+    ("{join: [{path: a}, {array: b, by: key}]}", "join[1].by", "needs `keys`"),
+    ("{join: [{path: a}, {array: b, by: row, keys: k}]}", "join[1].keys", "keys have no meaning"),
+    ("{join: [{path: a}, {array: b, by: column}]}", "join[1].by", "one of row, key"),
+    ("{array: b}", "array", "no such key"),
     ("{join: [], joiner: {__module__: a, __class__: B}}", "join", "no dataset"),
     ("{join: [{path: a}], joiner: B}", "joiner", "__module__"),
     ("{join: [{path: a}], joiner: {__class__: B}}", "joiner", "__module__"),

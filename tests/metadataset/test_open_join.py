@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from arrays import numbered, write_array
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
@@ -120,6 +121,36 @@ def test_stale_indices_are_refused_and_removed(meta: Path, tmp_path: Path) -> No
     assert names(meta) & before == set()
     assert len(names(meta, "*.bin")) == 3
     assert len(open_join(join)) == 4
+
+
+def test_arrays_are_prepared_for_us_only(meta: Path, tmp_path: Path) -> None:
+    write_array(tmp_path / "row.zarr", numbered(6, 2))
+    write_array(tmp_path / "key.zarr", numbered(2, 2))
+    (tmp_path / "keys.txt").write_text("d\nb\n")
+    by_key = {"array": "key.zarr", "keys": "keys.txt", "nonmatch": "none"}
+    metadataset(meta, train={"join": [{"path": "a"}, {"array": "row.zarr"}, by_key]})
+    said: list[tuple[str, int, int]] = []
+    report = prepare_metadataset(meta, progress=lambda *now: said.append(now))
+    assert said[-1][1:] == (6, 6)  # the keys of four samples and of two rows
+    assert (report.joins[0].rows, report.joins[0].missing) == (4, {"key.zarr": 2})
+    assert len(report.notes) == 1
+    assert "knows no arrays" in report.notes[0]
+    assert names(meta, "*.bin") == set()
+    (join,) = joins(meta)
+    assert open_join(join, joined_on_use=0).rows.tolist() == [[0, 0, -1], [1, 1, 1], [2, 2, -1], [3, 3, 0]]
+    assert prepare_metadataset(meta).joins[0].built is False
+    write_array(tmp_path / "key.zarr", numbered(2, 2) + 1)
+    with pytest.raises(StaleIndexError, match=r"the array key\.zarr or the keys of its rows were changed .*; run"):
+        open_join(join)
+    write_array(tmp_path / "key.zarr", numbered(2, 2))
+    assert len(open_join(join, joined_on_use=0)) == 4
+    (tmp_path / "keys.txt").write_text("b\nd\n")
+    with pytest.raises(StaleIndexError, match=r"keys of its rows were changed \(2 rows then, 2 now\)"):
+        open_join(join)
+    report = prepare_metadataset(meta)
+    assert (report.joins[0].built, len(report.removed)) == (True, 1)
+    metadataset(meta, train={"join": [{"path": "a"}, {"array": "row.zarr"}]})
+    assert open_join(joins(meta)[0]).rows.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
 def test_prepared_again_without_a_change(meta: Path, tmp_path: Path) -> None:

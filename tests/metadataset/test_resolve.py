@@ -20,7 +20,7 @@ from energon_grain.metadataset.load import load_dataset, load_metadataset
 from energon_grain.metadataset.references import AuxReference
 from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
 from energon_grain.metadataset.subset import Subset
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
+from energon_grain.metadataset.tree import ArrayReference, Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
 
 Write = Callable[[str, str], Path]
 
@@ -253,6 +253,29 @@ def test_files_that_a_join_names_hold_for_datasets_without_their_own(write: Writ
         ("s.yaml", "d.yaml"),
         ("own.yaml", "o.yaml"),
     ]
+
+
+def test_arrays_of_joins(write: Write, tmp_path: Path) -> None:
+    array = "{array: e/emb.v2.zarr, keys: ../k.txt, nonmatch: skip}"
+    (tmp_path / "inner").mkdir()
+    write("inner/meta.yaml", f"train: {{join: [{{path: a}}, {array}, {{array: b, field: f}}]}}")
+    (join,) = leaves_of(load(write("meta.yaml", "train: {path: inner/meta.yaml}")))
+    assert isinstance(join, Join)
+    assert [leaf.path for leaf in join.datasets] == [join.primary.path] == [str(tmp_path / "inner" / "a")]
+    by_key, by_row = (member.leaf for member in join.members[1:])
+    assert by_key == ArrayReference(
+        written="e/emb.v2.zarr",
+        through=("inner/meta.yaml",),
+        path=str(tmp_path / "inner" / "e" / "emb.v2.zarr"),
+        keys=str(tmp_path / "k.txt"),
+        field="emb.v2",
+    )
+    assert (by_row.keys, by_row.field, join.members[1].nonmatch) == (None, "f", "skip")
+    named = write("meta.yaml", "train: {join: {x: {path: a}, y: {array: b}, z: {array: b, field: f}}}")
+    (join,) = leaves_of(load(named))
+    assert [member.leaf.field for member in join.members[1:]] == ["y", "f"]
+    with pytest.raises(ConfigError, match=r"join\[1\]\.array: s3://b: only local arrays can be joined"):
+        load(write("meta.yaml", "train: {join: [{path: a}, {array: 's3://b'}]}"))
 
 
 def test_only_folders_are_joined(write: Write) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import numbered, write_array
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.join_array import JoinArray
 from energon_grain.prepare.join_build import build_join
 from energon_grain.prepare.join_input import read_join_input
+from energon_grain.sources.array import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -86,6 +89,31 @@ def test_rows_in_any_order_and_repeated(source: JoinedSource) -> None:
     assert batch.nbytes() == sum(
         len(value) for row in seen(batch) for cell in row if cell for value in cell[1].values()
     )
+
+
+def test_rows_of_arrays(folder: Path, tmp_path: Path) -> None:
+    path = write_array(tmp_path / "a", numbered(30, 2))
+    text = read_join_input(folder / "text", "train")
+    index = build_join([text, JoinArray(path=path, nonmatch="none")], tmp_path / "cache")
+    source = JoinedSource(index, [WebDatasetSource(folder / "text"), ArraySource(path)], start=5)
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.content_id == source.content_id
+    wanted = np.array([30, 3, 24, 3])
+    batch = copy.read(wanted)
+    assert batch.members[1].places.tolist() == [1, 2, 3]
+    assert batch.members[1].samples.tolist() == [8, 29, 8]
+    assert [row.tolist() for row in batch.members[1].batch] == [[16, 17], [58, 59], [16, 17]]
+    text_bytes = source.members[0].sizes(wanted + 5)
+    assert (source.sizes(wanted) - text_bytes).tolist() == [0, 8, 8, 8]
+    assert batch.nbytes() == 4 * len("text 000") + 3 * 8
+    assert [place and (place.index, place.key) for place in source.locate_all(24)] == [(29, "029"), (29, "29")]
+    assert source.locate_all(30)[1] is None
+    copy.close()
+    write_array(path, numbered(30, 2) + 1)
+    with pytest.raises(StaleIndexError, match="a: holds something else"):
+        pickle.loads(pickle.dumps(source))
+    with pytest.raises(ConfigError, match="an array cannot be the primary"):
+        _ = JoinedSource(index, [ArraySource(path), WebDatasetSource(folder / "text")])
 
 
 def test_nothing_of_a_dataset_in_a_batch(source: JoinedSource) -> None:
