@@ -174,10 +174,21 @@ def _write_columns(
                 writer.close()
         start, text = _read_keys(folder, writers)
         duplicates = DuplicateKeys()
-        for block in external_key_order(start, text, folder, on_duplicates=duplicates.add if unique_keys else None):
-            writers["key_order"].append(block)
         first = np.cumsum([0] + [samples for _, _, samples in described])
-        duplicates.refuse(start, text, first, lambda shard: described[shard][0])
+
+        def note(pairs: npt.NDArray[np.int64]) -> None:
+            homes = np.searchsorted(first, pairs, side="right") - 1
+            duplicates.add(
+                len(pairs),
+                (
+                    (text[start[number] : start[number + 1]].tobytes(), described[one][0], described[other][0])
+                    for (number, _), (one, other) in zip(pairs, homes, strict=True)
+                ),
+            )
+
+        for block in external_key_order(start, text, folder, on_duplicates=note if unique_keys else None):
+            writers["key_order"].append(block)
+        duplicates.refuse()
     columns = {name: Column(writer.rows, writer.checksum) for name, writer in writers.items()}
     (folder / _COMPLETE).touch()
     return ColumnarHeader(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,40 @@ def test_duplicates_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
     assert "'a' in s0.tar and in s1.tar; 'b' in s0.tar and in s2.tar" in str(caught.value)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite"]
+
+
+def test_duplicates_that_are_not_text(tmp_path: Path) -> None:
+    scans = [(3, scan_of([b"\xff", b"b", b"b"])), (4, scan_of([b"a", b"\xff", b"b"]))]
+    with pytest.raises(DuplicateKeyError) as caught:
+        write_sqlite_index(tmp_path / "index.sqlite", scans)
+    assert "3 samples have the key of another one" in str(caught.value)
+    assert "'b' in tar file 3 twice" in str(caught.value)
+    assert r"'\\xff' in tar file 3 and in tar file 4" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_sqlite_index import scan_of
+from energon_grain.formats.sqlite_index import write_sqlite_index
+
+def scans(shards):
+    for shard in range(shards):
+        yield shard, scan_of([b"%d/%018d" % (shard, i) for i in range(1000)])
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+write_sqlite_index(Path(sys.argv[1]), scans(20), cache_bytes=1 << 20)
+before = peak_bytes()
+write_sqlite_index(Path(sys.argv[1]), scans(200), cache_bytes=1 << 20)
+assert peak_bytes() - before < 4 << 20, peak_bytes() - before
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "index.sqlite"), str(Path(__file__).parent)]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_a_repeated_part_counts_last(tmp_path: Path) -> None:
