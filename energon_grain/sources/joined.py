@@ -185,7 +185,13 @@ class JoinedSource:
             column = samples[:, number]
             places = np.flatnonzero(column >= 0)
             own = column[places]
-            batch = member.read(own) if len(places) else None
+            batch = None
+            if isinstance(member, ArraySource) and len(places):
+                batch = member.read(own)
+            elif isinstance(member, WebDatasetSource) and len(places):
+                whole = len(places) == len(indices)
+                keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
+                batch = member.read(own, keys=keys)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
             indices=indices, keys=primary.keys, shards=primary.shards, columns=primary.columns, members=members

@@ -197,8 +197,13 @@ class WebDatasetSource:
             owner, rows = owner[keep], rows[keep]
         return owner, rows
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`."""
+    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`.
+
+        Args:
+            indices: Of the samples.
+            keys: Theirs, where they are known.
+        """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)
         self._check_shards(shard)
@@ -222,7 +227,7 @@ class WebDatasetSource:
         names = self._index.shards
         batch = RawBatch(
             indices=indices,
-            keys=self._index.keys(samples),
+            keys=self._index.keys(samples) if keys is None else keys,
             shards=[names[number] for number in shard.tolist()],
             columns=self._columns(len(samples), owner, self._part_name[rows], values),
         )

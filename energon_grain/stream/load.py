@@ -37,7 +37,11 @@ class LeafLoader:
         self._construct = None if leaf.sample_type is None else column_constructor(leaf.sample_type)
 
     def load(
-        self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]], groups: tuple[range, ...] = ()
+        self,
+        raw: RawBatch,
+        draws: tuple[list[int], list[int], list[int]],
+        groups: tuple[range, ...] = (),
+        restore_keys: list[tuple[Any, ...]] | None = None,
     ) -> Flow:
         """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped.
 
@@ -45,12 +49,13 @@ class LeafLoader:
             raw: What was read.
             draws: (child positions, indices, epochs) of each sample.
             groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
+            restore_keys: One a sample, where they have been made.
         """
         flow = Flow(
             leaf=self._number,
             leaf_key=self._leaf_key,
             raw=raw,
-            restore_keys=list(zip(repeat("sample"), repeat(self._number), draws[0], strict=False)),
+            restore_keys=restore_keys or list(zip(repeat("sample"), repeat(self._number), draws[0], strict=False)),
             draws=draws,
             values=[],
             places=list(range(len(raw))),

@@ -40,7 +40,7 @@ class JoinLoader:
         self._joins_sources = not row.merges
         self._hook = HookSpec(
             name="join",
-            function=leaf.row,
+            function=row if row.names is not None else lambda samples, function=row.function: function(*samples),
             failure_tolerance=failure_tolerance,
             restore_seeds=False,
             concurrent=True,
@@ -66,7 +66,7 @@ class JoinLoader:
             whole = len(member.places) == rows
             places = [] if whole else member.places.tolist()
             own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
-            part = loader.load(member.batch, own)
+            part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
             flow = flow or part
             if whole and not part.dropped:
                 columns.append(part.values)
