@@ -134,6 +134,8 @@ class JoinedSamples:
         self.shards = np.array([numbers[name] for name in member.shards], np.int64)
         counts = self.index.shard_first[self.shards + 1] - self.index.shard_first[self.shards]
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        shifts = np.unique(self.index.shard_first[self.shards] - self.first[:-1])
+        self._shift = int(shifts[0]) if len(shifts) == 1 else None  # one where the shards follow each other
         self._rank_of_shard = np.full(len(self.index.shards), -1, np.int64)
         self._rank_of_shard[self.shards] = self.first[:-1]
         excluded = [sample for shard, key in member.excluded for sample in self._find(numbers[shard], key)]
@@ -166,6 +168,8 @@ class JoinedSamples:
 
     def samples_at(self, ranks: Int64Array) -> Int64Array:
         """Number in the whole dataset of the sample of each rank."""
+        if self._shift is not None:
+            return ranks + self._shift
         place = np.searchsorted(self.first, ranks, side="right") - 1
         return ranks - self.first[place] + self.index.shard_first[self.shards[place]]
 
