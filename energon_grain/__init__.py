@@ -14,12 +14,13 @@ from energon_grain._version import __version__
 if TYPE_CHECKING:
     from energon_grain.datasets.augment_task_encoder import AugmentTaskEncoder
     from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset, MixBatchDataset
-    from energon_grain.datasets.cache_pool import CachePool, DirectLazy, Lazy, NoCachePool
+    from energon_grain.datasets.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
     from energon_grain.datasets.collect_garbage import GcDataset
     from energon_grain.datasets.cooker import Cooker, basic_sample_keys, cooker
     from energon_grain.datasets.dataset import BaseCoreDataset, BaseCoreDatasetFactory, SavableDataset
     from energon_grain.datasets.draw_context import Draw, current_draw
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
+    from energon_grain.datasets.file_store_cache_pool import FileCacheLazy, FileStoreCachePool
     from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
@@ -132,7 +133,9 @@ __all__ = [
     "EpochizeDataset",
     "FatalSampleError",
     "FieldMapError",
+    "FileCacheLazy",
     "FileStore",
+    "FileStoreCachePool",
     "FileStoreDecoder",
     "FilterDataset",
     "FingerprintError",
@@ -155,6 +158,7 @@ __all__ = [
     "Metadataset",
     "MetadatasetV2",
     "MixBatchDataset",
+    "MockLazy",
     "MultiChoiceVQASample",
     "MultiEpochDataset",
     "MultiEpochDatasetResampler",
@@ -232,12 +236,13 @@ __all__ = [
 _MODULES = {
     "datasets.augment_task_encoder": ("AugmentTaskEncoder",),
     "datasets.batching": ("BatchDataset", "GroupBatchDataset", "MixBatchDataset"),
-    "datasets.cache_pool": ("CachePool", "DirectLazy", "Lazy", "NoCachePool"),
+    "datasets.cache_pool": ("CachePool", "DirectLazy", "Lazy", "MockLazy", "NoCachePool"),
     "datasets.collect_garbage": ("GcDataset",),
     "datasets.cooker": ("Cooker", "basic_sample_keys", "cooker"),
     "datasets.dataset": ("BaseCoreDataset", "BaseCoreDatasetFactory", "SavableDataset"),
     "datasets.draw_context": ("Draw", "current_draw"),
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
+    "datasets.file_store_cache_pool": ("FileCacheLazy", "FileStoreCachePool"),
     "datasets.file_store_views": ("DecodeFileStore", "FileStoreDecoder", "PrimaryFileStore"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),

@@ -42,10 +42,10 @@ class BoundCooker:
         return self.cooker.cook(sample, **arguments)
 
     def close(self) -> None:
-        """Release the stores' file handles; cooking again opens them anew."""
+        """Release the stores' file handles; cooking again opens them anew. A cache pool is whoever's made it."""
         stores: list[Any] = [*self.given.values(), self.primary]
         for store in stores:
-            if isinstance(store, FileStore | CachePool):
+            if isinstance(store, FileStore):
                 store.close()
 
 

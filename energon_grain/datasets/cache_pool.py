@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from energon_grain.samples.source_info import SourceInfo, add_source_info
@@ -19,10 +22,10 @@ class Lazy(ABC, Generic[T]):
     Attributes:
         ds: The store; None for a value that was handed to `CachePool.to_cache`.
         fname: The key, or the name that it was given.
-        pool: The pool that made it.
+        pool: The pool that made it; None for a `MockLazy`.
     """
 
-    def __init__(self, ds: FileStore[T] | None, fname: str, pool: CachePool) -> None:
+    def __init__(self, ds: FileStore[T] | None, fname: str, pool: CachePool | None) -> None:
         self.ds = ds
         self.fname = fname
         self.pool = pool
@@ -95,7 +98,7 @@ class NoCachePool(CachePool):
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
         """The value itself: it stays in memory."""
-        return _Held(data, name, self)
+        return HeldLazy(data, name, self)
 
     def close(self) -> None:
         """There is nothing to release."""
@@ -120,7 +123,7 @@ class DirectLazy(Lazy[T]):
         return value
 
 
-class _Held(Lazy[T]):
+class HeldLazy(Lazy[T]):
     """A value that is there."""
 
     def __init__(self, value: T, name: str, pool: CachePool) -> None:
@@ -128,4 +131,55 @@ class _Held(Lazy[T]):
         self._value = value
 
     def get(self, sample: Any = None) -> T:
+        """The value itself."""
         return self._value
+
+
+class MockLazy(Lazy[T]):
+    """A lazy value of a function, for tests of what takes lazy values. Each `get` calls it.
+
+    Two of them are equal when name and function are.
+
+    Args:
+        fname: A name.
+        get_fn: Called with the name.
+    """
+
+    def __init__(self, fname: str, get_fn: Callable[[str], T]) -> None:
+        super().__init__(None, fname, None)
+        self.get_fn = get_fn
+
+    def get(self, sample: Any = None) -> T:
+        """What the function returns. No source is added to the sample."""
+        return self.get_fn(self.fname)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MockLazy) and (self.fname, self.get_fn) == (other.fname, other.get_fn)
+
+    def __hash__(self) -> int:
+        return hash((self.fname, self.get_fn))
+
+    def __repr__(self) -> str:
+        return f"MockLazy(fname={self.fname!r}, get_fn={self.get_fn!r})"
+
+
+class _Active(threading.local):
+    pool: CachePool | None = None
+
+
+_active = _Active()
+
+
+@contextmanager
+def using_cache(pool: CachePool | None) -> Generator[None]:
+    """Make a pool that of the hooks that run inside; None: there is none."""
+    outer, _active.pool = _active.pool, pool
+    try:
+        yield
+    finally:
+        _active.pool = outer
+
+
+def active_cache() -> CachePool:
+    """The pool of the hook that runs in this thread: what the loader was given, or one that keeps nothing."""
+    return _active.pool or NoCachePool()

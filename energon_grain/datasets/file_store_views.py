@@ -62,6 +62,14 @@ class DecodeFileStore(FileStore[Any]):
             (self._decoded(key, data), source) for key, (data, source) in zip(keys, self.inner.read(keys), strict=True)
         ]
 
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """As the inner store has it."""
+        return self.inner.stored(key)
+
+    def decoded(self, key: str, data: Any) -> Any:
+        """Decode what the inner store has. Raises as `read` does."""
+        return self._decoded(key, self.inner.decoded(key, data))
+
     def _decoded(self, key: str, data: bytes) -> Any:
         try:
             return self.decoder.decode(key, data)
@@ -96,6 +104,14 @@ class PrimaryFileStore(FileStore[T_co]):
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
         """Read whole names as they are, parts as those of the current sample. See `FileStore.read`."""
         return self.inner.read([self._full(key) for key in keys])
+
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """As the store has it."""
+        return self.inner.stored(self._full(key))
+
+    def decoded(self, key: str, data: Any) -> T_co:
+        """As the store decodes it."""
+        return self.inner.decoded(self._full(key), data)
 
     def _full(self, key: str) -> str:
         return self.current_key + key if key.startswith(".") else key

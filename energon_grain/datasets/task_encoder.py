@@ -22,7 +22,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_grain.datasets.batching import LastBatch
-from energon_grain.datasets.cache_pool import CachePool, NoCachePool
+from energon_grain.datasets.cache_pool import CachePool, active_cache
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
@@ -133,8 +133,8 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
     @property
     def cache(self) -> CachePool:
-        """Where cookers with `need_cache` get values from: it reads them when they are asked for, and keeps nothing."""
-        return NoCachePool()
+        """The loader's `cache_pool`, in a hook; without one, a pool that reads when it is asked, and keeps nothing."""
+        return active_cache()
 
     @property
     def current_batch_index(self) -> int:

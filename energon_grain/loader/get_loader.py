@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.iterator import SavableDataLoader
@@ -17,6 +18,7 @@ def get_savable_loader(
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
     checkpoint_every_sec: float | None = None,
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
@@ -31,6 +33,8 @@ def get_savable_loader(
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: In place of the dataset's own.
         prefetch_factor: Batches that are made ahead for each worker.
+        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+            `NoCachePool`.
         checkpoint_every_sec: Accepted for compatibility, as are all that follow: saving costs microseconds and keeps
             no internal checkpoints, and nothing is forked, so there is nothing to set.
         checkpoint_every_min_n_samples: See `checkpoint_every_sec`.
@@ -47,7 +51,9 @@ def get_savable_loader(
     del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
     del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
     config = with_agreement(worker_config or dataset.worker_config, jax_processes())
-    return SavableDataLoader(Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor))
+    return SavableDataLoader(
+        Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
+    )
 
 
 def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:

@@ -55,5 +55,17 @@ class FileStore(ABC, Generic[T_co]):
             add_source_info(sample, source)
         return value
 
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """What lies under a key as it is stored, which `decoded` makes the value of. Raises as `read` does."""
+        return self[key]
+
+    def decoded(self, key: str, data: Any) -> T_co:
+        """The value of a key, from what `stored` returned.
+
+        Raises:
+            DecodingError: It does not decode.
+        """
+        return data
+
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""

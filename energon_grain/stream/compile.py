@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from energon_grain.datasets.batching import BatchDataset
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.collect_garbage import GcDataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.hooks import is_generator
@@ -52,12 +53,15 @@ class _Top:
     same_pass: bool = False
 
 
-def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> StreamSpec:
+def compile_dataset(
+    dataset: SavableDataset, *, hosts: int | None = None, cache_pool: CachePool | None = None
+) -> StreamSpec:
     """Resolve a dataset into everything that decides what comes out of it.
 
     Args:
         dataset: Outermost node.
         hosts: Number of hosts, for the default of `lanes`; default: as the dataset's `worker_config` says.
+        cache_pool: What hooks get as `cache`; None: what their task encoder says.
 
     Raises:
         ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
@@ -88,7 +92,7 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
         seed=seed,
         written_seed=(settings.seed, offset),
         lanes=lanes,
-        leaves=tuple(leaf.spec(lanes, runs[leaf.number]) for leaf in compiler.leaves),
+        leaves=tuple(leaf.spec(lanes, runs[leaf.number], cache_pool) for leaf in compiler.leaves),
         index_map=branch.index_map(lanes) if isinstance(branch, IndexBranch) else None,
         program=program,
         mixture=branch.told,
@@ -97,6 +101,7 @@ def compile_dataset(dataset: SavableDataset, *, hosts: int | None = None) -> Str
         limit=top.limit,
         same_pass=same_pass,
         ragged=compiler.ragged and top.batch is None,
+        cache_pool=cache_pool,
     )
 
 

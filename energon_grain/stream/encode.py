@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
+from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.sources.source import Source
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -46,7 +47,7 @@ class PureStage:
             FatalSampleError: A hook raised what no policy may skip.
         """
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
-        with paused_collection():
+        with paused_collection(), using_cache(self._spec.cache_pool):
             return self._run(chunk)
 
     def _run(self, chunk: Chunk) -> Encoded:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from energon_grain.datasets.aux_cooking import bind_cooker
 from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.hooks import overridden_hook
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
 from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
@@ -66,20 +67,22 @@ class LeafPart:
         at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
         return window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
 
-    def spec(self, lanes: int, runs: bool) -> LeafSpec:
+    def spec(self, lanes: int, runs: bool, cache_pool: CachePool | None) -> LeafSpec:
         """Everything that the stream needs of it."""
         return LeafSpec(
             key=self.key,
             leaf=self.resolved,
             order=self.order(lanes, runs),
             hook_key=fold(self.seed, "hooks", *self.key),
-            cook=None if self.resolved.sample_type is not None else _cook(self.node, self.resolved),
+            cook=None if self.resolved.sample_type is not None else _cook(self.node, self.resolved, cache_pool),
             hooks=tuple(self.hooks),
             failure_tolerance=self.node.task_encoder.__default_failure_tolerance__,
         )
 
 
-def _cook(node: LeafDataset | JoinedLeafDataset, leaf: ResolvedLeaf | ResolvedJoin) -> HookSpec | None:
+def _cook(
+    node: LeafDataset | JoinedLeafDataset, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None
+) -> HookSpec | None:
     """The task encoder's first cooker that fits the leaf. Without any cooker, crude samples pass as they are."""
     encoder = node.task_encoder
     if not encoder.cookers:
@@ -96,7 +99,7 @@ def _cook(node: LeafDataset | JoinedLeafDataset, leaf: ResolvedLeaf | ResolvedJo
         cooker,
         open_aux(node.aux, encoder.decoder),
         open_primary(leaf.path, leaf.decoder) if cooker.need_primary else None,
-        encoder.cache,
+        encoder.cache if cache_pool is None else cache_pool,
         through=overridden_hook(encoder, "cook_crude_sample"),
         where=node.path,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -157,7 +158,8 @@ class Production:
 
     def __iter__(self) -> Iterator[Step]:
         while not self._progress.ended:
-            step = self._step()
+            with using_cache(self._spec.cache_pool):
+                step = self._step()
             if step is None:
                 return
             yield step

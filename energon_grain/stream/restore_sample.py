@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -64,7 +65,8 @@ class SampleRestorer:
                 f"{reprlib.repr(restore_key)} is not a restore key of this dataset ({error}): pass the "
                 f"`__restore_key__` of a sample or batch that a loader with the same configuration delivered"
             ) from error
-        return self._restore(key)
+        with using_cache(self._spec.cache_pool):
+            return self._restore(key)
 
     def _check(self, key: Any) -> None:
         """Check a key without running any hook."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.datasets.batching import check_last_batch
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError
@@ -113,6 +114,7 @@ class Stream:
         worker_config: WorkerConfig | None = None,
         num_workers: int | None = None,
         prefetch_factor: int = 2,
+        cache_pool: CachePool | None = None,
         make_pool: MakePool | None = None,
         finish: Callable[[Any], Any] | None = None,
     ) -> Stream:
@@ -123,13 +125,14 @@ class Stream:
             worker_config: In place of the dataset's own.
             num_workers: In place of the configuration's.
             prefetch_factor: Batches that are made ahead for each worker.
+            cache_pool: What hooks get as `cache`; not closed with the stream. Default: it keeps nothing.
             make_pool: As in `Stream`.
             finish: As in `Stream`.
         """
         config = worker_config or dataset.worker_config
         if num_workers is not None and num_workers != config.num_workers:
             config = dataclasses.replace(config, num_workers=num_workers)
-        spec = compile_dataset(dataset, hosts=config.world_size)
+        spec = compile_dataset(dataset, hosts=config.world_size, cache_pool=cache_pool)
         return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
 
     def _beginning(self) -> Progress:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.batching import LastBatch
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.joined_leaf import ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import ConfigError
@@ -108,6 +109,7 @@ class StreamSpec:
         mixture: How leaves are mixed, for the manifest; None: there is one.
         same_pass: Every pass is the first again.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
+        cache_pool: What hooks get as `cache`; None: what their task encoder says.
     """
 
     seed: int
@@ -122,6 +124,7 @@ class StreamSpec:
     mixture: dict[str, Any] | None
     same_pass: bool
     ragged: bool
+    cache_pool: CachePool | None
 
     @property
     def order(self) -> IndexMap:

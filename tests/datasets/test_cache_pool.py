@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_grain.datasets.cache_pool import DirectLazy, Lazy, NoCachePool
+from energon_grain.datasets.cache_pool import DirectLazy, Lazy, MockLazy, NoCachePool, active_cache, using_cache
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.system_file_store import SystemFileStore
@@ -88,3 +88,31 @@ def test_copies_share_one_store(tmp_path: Path) -> None:
     assert copies == lazies
     assert all(type(copy) is DirectLazy and copy.ds is store for copy in copies)
     assert [copy.get() for copy in copies] == [lazy.get() for lazy in lazies]
+
+
+def test_a_lazy_value_of_a_function() -> None:
+    names: list[str] = []
+
+    def length(name: str) -> int:
+        names.append(name)
+        return len(name)
+
+    lazy = MockLazy("abc", length)
+    sample: dict[str, tuple[SourceInfo, ...]] = {"__sources__": ()}
+    assert [lazy.get(), lazy.get(sample)] == [3, 3]
+    assert names == ["abc", "abc"]
+    assert sample == {"__sources__": ()}
+    assert lazy == MockLazy("abc", length)
+    assert len({lazy, MockLazy("abc", length), MockLazy("ab", length), MockLazy("abc", len)}) == 3
+    assert (lazy.ds, lazy.fname, lazy.pool) == (None, "abc", None)
+    assert "fname='abc'" in repr(lazy)
+
+
+def test_hooks_see_the_pool_that_is_used() -> None:
+    pool = NoCachePool()
+    assert active_cache() == pool
+    with using_cache(pool):
+        assert active_cache() is pool
+        with using_cache(None):
+            assert active_cache() is not pool
+        assert active_cache() is pool

@@ -57,3 +57,16 @@ def test_parts_of_the_current_sample(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(store)) == store
     store.close()
     assert store.get(".json")["number"] == 4
+
+
+def test_what_is_stored_and_what_is_made_of_it(tmp_path: Path) -> None:
+    root = make_crude_dataset(tmp_path / "set", n=3, shards=1)
+    inner = WebdatasetFileStore(root)
+    decoding = DecodeFileStore(inner, decoder=SampleDecoder())
+    part = PrimaryFileStore(decoding, "000002")
+    data, source = part.stored(".json")
+    assert (data, source) == decoding.stored("000002.json") == inner.stored("000002.json") == inner["000002.json"]
+    assert part.decoded(".json", data) == decoding.decoded("000002.json", data) == part.get(".json")
+    assert inner.decoded("000002.json", data) == data
+    with pytest.raises(DecodingError, match=rf"{root}: 000002\.json"):
+        part.decoded(".json", b"{")
