@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import contents
-from benchmarks.peer_python import peer_python
+from benchmarks.peer_python import energon_program, peer_python
 from benchmarks.tar_writer import write_shard
 
 REPO = Path(__file__).resolve().parent.parent
@@ -128,7 +128,7 @@ def link(folder: Path, target: Path) -> None:
 
 def prepare(folder: Path, data: DataSet | None) -> None:
     """Index a folder of shards non-interactively, everything in the split part `train`; None: as a crude set."""
-    program = [str(Path(peer_python() or "").with_name("energon"))] if peer_python() else OURS
+    program = energon_program() if peer_python() else OURS
     subprocess.run([*program, "prepare", *prepare_options(data), str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
     # Ours builds its columnar index when it first meets a dataset that Energon prepared: not during a measurement.
     build_index = "import sys, pathlib, energon_grain.formats.columnar as c; c.open_columnar(pathlib.Path(sys.argv[1]))"

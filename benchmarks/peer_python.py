@@ -17,3 +17,8 @@ def peer_python() -> Path | None:
     if named:
         raise FileNotFoundError(f"ENERGON_PEER_PYTHON names {named}, which does not exist")
     return None
+
+
+def energon_program() -> list[str]:
+    """The peers' `energon` command."""
+    return [str((peer_python() or Path("missing")).with_name("energon"))]

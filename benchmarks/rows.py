@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import Contender
-from benchmarks.datasets import DATA_SETS, prepare_options
+from benchmarks.datasets import DATA_SETS, OURS, prepare_options
+from benchmarks.join_rows import join_rows
 from benchmarks.mixing_rows import mixing_rows
 from benchmarks.packing_rows import packing_rows
-from benchmarks.peer_python import peer_python
+from benchmarks.peer_python import energon_program
 from benchmarks.programs import energon, floor, grain, importing, ours, peer
 from benchmarks.row import Row, Target
 
@@ -33,6 +33,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _resume(cache),
         *mixing_rows(cache, span),
         *packing_rows(cache, span),
+        *join_rows(cache, span),
     ]
 
 
@@ -144,8 +145,6 @@ def _jpeg(cache: Path, span: dict[str, Any], mode: str, *, threads: int) -> Row:
 def _prepare(cache: Path, *, sqlite: bool) -> Row:
     data = DATA_SETS["text"]
     common = {"folder": str(cache / "text"), "samples": data.samples}
-    own_program = [sys.executable, "-c", "from energon_grain.cli import main; main()"]
-    theirs = [str((peer_python() or Path("missing")).with_name("energon"))]
     options = prepare_options(data)
     own_options = options if sqlite else [*options, "--no-sqlite"]
     return Row(
@@ -158,13 +157,13 @@ def _prepare(cache: Path, *, sqlite: bool) -> Row:
                 name="ours",
                 module="preparing",
                 call="prepare",
-                arguments={**common, "program": own_program, "options": own_options},
+                arguments={**common, "program": OURS, "options": own_options},
             ),
             Contender(
                 name="energon",
                 module="preparing",
                 call="prepare",
-                arguments={**common, "program": theirs, "options": options},
+                arguments={**common, "program": energon_program(), "options": options},
                 in_peer_python=True,
             ),
         ),

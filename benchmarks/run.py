@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.contender import MeasurementFailedError, measure
 from benchmarks.datasets import DATA_SETS, build, once
+from benchmarks.joins import JOINS, write_join
 from benchmarks.machine import describe
 from benchmarks.mixtures import MIXTURES, write_mixture
 from benchmarks.report import RowResult
@@ -36,9 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     needed = dict.fromkeys(name for row in rows for name in row.data_sets)
     build(options.cache, [name for name in needed if name in DATA_SETS])
     for name in needed:
+        folder = options.cache / name
         if name in MIXTURES:
-            folder = options.cache / name
             once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
+        if name in JOINS:
+            once(folder, f"{name}: join", partial(write_join, folder, JOINS[name]))
 
     results: list[RowResult] = []
     settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
@@ -82,7 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         type=Path,
         default=Path(os.environ.get("ENERGON_BENCH_CACHE", REPO / ".bench")),
-        help="folder for the data sets, 10 GB (default: ENERGON_BENCH_CACHE or .bench)",
+        help="folder for the data sets, 14 GB (default: ENERGON_BENCH_CACHE or .bench)",
     )
     parser.add_argument("--output", type=Path, help="where the page goes (default: RESULTS.md for a full run)")
     options = parser.parse_args(arguments)

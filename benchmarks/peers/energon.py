@@ -90,6 +90,18 @@ class PackText(DefaultTaskEncoder):
         return Pack(__key__=key, __restore_key__=(), tokens=tokens, segments=segments, texts=len(samples))
 
 
+@edataclass
+class Pair(Sample):
+    """A row of a join: the texts of both data sets."""
+
+    first: str
+    second: str
+
+    @staticmethod
+    def from_joined(first: TextSample, second: TextSample) -> Pair:
+        return Pair.derive_from(first, first=first.text, second=second.text)
+
+
 def _encoder(program: str) -> DefaultTaskEncoder:
     if program == "crude-text":
         return CrudeText()
@@ -99,13 +111,13 @@ def _encoder(program: str) -> DefaultTaskEncoder:
         prepare_vocabulary()
         return PackText()
     encoder = DefaultTaskEncoder()
-    if program != "plain":
+    if program not in ("plain", "join"):
         encoder.decoder = SampleDecoder(image_decode=program)
     return encoder
 
 
 def build_loader(folder: str, program: str, workers: int, *, blocks: bool = True, savable: bool = False) -> Any:
-    """The loader of a program: `crude-text`, `crude-blob`, `plain` (no user hook), `pack-text`, or an image mode."""
+    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`."""
     packed = program == "pack-text"
     dataset = get_train_dataset(
         folder,
@@ -121,7 +133,7 @@ def build_loader(folder: str, program: str, workers: int, *, blocks: bool = True
 
 def weigh(batch: Any) -> tuple[int, int]:
     """Samples and payload bytes of a batch."""
-    if isinstance(batch, Document):
+    if isinstance(batch, (Document, Pair)):
         count, payload = weigh_column(batch.first)
         return count, payload + weigh_column(batch.second)[1]
     if isinstance(batch, Pack):
