@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ def _reduce(tensor: Tensor) -> tuple[Any, ...]:
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
-    buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
+    buffer = pickle.PickleBuffer(cast("Any", flat.view(torch.uint8).numpy()))
     return _rebuild, (buffer, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 

@@ -14,6 +14,7 @@ from energon_grain.samples.crude import CrudeSample
 from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.raw import RawBatch
 from energon_grain.stream.flow import Flow
+from energon_grain.stream.spec import HookSpec
 
 Decode = Callable[[Any], Any]
 
@@ -34,7 +35,18 @@ class LeafLoader:
         self._leaf_key = leaf_key
         self._failure_tolerance = failure_tolerance
         self._decoders: dict[str, Decode | None] = {}
-        self._construct = None if leaf.sample_type is None else column_constructor(leaf.sample_type)
+        self._construct = None
+        if leaf.sample_type is not None and leaf.field_map is not None:
+            self._construct = column_constructor(leaf.sample_type)
+        self._load = None
+        if leaf.load is not None:
+            self._load = HookSpec(
+                name="load_sample",
+                function=leaf.load,
+                failure_tolerance=failure_tolerance,
+                restore_seeds=False,
+                concurrent=True,
+            )
 
     def load(
         self,
@@ -64,6 +76,8 @@ class LeafLoader:
         )
         columns = self._decoded(flow, groups)
         flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
+        if self._load is not None:
+            flow.apply(self._load)
         return flow
 
     def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:

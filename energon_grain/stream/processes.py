@@ -32,6 +32,7 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.result_transport import SampleUnpickler
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_answer import part_offsets
 from energon_grain.stream.workers import OrderedWorkers
 
 HEADER = struct.Struct("<Q")
@@ -145,13 +146,10 @@ class WorkerProcess:
             self._busy = True
             self._send(pickle.dumps(chunk, protocol=5))
             sizes = cast("list[int]", pickle.loads(self._receive()))  # the worker is ours; its pipe is private
-            with mmap.mmap(self._arena, sum(sizes)) as arena:
+            offsets, total = part_offsets(sizes)
+            with mmap.mmap(self._arena, total) as arena:
                 # Copied out before the worker overwrites it; bytearrays make writable arrays.
-                parts: list[bytearray] = []
-                offset = 0
-                for size in sizes:
-                    parts.append(bytearray(arena[offset : offset + size]))
-                    offset += size
+                parts = [bytearray(arena[begin : begin + size]) for begin, size in zip(offsets, sizes, strict=True)]
             self._busy = False
         result: Any = SampleUnpickler(parts[0], parts[1:], self._sources).load()
         if isinstance(result, BaseException):

@@ -33,14 +33,11 @@ class SamplePickler(pickle.Pickler):
         self._stream = io.BytesIO()
         self._numbers = {id(source): number for number, source in enumerate(sources)}
         self.buffers: list[pickle.PickleBuffer] = []
-        super().__init__(self._stream, protocol=5, buffer_callback=self._keep)
+        # Not a method of ours: a cycle with buffers in it is what the garbage collector of CPython 3.11 crashes on.
+        super().__init__(self._stream, protocol=5, buffer_callback=self.buffers.append)
         table = reducers()
         if table is not None:
             self.dispatch_table = table
-
-    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
-        self.buffers.append(buffer)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         """(source, index) in place of provenance, a name in place of a class of the script."""

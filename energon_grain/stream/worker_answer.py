@@ -39,9 +39,20 @@ def packed(result: Any, sources: list[Source]) -> list[memoryview]:
     return [payload, *(buffer.raw() for buffer in pickler.buffers)]
 
 
+_ALIGNMENT = 64
+
+
+def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes lie in one piece of memory, aligned for any array in them; and how large it is."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
 def write_parts(memory: Any, parts: list[memoryview]) -> None:
-    """Copy parts one behind the other into a buffer that is large enough."""
-    offset = 0
-    for part in parts:
+    """Copy parts to their `part_offsets` in a buffer."""
+    for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
         memory[offset : offset + part.nbytes] = part
-        offset += part.nbytes

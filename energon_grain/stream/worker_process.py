@@ -16,7 +16,7 @@ from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.processes import HEADER
 from energon_grain.stream.result_transport import portable_error
-from energon_grain.stream.worker_answer import encoded_or_error, packed, write_parts
+from energon_grain.stream.worker_answer import encoded_or_error, packed, part_offsets, write_parts
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def _read(pipe: BinaryIO) -> bytes | None:
 def _answer(pipe: BinaryIO, arena: int, result: Any, sources: list[Any]) -> None:
     parts = packed(result, sources)
     sizes = [part.nbytes for part in parts]
-    total = sum(sizes)
+    _, total = part_offsets(sizes)
     if os.fstat(arena).st_size < total:
         os.ftruncate(arena, total)
     with mmap.mmap(arena, total) as memory:

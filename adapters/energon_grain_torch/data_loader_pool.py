@@ -1,0 +1,211 @@
+"""Chunks encoded by the worker processes of a `torch.utils.data.DataLoader`.
+
+The `DataLoader` sees a map-style dataset whose index is a chunk of draws and whose item is the encoded chunk. What a
+worker does is thereby pure: it has no position, no shuffle buffer and no random stream, so the number of workers and
+the way they are started change nothing, and a restart costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import cloudpickle
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from energon_grain.errors import ConfigError, WorkerError
+from energon_grain.sources.source import Source
+from energon_grain.stream.bounded_buffer import BufferClosed
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_answer import encoded_or_error
+from energon_grain_torch.shared_result import SharedResult
+
+_CHUNKS_PER_WORKER = 2
+_PATIENCE_SECONDS = 1.0
+
+
+class ChunkDataset(Dataset[Any]):
+    """Encoded chunks by the chunks themselves; used in worker processes alone.
+
+    A forked worker inherits the compiled dataset, hooks and all; others get it by cloudpickle, so that hooks may be
+    defined in the script.
+
+    Args:
+        spec: The compiled dataset, without the part that runs in the main process.
+    """
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self._spec = spec
+        self._stage: PureStage | None = None
+
+    def __getitem__(self, chunk: Chunk | None) -> SharedResult | None:
+        if chunk is None:
+            return None
+        if self._stage is None:
+            self._stage = PureStage(self._spec)
+        began = time.perf_counter()
+        result = encoded_or_error(self._stage, chunk)
+        seconds = time.perf_counter() - began
+        info = get_worker_info()
+        return SharedResult.write(result, self._stage.sources, worker=-1 if info is None else info.id, seconds=seconds)
+
+    def __getstate__(self) -> bytes:
+        try:
+            return cloudpickle.dumps(self._spec)
+        except Exception as error:
+            raise WorkerError(
+                f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
+                f"encoder holds something that cannot be pickled. Create it inside the hook, or start workers by "
+                f"multiprocessing_context='fork'"
+            ) from error
+
+    def __setstate__(self, state: bytes) -> None:
+        self.__init__(cast("StreamSpec", cloudpickle.loads(state)))
+
+
+class _ChunkSampler:
+    """The chunks to encode, as a sampler: endless, with None where there is none at present."""
+
+    def __init__(self) -> None:
+        self.chunks: Iterator[Chunk] = iter(())
+        self.sent: deque[Chunk | None] = deque()
+
+    def __iter__(self) -> Iterator[Chunk | None]:
+        while True:
+            chunk = next(self.chunks, None)
+            self.sent.append(chunk)
+            yield chunk
+
+
+class DataLoaderPool:
+    """The worker processes of one `DataLoader`, which live as long as this. See `stream.worker_pool.WorkerPool`.
+
+    Args:
+        spec: The compiled dataset.
+        sources: The main process's sources.
+        workers: How many processes.
+        multiprocessing_context: How they are started: "fork", "forkserver", "spawn", a context, or None: as Python
+            does by default.
+
+    Raises:
+        ConfigError: There is no such way to start processes.
+    """
+
+    def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, multiprocessing_context: Any) -> None:
+        self.workers = workers
+        self._sources = sources
+        self._dataset = ChunkDataset(spec)
+        self._context = multiprocessing_context
+        self._sampler = _ChunkSampler()
+        self._pids: dict[int, int] = {}
+        self._loader: DataLoader[Any] | None = self._new_loader()
+        self._results: Any = None
+
+    def _new_loader(self) -> DataLoader[Any]:
+        try:
+            return DataLoader(
+                self._dataset,
+                batch_size=None,
+                sampler=cast("Any", self._sampler),
+                num_workers=self.workers,
+                collate_fn=_as_it_is,
+                prefetch_factor=_CHUNKS_PER_WORKER,
+                persistent_workers=True,
+                multiprocessing_context=self._context,
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"multiprocessing_context={self._context!r}: {error}") from error
+
+    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> DataLoaderWorkers:
+        """Let them encode these chunks. The first call starts the processes, in the calling thread."""
+        self._sampler.chunks = chunks
+        self._sampler.sent.clear()
+        if self._loader is None:
+            self._loader = self._new_loader()
+        self._results = iter(self._loader)
+        return DataLoaderWorkers(self, pace)
+
+    def take(self, pace: ChunkPace) -> Encoded | None:
+        """The next result; None: the chunk was none."""
+        try:
+            result = cast("SharedResult | None", next(self._results))
+        except RuntimeError as error:
+            raise self.explained(error) from error
+        chunk = self._sampler.sent.popleft()
+        if chunk is None or result is None:
+            return None
+        self._pids[result.pid] = result.worker
+        encoded = result.read(self._sources)
+        if isinstance(encoded, BaseException):
+            raise encoded
+        pace.learn(chunk, encoded, result.seconds)
+        return encoded
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that were sent and have not come back."""
+        return len(self._sampler.sent)
+
+    def explained(self, error: RuntimeError) -> Exception:
+        """What PyTorch says of a worker that died, with its number; any other error as it is."""
+        text = str(error)
+        dead = re.match(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
+        if dead is None:
+            return error
+        self.close()
+        pids = [int(pid) for pid in dead[1].split(",")]
+        names = ", ".join(f"{self._pids.get(pid, 'not yet heard of')} (pid {pid})" for pid in pids)
+        return WorkerError(
+            f"worker {names} of {self.workers} died: {text.strip()} Its own messages are on stderr. Killed by signal 9 "
+            f"usually means that the machine ran out of memory: use fewer workers or smaller batches. The loader goes "
+            f"on from here with new workers"
+        )
+
+    def close(self) -> None:
+        """End the processes; those that do not come out of a hook within five seconds are terminated."""
+        results, self._results, self._loader = self._results, None, None
+        if results is not None:
+            results._shutdown_workers()
+
+
+class DataLoaderWorkers:
+    """Encoded chunks from a `DataLoader`. See `stream.worker_pool.ChunkWorkers`."""
+
+    def __init__(self, pool: DataLoaderPool, pace: ChunkPace) -> None:
+        self._pool = pool
+        self._pace = pace
+        self._closed = False
+        self._taking = threading.Lock()
+
+    def __iter__(self) -> Iterator[Encoded]:
+        return self
+
+    def __next__(self) -> Encoded:
+        with self._taking:
+            # After as many empty results as were under way, whoever plans was asked again and had nothing.
+            for _ in range(self._pool.waiting + 1):
+                if self._closed:
+                    raise BufferClosed
+                encoded = self._pool.take(self._pace)
+                if encoded is not None:
+                    return encoded
+            raise StopIteration
+
+    def close(self) -> None:
+        """Let go of what is under way; a worker that takes long over its chunk is ended."""
+        self._closed = True
+        if self._taking.acquire(timeout=_PATIENCE_SECONDS):
+            self._taking.release()
+        else:
+            self._pool.close()
+
+
+def _as_it_is(result: Any) -> Any:
+    return result

@@ -1,0 +1,78 @@
+"""From a dataset to a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.host_processes import with_agreement
+from energon_grain.stream.run import Stream
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_pool import WorkerPool
+from energon_grain_torch.data_loader_pool import DataLoaderPool
+from energon_grain_torch.group_processes import group_processes
+from energon_grain_torch.loader import SavableDataLoader
+from energon_grain_torch.pinning import pinning
+
+
+def get_savable_loader(
+    dataset: SavableDataset,
+    *,
+    worker_config: WorkerConfig | None = None,
+    prefetch_factor: int = 2,
+    pin_memory: bool | None = None,
+    multiprocessing_context: Any = None,
+    checkpoint_every_sec: float | None = None,
+    checkpoint_every_min_n_samples: int | None = None,
+    n_checkpoints: int | None = None,
+    gc_collect_every_n_steps: int | None = None,
+    watchdog_timeout_seconds: float | None = None,
+    watchdog_initial_timeout_seconds: float | None = None,
+    fail_on_timeout: bool | None = None,
+) -> SavableDataLoader:
+    """A loader for a dataset, with workers, read-ahead and state.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        worker_config: In place of the dataset's own.
+        prefetch_factor: Batches that are made ahead for each worker.
+        pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
+        multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
+            `multiprocessing` context; default: as Python does. The order does not depend on it.
+        checkpoint_every_sec: Accepted for compatibility, as are all that follow: saving costs microseconds and keeps
+            no internal checkpoints, and a worker that dies is noticed by itself, so there is nothing to set.
+        checkpoint_every_min_n_samples: See `checkpoint_every_sec`.
+        n_checkpoints: See `checkpoint_every_sec`.
+        gc_collect_every_n_steps: See `checkpoint_every_sec`.
+        watchdog_timeout_seconds: See `checkpoint_every_sec`.
+        watchdog_initial_timeout_seconds: See `checkpoint_every_sec`.
+        fail_on_timeout: See `checkpoint_every_sec`.
+
+    Raises:
+        ConfigError: The dataset's configuration is wrong.
+        EmptyDatasetError: There is no sample, or no complete batch.
+    """
+    del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
+    del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
+    config = worker_config or dataset.worker_config
+    config = with_agreement(config, group_processes(config.data_parallel_group))
+
+    def data_loader(spec: StreamSpec, stage: PureStage) -> WorkerPool:
+        return DataLoaderPool(spec, stage.sources, config.num_workers, multiprocessing_context)
+
+    return SavableDataLoader(
+        Stream.of(
+            dataset,
+            worker_config=config,
+            prefetch_factor=prefetch_factor,
+            make_pool=data_loader if str(config.worker_type) == "dataloader" else None,
+            finish=pinning(pin_memory),
+        )
+    )
+
+
+def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:
+    """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
+    return get_savable_loader(dataset, **options)

@@ -1,0 +1,77 @@
+"""Results of worker processes, handed over as files in memory.
+
+A worker writes an encoded chunk into an anonymous file and sends its descriptor, as PyTorch does with tensors; but the
+file has no name (`memfd`), so `/dev/shm` may be small, and nothing is left behind when a process is killed. The
+receiver maps it: arrays of the result lie in the mapping and are not copied.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from multiprocessing import reduction
+from typing import Any
+
+from energon_grain.sources.source import Source
+from energon_grain.stream.processes import memory_file
+from energon_grain.stream.result_transport import SampleUnpickler
+from energon_grain.stream.worker_answer import packed, part_offsets, write_parts
+
+
+class SharedResult:
+    """A result on its way from a worker process.
+
+    Attributes:
+        worker: Number of the worker.
+        pid: Its process.
+        seconds: What making the result took.
+    """
+
+    def __init__(self, descriptor: int, sizes: list[int], worker: int, pid: int, seconds: float) -> None:
+        self._descriptor = descriptor
+        self._sizes = sizes
+        self.worker = worker
+        self.pid = pid
+        self.seconds = seconds
+
+    @classmethod
+    def write(cls, result: Any, sources: list[Source], *, worker: int, seconds: float) -> SharedResult:
+        """Write a result, in the worker.
+
+        Args:
+            result: What `encoded_or_error` returned.
+            sources: The worker's.
+            worker: Its number.
+            seconds: What making the result took.
+        """
+        parts = packed(result, sources)
+        sizes = [part.nbytes for part in parts]
+        _, total = part_offsets(sizes)
+        descriptor = memory_file()
+        os.ftruncate(descriptor, total)
+        with mmap.mmap(descriptor, total) as memory:
+            write_parts(memory, parts)
+        return cls(descriptor, sizes, worker, os.getpid(), seconds)
+
+    def read(self, sources: list[Source]) -> Any:
+        """The result, in the main process.
+
+        Args:
+            sources: The main process's.
+        """
+        offsets, total = part_offsets(self._sizes)
+        # The mapping lives as long as an array in it does.
+        memory = memoryview(mmap.mmap(self._descriptor, total))
+        parts = [memory[offset : offset + size] for offset, size in zip(offsets, self._sizes, strict=True)]
+        return SampleUnpickler(parts[0], parts[1:], sources).load()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The sending process keeps the duplicate until it is fetched.
+        return _received, (reduction.DupFd(self._descriptor), self._sizes, self.worker, self.pid, self.seconds)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def _received(descriptor: Any, sizes: list[int], worker: int, pid: int, seconds: float) -> SharedResult:
+    return SharedResult(descriptor.detach(), sizes, worker, pid, seconds)
