@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
@@ -40,6 +40,11 @@ class SavableDataset(OneSubscript):
     def __bool__(self) -> bool:
         # A description is there, however many steps it has; without this, `if dataset:` would open it to count them.
         return True
+
+    def build(self, worker_rotation_offset: int = 0) -> Self:
+        """The dataset itself: what Energon hands to builders are factories, here they are datasets."""
+        del worker_rotation_offset
+        return self
 
     def __len__(self) -> int:
         """Steps per host of one pass; of one pass over the data where the dataset is endless."""

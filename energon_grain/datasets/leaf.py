@@ -10,10 +10,11 @@ from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
-from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, resolve_class
+from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import DatasetInfo, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
@@ -43,6 +44,7 @@ class LeafDataset(SavableDataset):
         task_encoder: Its decoder and cookers make samples of the parts.
         trusted_modules: Modules that the dataset's own configuration may name.
         aux: Stores that its cookers read from by key, by the name of the parameter.
+        definition: How samples are made; then the dataset's own configuration is not read. Default: as that says.
     """
 
     path: str
@@ -63,6 +65,7 @@ class LeafDataset(SavableDataset):
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
+    definition: SampleDefinition | None = None
 
     def __post_init__(self) -> None:
         Ordering(
@@ -93,31 +96,31 @@ class LeafDataset(SavableDataset):
             DatasetNotFoundError: `path` is not prepared.
             SplitError: There is no such split part.
             FieldMapError: The field map does not fit the sample type.
+            UntrustedCodeError: The configuration names a class of a module that the program did not declare.
             ConfigError: The configuration is wrong in another way.
             EmptyDatasetError: No sample is left.
         """
         root = Path(self.path)
         finish_interrupted_prepare(root)
         info = read_info(root)
-        config = read_dataset_config(root, self.dataset_config)
-        sample_type, field_map = self._sample_type(config, root)
-        check_aux_has_a_cooker(self.aux, self.path, sample_type)
-        parts: PartFilter = self.part_filter
+        if self.definition is None:
+            config = read_dataset_config(root, self.dataset_config)
+            definition = define_samples(self, config)
+        else:
+            config, definition = DatasetConfig(kind="crude"), self.definition
+        check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
+        field_map, parts = definition.field_map, definition.part_filter
         if field_map is not None:
             parts = frozenset(field_map.parts)
-        elif parts is None and config.part_filter is not None:
-            parts = _declared_parts(config.part_filter, root)
-        decoder = None if config.raw_bytes else self.task_encoder.decoder
-        if config.decoder is not None:
-            decoder = _declared_decoder(self.task_encoder.decoder_type, config.decoder, root)
         source = WebDatasetSource(root, parts=parts) if whole else self._source(config, info, parts)
         if field_map is not None:
             field_map.check_parts(source.part_names, where=f"{root}: field_map")
         return ResolvedLeaf(
             source=source,
-            sample_type=sample_type,
+            sample_type=definition.sample_type,
             field_map=field_map,
-            decoder=decoder,
+            load=definition.load,
+            decoder=None if definition.load is not None else definition.decoder,
             subflavors={**config.subflavors, **self.subflavors} or None,
             ordering=self._ordering(config),
         )
@@ -149,44 +152,6 @@ class LeafDataset(SavableDataset):
             mixing=self.shuffle_buffer_size,
             blocks_in_lane=choose("parallel_shard_iters", self.parallel_shard_iters, config.parallel_shard_iters),
         )
-
-    def _sample_type(self, config: DatasetConfig, root: Path) -> tuple[type[Any] | None, FieldMap | None]:
-        """The type of the samples and how their fields are found; (None, None) for a crude dataset."""
-        if config.kind == "crude":
-            return None, None
-        if config.kind != "standard" or config.sample_type is None:
-            raise ConfigError(
-                f"{root}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "
-                f"with a `field_map`, or make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder"
-            )
-        if config.field_map is None:
-            raise ConfigError(
-                f"{root}: `sample_loader` runs code that lies beside the data, which is not supported; use a "
-                f"`field_map`, or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task "
-                f"encoder"
-            )
-        sample_type = resolve_class(config.sample_type, trusted_modules=self.trusted_modules)
-        if self.sample_type is not None and not issubclass(sample_type, self.sample_type):
-            raise ConfigError(
-                f"{root}: holds {sample_type.__name__}, but sample_type={self.sample_type.__name__} was asked for"
-            )
-        return sample_type, FieldMap.parse(config.field_map, sample_type)
-
-
-def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: Path) -> SampleDecoder:
-    try:
-        return decoder_type(**options)
-    except TypeError as error:
-        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
-
-
-def _declared_parts(declared: Any, root: Path) -> frozenset[str]:
-    if isinstance(declared, str):
-        raise ConfigError(
-            f"{root}: `part_filter: {declared}` names code beside the data, which is not run; list the part "
-            f"names instead"
-        )
-    return frozenset(str(name) for name in declared)
 
 
 def check_passes(passes: int | None, said_by: str = "") -> None:
@@ -237,7 +202,8 @@ class ResolvedLeaf:
 
     Attributes:
         sample_type: None for a crude dataset.
-        field_map: Where the fields of `sample_type` are found; None for a crude dataset.
+        field_map: Where the fields of `sample_type` are found; None where there is `load`, and for a crude dataset.
+        load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
         decoder: None leaves parts as bytes.
         subflavors: Tags of every sample; None when there are none.
         ordering: How the samples are ordered.
@@ -246,6 +212,7 @@ class ResolvedLeaf:
     source: WebDatasetSource
     sample_type: type[Any] | None
     field_map: FieldMap | None
+    load: Callable[[Any], Any] | None
     decoder: SampleDecoder | None
     subflavors: Mapping[str, Any] | None
     ordering: Ordering

@@ -61,7 +61,7 @@ def definition_findings(
         options: What the program allows.
     """
     where = f"{root / META_FOLDER / name}"
-    yield from _code(where, config)
+    yield from _code(where, config, options)
     read = parts.names
     if config.kind == "standard" and config.sample_type is not None and config.field_map is not None:
         field_map, findings = _field_map(where, config, parts, options)
@@ -73,7 +73,7 @@ def definition_findings(
         yield from _decoding(root, where, config, read, options)
 
 
-def _code(where: str, config: DatasetConfig) -> Iterator[Finding]:
+def _code(where: str, config: DatasetConfig, options: CheckOptions) -> Iterator[Finding]:
     """What would run code that lies beside the data, or make samples by a class of its own."""
     for key in ("sample_loader", "part_filter"):
         value = getattr(config, key)
@@ -86,14 +86,15 @@ def _code(where: str, config: DatasetConfig) -> Iterator[Finding]:
                 here="refused: data does not bring code along",
                 advice=_TO_COOK if key == "sample_loader" else "list the names of the parts instead",
             )
-    if config.kind == "custom":
-        yield Finding(
-            severity="error",
+    if config.kind == "custom" and config.class_ref is not None:
+        ours = config.class_ref.is_ours
+        yield untrusted(f"{where}: $.__class__", config.class_ref, options) or Finding(
+            severity="error" if ours else "differs",
             where=f"{where}: $.__class__",
             what=f"`{config.class_ref}` makes the samples.",
             energon="imports the class and calls it",
-            here="refused",
-            advice=_TO_COOK,
+            here="refused" if ours else "taken if it derives from one of our factories, refused otherwise",
+            advice=_TO_COOK if ours else "change the import in that module, and see that it has `load_sample`",
         )
     if config.kind == "standard" and config.class_ref is not None and config.class_ref.name.endswith("Webdataset"):
         yield Finding(

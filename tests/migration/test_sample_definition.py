@@ -62,7 +62,10 @@ def test_only_mapped_parts_count(root: Path) -> None:
 def test_code_beside_the_data(root: Path) -> None:
     content = {**TEXT, "sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:parts"}
     assert seen(root, content)[:2] == [("error", ".sample_loader"), ("error", ".part_filter")]
-    assert seen(root, {"__module__": "my.data", "__class__": "Mine"})[0] == ("error", ".__class__")
+    mine = {"__module__": "my.data", "__class__": "Mine"}
+    assert seen(root, mine)[0] == ("error", ".__class__")
+    assert seen(root, mine, trusted_modules=("my",))[0] == ("differs", ".__class__")
+    assert seen(root, {**mine, "__module__": "megatron.energon"}, trusted_modules=("my",))[0] == ("error", ".__class__")
 
 
 def test_sample_types(root: Path) -> None:
