@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from energon_grain.datasets.error_handlers import log_exception, reraise_exception
 from energon_grain.datasets.worker_log import WorkerLog
@@ -44,6 +44,8 @@ class WorkerConfig:
             loaders provide it where a distributed framework is initialised.
     """
 
+    worker_types: ClassVar[tuple[str, ...]] = ("thread", "process")
+
     rank: int
     world_size: int
     num_workers: int = 0
@@ -64,15 +66,17 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): 0 or more is meant")
-        if self.worker_type not in ("thread", "process"):
-            raise ConfigError(f"WorkerConfig(worker_type={self.worker_type!r}): 'thread' or 'process' is meant")
+        if self.worker_type not in self.worker_types:
+            raise ConfigError(
+                f"WorkerConfig(worker_type={self.worker_type!r}): {' or '.join(map(repr, self.worker_types))} is meant"
+            )
         if self.prefetch_bytes < 1:
             raise ConfigError(
                 f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): a positive number of bytes is meant"
             )
 
     @classmethod
-    def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> WorkerConfig:
+    def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> Self:
         """The configuration of this process: rank and world from `jax.distributed` when the program initialised it.
 
         Without it (or without jax) there is one host.
