@@ -17,14 +17,14 @@ from typing import Any, cast
 import cloudpickle
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError, WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.worker_answer import encoded_or_error
+from energon_grain.stream.worker_answer import WorkerStage
 from energon_grain_torch.shared_result import SharedResult
 
 _CHUNKS_PER_WORKER = 2
@@ -43,18 +43,20 @@ class ChunkDataset(Dataset[Any]):
 
     def __init__(self, spec: StreamSpec) -> None:
         self._spec = spec
-        self._stage: PureStage | None = None
+        self._stage: WorkerStage | None = None
 
     def __getitem__(self, chunk: Chunk | None) -> SharedResult | None:
         if chunk is None:
             return None
+        info = get_worker_info()
+        worker = -1 if info is None else info.id
         if self._stage is None:
-            self._stage = PureStage(self._spec)
+            this_is_worker(worker)
+            self._stage = WorkerStage(self._spec)
         began = time.perf_counter()
         result = encoded_or_error(self._stage, chunk)
         seconds = time.perf_counter() - began
-        info = get_worker_info()
-        return SharedResult.write(result, self._stage.sources, worker=-1 if info is None else info.id, seconds=seconds)
+        return SharedResult.write(result, self._stage.sources, worker=worker, seconds=seconds)
 
     def __getstate__(self) -> bytes:
         try:

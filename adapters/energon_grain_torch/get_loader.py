@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.stream.encode import PureStage
@@ -22,6 +23,7 @@ def get_savable_loader(
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
     checkpoint_every_sec: float | None = None,
@@ -38,6 +40,8 @@ def get_savable_loader(
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: In place of the dataset's own.
         prefetch_factor: Batches that are made ahead for each worker.
+        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+            `NoCachePool`.
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
         multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does. The order does not depend on it.
@@ -67,6 +71,7 @@ def get_savable_loader(
             dataset,
             worker_config=config,
             prefetch_factor=prefetch_factor,
+            cache_pool=cache_pool,
             make_pool=data_loader if str(config.worker_type) == "dataloader" else None,
             finish=pinning(pin_memory),
         )
