@@ -1,18 +1,41 @@
 """Defects that users of the original know, and that must not come back.
 
-Where a defect belongs to one module, its test stands there and names it:
+Those of joins (W-04, W-06, W-07, W-08, W-29, W-30, W-33) are in `test_known_defects_of_joins.py`. Where a defect
+belongs to one module, its test stands there:
 
-* W-03, W-13 (repetitions, epochs): `operators/test_passes.py`; W-05 (packs from keys): `test_restore_sample.py`;
-* W-10, W-11, W-15 (`restore_seeds`): `test_hook_seeds.py`, `test_hook_budgets.py`, `test_restore_sample.py`;
-* W-12 (batches of arrays): `samples/test_batch.py`; W-14 (a criterion that refuses): `operators/test_buckets.py`;
-* W-31 (generators, mixtures and functions of streams resume): `operators/test_packing.py`, `test_mixing.py`,
-  `test_iterating.py`, `test_batching.py`;
-* W-18 (lint), W-20 (compressed shards), W-21 (ratios), W-26 (hidden files), W-27 (field maps), W-28 (YAML): tests of
-  `prepare`, `formats`, `transforms` and `metadataset`; W-19 (lazy values): `datasets/test_cache_pool.py`.
+| defect | test |
+|---|---|
+| W-03 repetitions, W-13 epochs | `operators/test_passes.py` |
+| W-05 packs from their keys | `test_restore_sample.py` |
+| W-10 seeds of the first worker | `test_hook_seeds.py`, `test_restore_sample.py` |
+| W-11 tolerance with seeds | `test_hook_budgets.py` |
+| W-12 batches of arrays | `samples/test_batch.py` |
+| W-14 a criterion that refuses | `operators/test_buckets.py` |
+| W-15 seeds and the number of workers | `test_hook_seeds.py` |
+| W-18 broken samples and `lint` | `prepare/test_lint_dataset.py`, `cli/test_inspection_commands.py` |
+| W-19 lazy values asked twice | `datasets/test_cache_pool.py`, `datasets/test_file_store_cache_pool.py` |
+| W-20 compressed shards | `prepare/test_shard_listing.py` |
+| W-21 ratios that lose a shard | `prepare/test_split_ratio.py` |
+| W-22 a process of `prepare` that dies | `prepare/test_scanning.py` |
+| W-23 reading again after an error | `storage/test_local.py` |
+| W-26 hidden files | `formats/test_member_names.py` |
+| W-27 required fields | `transforms/test_field_map.py` |
+| W-28 anchors and empty values | `metadataset/test_yaml_dialect.py`, `metadataset/test_documents.py` |
+| W-31 what generators and mixtures hold back | `operators/test_packing.py`, `test_mixing.py`, `test_iterating.py` |
 
-Without a counterpart: W-04, W-06, W-07, W-08, W-29 and W-33 are about joins; W-22 about media metadata and the
-original's process pool; W-23 about a stream class that nothing used; W-24 about a tool that patches tars in place;
-W-25 about JSONL; W-32 about a debugging tool.
+Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patches tars in place; W-25, JSONL; W-32, a
+tool that reads debug logs.
+
+Limits of the original's design that tests hold us to: no framework in the core (L-01: `loader/test_imports.py`),
+state for any number of hosts, as JSON (L-02, L-03: W-34 here, `test_cursor.py`), nothing replayed or held (L-04,
+L-11: `test_graph_machine.py`), mixing over the whole dataset in constant memory (L-05, L-06: `samplers/`), reads that
+are joined and handles that are few (L-07, L-08, L-09: `storage/`, `sources/test_webdataset_file_store.py`), workers
+that are not forked and end with their parent (L-10: `loader/test_worker_processes.py`), small datasets and exact
+shares (L-12, L-13: `test_edges.py`, `samplers/test_blend.py`), preparing that resumes (L-14:
+`prepare/test_preparation.py`), random access (L-15: `loader/test_data_source.py`), stale indices (L-16:
+`sources/test_stale_index.py`), a schema (L-17: `metadataset/test_schema.py`), no foreign code (L-18:
+`formats/test_dataset_config.py`), no global state (L-19: hosts in threads of one process, everywhere), validation
+with equal steps on all hosts (L-20: `test_passes.py`), silence (L-22: `loader/test_script_end.py`).
 """
 
 from __future__ import annotations
