@@ -7,6 +7,7 @@ the way they are started change nothing, and a restart costs nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import time
@@ -54,9 +55,9 @@ class ChunkDataset(Dataset[Any]):
             this_is_worker(worker)
             self._stage = WorkerStage(self._spec)
         began = time.perf_counter()
-        result = encoded_or_error(self._stage, chunk)
+        parts = self._stage.answer(chunk)
         seconds = time.perf_counter() - began
-        return SharedResult.write(result, self._stage.sources, worker=worker, seconds=seconds)
+        return SharedResult.write(parts, worker=worker, seconds=seconds)
 
     def __getstate__(self) -> bytes:
         try:
@@ -103,7 +104,7 @@ class DataLoaderPool:
     def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, multiprocessing_context: Any) -> None:
         self.workers = workers
         self._sources = sources
-        self._dataset = ChunkDataset(spec)
+        self._dataset = ChunkDataset(dataclasses.replace(spec, program=None))
         self._context = multiprocessing_context
         self._sampler = _ChunkSampler()
         self._pids: dict[int, int] = {}

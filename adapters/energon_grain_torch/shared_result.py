@@ -15,7 +15,7 @@ from typing import Any
 from energon_grain.sources.source import Source
 from energon_grain.stream.processes import memory_file
 from energon_grain.stream.result_transport import SampleUnpickler
-from energon_grain.stream.worker_answer import packed, part_offsets, write_parts
+from energon_grain.stream.worker_answer import part_offsets, write_parts
 
 
 class SharedResult:
@@ -35,16 +35,14 @@ class SharedResult:
         self.seconds = seconds
 
     @classmethod
-    def write(cls, result: Any, sources: list[Source], *, worker: int, seconds: float) -> SharedResult:
+    def write(cls, parts: list[memoryview], *, worker: int, seconds: float) -> SharedResult:
         """Write a result, in the worker.
 
         Args:
-            result: What `encoded_or_error` returned.
-            sources: The worker's.
-            worker: Its number.
+            parts: What `WorkerStage.answer` returned.
+            worker: The worker's number.
             seconds: What making the result took.
         """
-        parts = packed(result, sources)
         sizes = [part.nbytes for part in parts]
         _, total = part_offsets(sizes)
         descriptor = memory_file()

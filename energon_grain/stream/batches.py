@@ -22,8 +22,74 @@ NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""
 
 
+class BatchDropped(Exception):  # noqa: N818 (a signal, not a failure)
+    """A batch hook raised.
+
+    Attributes:
+        hook: Which one.
+        error: What it raised.
+        value: What it was given.
+    """
+
+    def __init__(self, hook: HookSpec, error: Exception, value: Any) -> None:
+        super().__init__(hook.name)
+        self.hook = hook
+        self.error = error
+        self.value = value
+
+
+class BatchMaker:
+    """Runs the batch hooks. It is pure, and may stand in any thread or process.
+
+    Args:
+        spec: Of the batches.
+        seed: Of the stream.
+        hook_lock: Held around hooks that must not overlap in time with others.
+    """
+
+    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
+        self._lock = hook_lock
+        self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
+
+    def make(
+        self,
+        samples: list[Any],
+        restore_keys: list[tuple[Any, ...]],
+        *,
+        item: int,
+        pass_number: int,
+        step: int,
+        valid: npt.NDArray[np.bool_] | None,
+    ) -> Any:
+        """One batch.
+
+        Args:
+            samples: Of this host's items.
+            restore_keys: Of the samples.
+            item: Global number of the first one, counted through all passes: it keys random numbers.
+            pass_number: For the draw of batch hooks.
+            step: Number of the step in the pass, likewise.
+            valid: (batch,) which samples are real, where some are padding; None: all.
+
+        Raises:
+            BatchDropped: A hook raised.
+            ConfigError: The batch has no place for the validity mask.
+        """
+        value: Any = samples
+        for hook, key in self._hooks:
+            try:
+                lock = nullcontext() if hook.concurrent else self._lock
+                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
+            except Exception as error:
+                raise BatchDropped(hook, error, value) from error
+        if valid is not None:
+            value = with_validity(value, valid)
+        padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
+        return with_restore_key(value, ("batch", pass_number, step, item, padding, *restore_keys))
+
+
 class BatchStage:
-    """Runs the batch hooks.
+    """Makes batches, and counts those that are dropped.
 
     Args:
         spec: None: samples are delivered one by one, as they are.
@@ -36,51 +102,24 @@ class BatchStage:
     def __init__(
         self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, statistics: Statistics
     ) -> None:
-        self._spec = spec
+        self._maker = None if spec is None else BatchMaker(spec, seed=seed, hook_lock=hook_lock)
         self._hosts = hosts
-        self._lock = hook_lock
         self._statistics = statistics
-        hooks = () if spec is None else (spec.hook, *spec.encode)
-        self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in hooks]
 
-    def make(
-        self,
-        samples: list[Any],
-        restore_keys: list[tuple[Any, ...]],
-        *,
-        item: int,
-        pass_number: int,
-        step: int,
-        valid: npt.NDArray[np.bool_] | None,
-    ) -> Any:
-        """One batch, or `NO_BATCH`.
-
-        Args:
-            samples: Of this host's items.
-            restore_keys: Of the samples.
-            item: Global number of the first one, counted through all passes: it keys random numbers.
-            pass_number: For the draw of batch hooks.
-            step: Number of the step in the pass, likewise.
-            valid: (batch,) which samples are real, where some are padding; None: all.
+    def make(self, samples: list[Any], restore_keys: list[tuple[Any, ...]], **numbers: Any) -> Any:
+        """One batch, or `NO_BATCH`. Arguments are those of `BatchMaker.make`.
 
         Raises:
             FatalSampleError: A hook failed as no policy may skip, or batches were dropped too often in a row.
             ConfigError: The batch has no place for the validity mask.
         """
-        if self._spec is None:
+        if self._maker is None:
             return with_restore_key(samples[0], restore_keys[0])
-        value: Any = samples
-        for hook, key in self._hooks:
-            try:
-                lock = nullcontext() if hook.concurrent else self._lock
-                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
-            except Exception as error:
-                self._fail(hook, error, value)
-                return NO_BATCH
-        if valid is not None:
-            value = with_validity(value, valid)
-        padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
-        return with_restore_key(value, ("batch", pass_number, step, item, padding, *restore_keys))
+        try:
+            return self._maker.make(samples, restore_keys, **numbers)
+        except BatchDropped as dropped:
+            self._fail(dropped.hook, dropped.error, dropped.value)
+            return NO_BATCH
 
     def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
         raise_if_fatal(error, hook.name, "a batch")

@@ -7,6 +7,7 @@ far, the lane's item of round i is found at round i + d or behind it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FatalSampleError
-from energon_grain.stream.chunk import Encoded
+from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
 from energon_grain.stream.dropped import Dropped
 
 Int64Array = npt.NDArray[np.int64]
@@ -29,11 +30,13 @@ class Taken:
         samples: Those that exist, in the order of items.
         restore_keys: Of the draws that they were made from.
         missing: Places among the items asked for that the pass does not have.
+        made: The batch of all of them, made already; then `samples` and `restore_keys` mean nothing.
     """
 
     samples: list[Any]
     restore_keys: list[tuple[Any, ...]]
     missing: list[int]
+    made: MadeBatch | None = None
 
 
 class LaneAssembly:
@@ -42,7 +45,8 @@ class LaneAssembly:
     Args:
         lanes: Number of lanes of this host.
         drops: (lanes,) samples dropped so far in each lane.
-        chunks: Encoded chunks of consecutive local positions, beginning at `first`.
+        chunks: Chunks of consecutive local positions, encoded, beginning at `first`.
+        again: Encodes a chunk to samples, where batches were made of them that cannot be used.
         first: Local position of the first chunk; every lane's next position is at or behind it.
         end: Local positions of a pass; None: endless.
         on_drop: Called for each dropped sample, once, in the order of items.
@@ -55,7 +59,8 @@ class LaneAssembly:
         *,
         lanes: int,
         drops: Int64Array,
-        chunks: Iterator[Encoded],
+        chunks: Iterator[tuple[Chunk, Encoded]],
+        again: Callable[[Chunk], Encoded],
         first: int,
         end: int | None,
         on_drop: Callable[[Dropped], None],
@@ -65,6 +70,9 @@ class LaneAssembly:
         self._lanes = lanes
         self._set_drops(drops)
         self._chunks = chunks
+        self._again = again
+        self._made: deque[tuple[int, Chunk]] = deque()
+        self._in_step = not self._shifted
         self._base = first
         self._window: list[Any] = []
         self._keys: list[tuple[Any, ...]] = []
@@ -78,6 +86,11 @@ class LaneAssembly:
         self._drops = drops
         self._shifted = bool(drops.any())
         self._least = int(drops.min())
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether batches still are what positions say: nothing was dropped, and the end has not been reached."""
+        return self._in_step
 
     @property
     def drops(self) -> Int64Array:
@@ -101,14 +114,38 @@ class LaneAssembly:
                 base = self._base
                 if not isinstance(places, np.ndarray):
                     low, high = first - base, first - base + count
-                    taken = Taken(self._window[low:high], self._keys[low:high], [])
+                    taken = self._slice(low, high)
                     # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
                     del self._window[:high], self._keys[:high]
                     self._base += high
                     return taken
+                self._take_apart()
                 offsets = (places - base).tolist()
                 return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
+        self._take_apart()
         return self._take_one_by_one(first, count)
+
+    def _slice(self, low: int, high: int) -> Taken:
+        """Places low, …, high - 1 of the window."""
+        if self._made:
+            head = self._window[low]
+            if type(head) is MadeBatch and head.samples == high - low:
+                return Taken([], [], [], head)
+            if head is None or any(type(entry) is MadeBatch for entry in self._window[low:high]):
+                self._take_apart()
+        return Taken(self._window[low:high], self._keys[low:high], [])
+
+    def _take_apart(self) -> None:
+        """Put samples in the place of batches, for good."""
+        self._in_step = False
+        while self._made:
+            start, chunk = self._made.popleft()
+            begin = max(start, self._base)
+            if begin < start + len(chunk.draws):
+                encoded = self._again(chunk)
+                places = slice(begin - self._base, start + len(chunk.draws) - self._base)
+                self._window[places] = encoded.outcomes[begin - start :]
+                self._keys[places] = encoded.restore_keys[begin - start :]
 
     def _take_one_by_one(self, first: int, count: int) -> Taken:
         taken = Taken([], [], [])
@@ -150,16 +187,23 @@ class LaneAssembly:
     def _fill(self, stop: int) -> None:
         """Make positions before `stop` available."""
         while self._base + len(self._window) < stop:
-            chunk = next(self._chunks)
-            if chunk.drops:
-                start = self._base + len(self._window)
-                self._bad.update(start + at for at, entry in enumerate(chunk.outcomes) if type(entry) is Dropped)
-            self._window += chunk.outcomes
-            self._keys += chunk.restore_keys
+            chunk, encoded = next(self._chunks)
+            start = self._base + len(self._window)
+            if encoded.made:
+                if self._in_step:
+                    self._made.append((start, chunk))
+                else:
+                    encoded = self._again(chunk)
+            if encoded.drops:
+                self._bad.update(start + at for at, entry in enumerate(encoded.outcomes) if type(entry) is Dropped)
+            self._window += encoded.outcomes
+            self._keys += encoded.restore_keys
 
     def _forget(self, first: int) -> None:
         """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
         reach = first + self._least * self._lanes
+        while self._made and self._made[0][0] + len(self._made[0][1].draws) <= first:
+            self._made.popleft()
         gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
         if gone > 1024 or gone > len(self._window) // 2:
             del self._window[:gone], self._keys[:gone]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.sources.source import Source
-from energon_grain.stream.chunk import Chunk
+from energon_grain.stream.chunk import BatchNumbers, Chunk
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.share import Share
@@ -30,8 +30,22 @@ def plan_chunks(
     first: int,
     batch_size: int,
     pace: ChunkPace,
+    numbers: Callable[[], BatchNumbers | None] = lambda: None,
+    origin: int = 0,
 ) -> Iterator[Chunk]:
-    """Chunks of one host's positions from local position `first` to the end of the pass (or for ever)."""
+    """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
+
+    Args:
+        spec: The compiled dataset.
+        sources: Of its leaves.
+        share: This host's part.
+        pass_number: Of the pass.
+        first: Where the first chunk begins.
+        batch_size: Of the host's batches.
+        pace: How much a chunk may hold.
+        numbers: Asked for each chunk whether its batches shall be made with it, and how they are numbered.
+        origin: Local position at which some batch begins.
+    """
     end = local_end(spec, share, pass_number)
     number = 0
     plan_size = pace.samples
@@ -49,15 +63,16 @@ def plan_chunks(
                 fits = max(fits, batch)
             until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
             # Chunks end where batches end, where that leaves something.
-            whole = until - (first + until) % batch_size
+            whole = until - (first + until - origin) % batch_size
             until = whole if whole > begin else until
             yield Chunk(
                 number=number,
                 draws=draws[begin:until],
                 size_bytes=int(totals[until] - totals[begin]),
-                groups=_groups(first + begin, first + until, batch_size),
+                groups=_groups(first + begin - origin, first + until - origin, batch_size),
                 first=first + begin,
                 batch_size=batch_size,
+                numbers=numbers(),
             )
             number += 1
             begin = until
@@ -66,7 +81,7 @@ def plan_chunks(
 
 
 def _groups(first: int, stop: int, batch_size: int) -> tuple[range, ...]:
-    """Local positions first, …, stop - 1, counted from `first` on and cut at multiples of the batch size."""
+    """Positions first, …, stop - 1, counted from `first` on and cut at multiples of the batch size."""
     cuts = [first, *range(first + batch_size - first % batch_size, stop, batch_size), stop]
     return tuple(range(begin - first, end - first) for begin, end in itertools.pairwise(cuts))
 

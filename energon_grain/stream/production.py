@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
@@ -97,7 +98,18 @@ class Production:
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
         spec, share, start = self._spec, self._share, self._progress
-        first = share.first_at(start.item) + int(start.drops.min()) * share.local_lanes
+        origin = share.first_at(start.item)
+        first = origin + int(start.drops.min()) * share.local_lanes
+        numbers = BatchNumbers(
+            origin=origin,
+            item=start.item,
+            global_batch=self._plan.global_batch,
+            host=share.host,
+            hosts=share.hosts,
+            base=spec.first_item(start.pass_number),
+            pass_number=spec.counted(start.pass_number),
+            pads=self._plan.pads,
+        )
         chunks = plan_chunks(
             spec,
             self._stage.sources,
@@ -106,17 +118,26 @@ class Production:
             first=first,
             batch_size=self._plan.batch_size,
             pace=self._pace,
+            numbers=lambda: numbers if self._takes_batches() else None,
+            origin=origin,
         )
+        sent: deque[Chunk] = deque()
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=start.drops,
-            chunks=self._encoded(chunks, pool),
+            chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
+            again=self._stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
             on_success=self._statistics.succeeded,
             patience=self._patience(),
         )
+
+    def _takes_batches(self) -> bool:
+        """Whether workers may make batches of this pass."""
+        assembly = getattr(self, "_assembly", None)  # a pool may ask for chunks while it is started
+        return assembly.takes_batches if isinstance(assembly, LaneAssembly) else not self._progress.drops.any()
 
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
@@ -177,6 +198,9 @@ class Production:
             item = self._progress.item
             step = item // plan.global_batch
             samples, keys, valid, next_item = self._collect(item)
+            if isinstance(samples, MadeBatch):
+                self._progress = self._behind(next_item, 1)
+                return self._delivered(samples.batch, samples.samples)
             if not samples:
                 if item == 0 and self._lanes_ended() and self._share.hosts == 1:
                     raise EmptyDatasetError(
@@ -197,15 +221,16 @@ class Production:
             made = int(batch is not NO_BATCH)
             self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
-                if self._finish is not None:
-                    batch = self._finish(batch)
-                count = len(samples) if valid is None else int(valid.sum())
-                more = not self._lanes_ended()
-                return Step(batch, count, self._statistics.made(), self._progress, more)
+                return self._delivered(batch, len(samples) if valid is None else int(valid.sum()))
             # From here on a step no longer tells the item by itself.
             self._progress = self._progress.forgetting(plan.global_batch)
             if self._progress.ended:
                 return None
+
+    def _delivered(self, batch: Any, samples: int) -> Step:
+        if self._finish is not None:
+            batch = self._finish(batch)
+        return Step(batch, samples, self._statistics.made(), self._progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""
@@ -223,12 +248,17 @@ class Production:
     def _lanes_ended(self) -> bool:
         return isinstance(self._assembly, LaneProgram) and self._assembly.ended
 
-    def _collect(self, item: int) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
-        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it."""
+    def _collect(self, item: int) -> tuple[list[Any] | MadeBatch, list[tuple[Any, ...]], Any, int]:
+        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it.
+
+        In place of samples, the batch itself where a worker made it.
+        """
         plan = self._plan
         first = self._share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
         behind = item + plan.global_batch
+        if taken.made is not None:
+            return taken.made, [], None, behind
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
@@ -305,3 +335,10 @@ class Production:
         """Let the workers go after the chunks in hand."""
         if self._workers is not None:
             self._workers.close()
+
+
+def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
+    """The chunks, each of which is appended to `sent` when it is taken."""
+    for chunk in chunks:
+        sent.append(chunk)
+        yield chunk

@@ -13,10 +13,9 @@ from io import TextIOWrapper
 from typing import Any, BinaryIO, cast
 
 from energon_grain.datasets.worker_log import this_is_worker
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.processes import HEADER
 from energon_grain.stream.result_transport import portable_error
-from energon_grain.stream.worker_answer import encoded_or_error, packed, part_offsets, write_parts
+from energon_grain.stream.worker_answer import WorkerStage, packed, part_offsets, write_parts
 
 
 def main() -> None:
@@ -36,16 +35,16 @@ def main() -> None:
     sys.path[:] = setup["path"]
     this_is_worker(setup["number"])
     failed: Any = None
-    stage: PureStage | None = None
+    stage: WorkerStage | None = None
     try:
-        stage = PureStage(pickle.loads(setup["spec"]))
+        stage = WorkerStage(pickle.loads(setup["spec"]))
     except BaseException as error:
         failed = portable_error(error)
     while (command := _read(commands)) is not None:
         if stage is None:
-            _answer(answers, arena, failed, [])
+            _answer(answers, arena, packed(failed, []))
             continue
-        _answer(answers, arena, encoded_or_error(stage, pickle.loads(command)), stage.sources)
+        _answer(answers, arena, stage.answer(pickle.loads(command)))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -60,8 +59,7 @@ def _read(pipe: BinaryIO) -> bytes | None:
     return pipe.read(HEADER.unpack(header)[0]) if len(header) == HEADER.size else None
 
 
-def _answer(pipe: BinaryIO, arena: int, result: Any, sources: list[Any]) -> None:
-    parts = packed(result, sources)
+def _answer(pipe: BinaryIO, arena: int, parts: list[memoryview]) -> None:
     sizes = [part.nbytes for part in parts]
     _, total = part_offsets(sizes)
     if os.fstat(arena).st_size < total:
