@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -10,6 +13,10 @@ from hypothesis import HealthCheck, settings
 
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.testing import make_text_dataset
+
+RunScript = Callable[..., subprocess.CompletedProcess[str]]
+_ROOT = Path(__file__).parents[1]
+PYTHONPATH = f"{_ROOT}{os.pathsep}{_ROOT / 'adapters'}"
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
@@ -35,3 +42,30 @@ def text_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return made[arguments]
 
     return make
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    """Runs a script as a user would: `run_script(source, *arguments, env={…})`."""
+
+    def run(
+        source: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout_s: float = 60,
+        new_group: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(source)
+        return subprocess.run(
+            [sys.executable, "-W", "error", script, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", **(env or {})},
+            check=False,
+            process_group=0 if new_group else None,
+        )
+
+    return run

@@ -1,10 +1,7 @@
-"""What the loader's tests share: quiet datasets of known keys, and scripts that run in a process of their own."""
+"""What the loader's tests share: quiet datasets of known keys."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,39 +10,9 @@ import pytest
 
 from energon_grain import SavableDataset, TaskEncoder, WorkerConfig, get_train_dataset
 
-RunScript = Callable[..., subprocess.CompletedProcess[str]]
-ROOT = Path(__file__).parents[2]
-
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:
     """An error handler that lets samples go without a word."""
-
-
-@pytest.fixture
-def run_script(tmp_path: Path) -> RunScript:
-    """Runs a script as a user would: `run_script(source, *arguments, env={…})`."""
-
-    def run(
-        source: str,
-        *arguments: object,
-        env: dict[str, str] | None = None,
-        timeout_s: float = 60,
-        new_group: bool = False,
-    ) -> subprocess.CompletedProcess[str]:
-        script = tmp_path / "script.py"
-        script.write_text(source)
-        return subprocess.run(
-            [sys.executable, "-W", "error", script, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(env or {})},
-            check=False,
-            process_group=0 if new_group else None,
-        )
-
-    return run
 
 
 @pytest.fixture

@@ -9,10 +9,21 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import energon_grain_torch
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import energon_grain
+import energon_grain_torch
+from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
+from energon_grain.testing import make_captioning_dataset
+from energon_grain.testing.avi import encode_avi
+from energon_grain.testing.tensor_binary import encode_tensors
+from energon_grain.transforms.image import IMAGE_MODES
 from energon_grain_torch import (
     AugmentTaskEncoder,
     AVData,
@@ -23,17 +34,6 @@ from energon_grain_torch import (
     batch_pad_stack,
     get_train_dataset,
 )
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from PIL import Image
-
-import energon_grain
-from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
-from energon_grain.testing import make_captioning_dataset
-from energon_grain.testing.avi import encode_avi
-from energon_grain.testing.tensor_binary import encode_tensors
-from energon_grain.transforms.image import IMAGE_MODES
 
 
 def encoded(seed: int, size: tuple[int, int], form: str = "JPEG", colour: str = "RGB") -> bytes:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from energon_grain_torch import Batch, edataclass
 from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
+
+from energon_grain_torch import Batch, edataclass
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

@@ -14,6 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from energon_grain import Stream
+from energon_grain.stream.encode import approximate_bytes
+from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
+from energon_grain.transforms.batching import batch_samples
 from energon_grain_torch import (
     Batch,
     CrudeSample,
@@ -29,15 +38,6 @@ from energon_grain_torch import (
     get_train_dataset,
     homogeneous_concat_mix,
 )
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays_of
-
-from energon_grain import Stream
-from energon_grain.stream.encode import approximate_bytes
-from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
-from energon_grain.transforms.batching import batch_samples
 
 TYPES = ["uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64"]
 
