@@ -47,8 +47,7 @@ class SharedResult:
         _, total = part_offsets(sizes)
         descriptor = memory_file()
         os.ftruncate(descriptor, total)
-        with mmap.mmap(descriptor, total) as memory:
-            write_parts(memory, parts)
+        write_parts(descriptor, parts)
         return cls(descriptor, sizes, worker, os.getpid(), seconds)
 
     def read(self, sources: list[Source]) -> Any:

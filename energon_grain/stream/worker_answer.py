@@ -9,6 +9,7 @@ little: where it does not hold (something was dropped before), the main process 
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,12 @@ def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def write_parts(memory: Any, parts: list[memoryview]) -> None:
-    """Copy parts to their `part_offsets` in a buffer."""
+def write_parts(file: int, parts: list[memoryview]) -> None:
+    """Write parts to their `part_offsets` in a file in memory.
+
+    Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
+    """
     for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
-        memory[offset : offset + part.nbytes] = part
+        done = 0
+        while done < part.nbytes:
+            done += os.pwrite(file, part[done:], offset + done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import signal
@@ -64,8 +63,7 @@ def _answer(pipe: BinaryIO, arena: int, parts: list[memoryview]) -> None:
     _, total = part_offsets(sizes)
     if os.fstat(arena).st_size < total:
         os.ftruncate(arena, total)
-    with mmap.mmap(arena, total) as memory:
-        write_parts(memory, parts)
+    write_parts(arena, parts)
     answer = pickle.dumps(sizes)
     pipe.write(HEADER.pack(len(answer)))
     pipe.write(answer)
