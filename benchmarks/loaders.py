@@ -24,6 +24,7 @@ def throughput(
     seconds: float,
     program: str,
     workers: int = 0,
+    worker_type: str = "",
     blocks: bool = True,
     metadataset: str = "",
 ) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def throughput(
     module = importlib.import_module(programs)
 
     def make() -> Iterator[Any]:
-        return iter(module.build_loader(str(Path(folder, metadataset)), program, workers, blocks=blocks))
+        path = str(Path(folder, metadataset))
+        return iter(module.build_loader(path, program, workers, worker_type=worker_type, blocks=blocks))
 
     return steady(make, module.weigh, warmup_s=warmup_s, seconds=seconds)
 
@@ -64,13 +66,16 @@ def import_time(modules: Sequence[str]) -> dict[str, Any]:
     return {"import_s": time.perf_counter() - started}
 
 
-def resume(programs: str, folder: str, batches: int, workers: int, program: str = "crude-text") -> dict[str, Any]:
+def resume(
+    programs: str, folder: str, batches: int, workers: int, program: str = "crude-text", shuffle_buffer: int = 100
+) -> dict[str, Any]:
     """Read `batches`, save, restore into a new loader, and wait for its first batch.
 
     `restore_s` starts when the new loader has been built. `exact`: that batch is the one that the first loader gives.
     """
     module = importlib.import_module(programs)
-    loader = module.build_loader(folder, program, workers, savable=True)
+    options = {"shuffle_buffer": shuffle_buffer, "savable": True}
+    loader = module.build_loader(folder, program, workers, **options)
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
@@ -81,7 +86,7 @@ def resume(programs: str, folder: str, batches: int, workers: int, program: str 
     del iterator
 
     started = time.perf_counter()
-    fresh = module.build_loader(folder, program, workers, savable=True)
+    fresh = module.build_loader(folder, program, workers, **options)
     build_s = time.perf_counter() - started
     started = time.perf_counter()
     module.restore(fresh, state)

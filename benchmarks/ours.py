@@ -116,15 +116,25 @@ def _encoder(program: str) -> DefaultTaskEncoder:
     return encoder
 
 
-def build_loader(folder: str, program: str, workers: int, *, blocks: bool = True, savable: bool = False) -> Any:
+def build_loader(
+    folder: str,
+    program: str,
+    workers: int,
+    *,
+    worker_type: str = "",
+    blocks: bool = True,
+    shuffle_buffer: int = 100,
+    savable: bool = False,
+) -> Any:
     """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`."""
+    kind: Any = {"worker_type": worker_type} if worker_type else {}
     packed = program == "pack-text"
     dataset = get_train_dataset(
         folder,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers, **kind),
         batch_size=4 if packed else 32,
         packing_buffer_size=100 if packed else None,
-        shuffle_buffer_size=100,
+        shuffle_buffer_size=shuffle_buffer,
         max_samples_per_sequence=100 if blocks else None,
         task_encoder=_encoder(program),
         trusted_modules=[__name__],

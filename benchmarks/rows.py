@@ -14,6 +14,7 @@ from benchmarks.packing_rows import packing_rows
 from benchmarks.peer_python import energon_program
 from benchmarks.programs import energon, floor, grain, importing, ours, peer
 from benchmarks.row import Row, Target
+from benchmarks.torch_rows import torch_rows
 
 
 def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
@@ -34,6 +35,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         *mixing_rows(cache, span),
         *packing_rows(cache, span),
         *join_rows(cache, span),
+        *torch_rows(cache, span),
     ]
 
 
