@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef, resolve_class
 from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.storage.atomic import atomic_write_text
 
 __all__ = [
@@ -104,11 +104,9 @@ def read_dataset_config(root: str | os.PathLike[str], name: str = DEFAULT_DATASE
     """
     path = Path(root) / META_FOLDER / name
     try:
-        content: Any = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = parse_yaml(path.read_bytes(), where=str(path), written_floats=False)
     except FileNotFoundError:
         raise _missing(Path(root), path) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {error}") from error
     return parse_dataset_config({} if content is None else content, where=str(path))
 
 
@@ -183,7 +181,7 @@ def encode_dataset_config(config: DatasetConfig) -> str:
     elif config.raw_bytes:
         content["decoder"] = None
     content |= {name: getattr(config, name) for name in _Content.__struct_fields__ if name in config.overrides}
-    return yaml.safe_dump(content | config.options, sort_keys=False, allow_unicode=True, width=120)
+    return dump_yaml(content | config.options)
 
 
 class _Content(msgspec.Struct):

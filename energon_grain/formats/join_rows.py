@@ -3,10 +3,10 @@
     <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
     <metadataset>.cache/.join_<name>/header.json   what was joined
 
-Samples are numbered through all shards of their dataset, as in its columnar index; of an array it is the row. Rows come in the order of the first
-dataset, the primary: its shards as the split part lists them, its samples as they lie. The folder appears whole, by a
-rename. Its name begins with a dot because Energon's `prepare` removes everything else that it did not write, and stops
-with an error at a folder.
+Samples are numbered through all shards of their dataset, as in its columnar index; of an array it is the row. Rows
+come in the order of the first dataset, the primary: its shards as the split part lists them, its samples as they lie.
+The folder appears whole, by a rename. Its name begins with a dot because Energon's `prepare` removes everything else
+that it did not write, and stops with an error at a folder.
 """
 
 from __future__ import annotations

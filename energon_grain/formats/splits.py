@@ -13,10 +13,10 @@ from typing import Any
 
 import braceexpand
 import msgspec
-import yaml
 
 from energon_grain.errors import EmptyDatasetError, SplitError
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.storage.atomic import atomic_write_text
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
@@ -80,7 +80,7 @@ def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> 
             split_parts={part: _expand(shards or ()) for part, shards in content.split_parts.items()},
             exclude=_expand(content.exclude or ()),
         )
-    except (ValueError, msgspec.MsgspecError, yaml.YAMLError) as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise SplitError(
             f"{path}: {error}. It must hold `split_parts` (lists of shards by part) and may hold `exclude`"
         ) from error
@@ -97,7 +97,7 @@ def encode_split_config(config: SplitConfig, *, json_format: bool = False) -> st
         "split_parts": {part: collapse(shards) for part, shards in config.split_parts.items()},
         "exclude": list(config.exclude),
     }
-    return json.dumps(content, indent=2) if json_format else yaml.safe_dump(content, sort_keys=False, width=120)
+    return json.dumps(content, indent=2) if json_format else dump_yaml(content)
 
 
 def collapse(names: Iterable[str]) -> list[str]:
@@ -168,7 +168,7 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
 def _parse(path: Path, data: bytes) -> Any:
     if path.suffix == ".json":
         return msgspec.json.decode(data)
-    return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return parse_yaml(data, where=path.name, written_floats=False)
 
 
 def _expand(patterns: Iterable[str]) -> tuple[str, ...]:

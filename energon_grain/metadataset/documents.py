@@ -14,6 +14,7 @@ from typing import Any
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import AnyNode, BlendEntry, MetadatasetBlend, Node
 from energon_grain.metadataset.keys import build, check, form_schema, key, place_of
 from energon_grain.metadataset.place import Place, as_mapping, wrong, wrong_type
@@ -28,7 +29,6 @@ from energon_grain.metadataset.references import (
     DatasetReference,
 )
 from energon_grain.metadataset.values import Amount, Passes, PathText, Tags, Text
-from energon_grain.metadataset.yaml_dialect import parse_yaml
 
 
 class DatasetLoaderInterface(ABC):

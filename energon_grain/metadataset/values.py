@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Any
 
 from energon_grain.errors import ConfigError
+from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.metadataset.place import Place, as_mapping, wrong, wrong_type
 from energon_grain.metadataset.subset import Subset, subset_schema
-from energon_grain.metadataset.yaml_dialect import WrittenFloat
 from energon_grain.samplers.weights import exact
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from energon_grain.errors import ConfigError
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import Metadataset, parse_document
 from energon_grain.metadataset.joins import MetadatasetJoin, meaningless_keys
@@ -19,7 +20,6 @@ from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS
-from energon_grain.metadataset.yaml_dialect import parse_yaml
 from energon_grain.migration.finding import Finding, merge_alike, refusal
 
 

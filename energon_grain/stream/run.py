@@ -21,10 +21,11 @@ from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.compile import compile_dataset
-from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, to_cursor
+from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, to_cursor
 from energon_grain.stream.encode import PureStage
-from energon_grain.stream.operators.program import goes_on, write_states
+from energon_grain.stream.operators.program import write_states
 from energon_grain.stream.packed_integers import pack_integers
+from energon_grain.stream.pass_change import next_pass, restored
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.pass_steps import pass_steps
 from energon_grain.stream.processes import ProcessPool
@@ -34,7 +35,7 @@ from energon_grain.stream.restore_sample import SampleRestorer
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.which import SampleRecord, history_holds, which
+from energon_grain.stream.which import SampleRecord, which
 from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
 
 
@@ -213,23 +214,9 @@ class Stream:
             if not any_host(step is not None and step.more):
                 raise StopIteration
 
-    def _next_pass(self) -> Progress:
-        """The beginning of the pass behind the current one."""
-        before = self._progress
-        progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
-        if not self.spec.endless:
-            program = self.spec.program
-            lanes = before.lanes if program is not None and goes_on(program.root) else None
-            progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops), lanes=lanes)
-            if before.drops.any() or program is not None:
-                progress = progress.forgetting(self.plan.global_batch)
-        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
-        # Of passes that differ in length, one may have no complete batch.
-        return dataclasses.replace(progress, ended=plan.over(0, progress.item))
-
     def _begin_pass(self) -> None:
         self._stop()
-        self._progress = self._next_pass()
+        self._progress = next_pass(self._progress, self.spec, self.plan, self.share.hosts)
         self.plan = PassPlan.of(self.spec, self.share.hosts, self._progress.pass_number)
 
     def _start(self) -> None:
@@ -314,33 +301,10 @@ class Stream:
         """
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
-        progress = from_cursor(cursor, self.share, self.spec.program)
-        if self.spec.program is not None and progress.lanes is None and progress.item:
-            raise StateError(
-                f"the state is of item {progress.item} of a dataset that does not filter, group or pack, which this "
-                f"one does: where its lanes stand is not known there, so it cannot go on, not even with allow_changes"
-            )
-        plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
-        if not progress.history:
-            raise StateError("the state has no history; it was not made by this library")
-        if progress.history[-1][4] != self.plan.global_batch:
-            segment = (
-                progress.step,
-                progress.pass_number,
-                progress.pass_step,
-                progress.item,
-                self.plan.global_batch,
-            )
-            kept = tuple(old for old in progress.history if old[0] < progress.step)
-            progress = dataclasses.replace(progress, history=(*kept, segment))
-        if not progress.ended and plan.over(progress.pass_step, progress.item):
-            progress = dataclasses.replace(progress, ended=True)
-        if not history_holds(self.spec, self.share.hosts, progress):
-            # Passes before this one were cut in another way (limit, last_batch) than they would be now.
-            progress = progress.forgetting(self.plan.global_batch)
+        progress = restored(cursor, self.spec, self.share, self.plan)
         self._stop()
         self._progress = progress
-        self.plan = plan
+        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def skip(self, steps: int) -> None:
         """Jump over steps of this pass, which count as delivered; the cursor records it.
@@ -414,7 +378,7 @@ class Stream:
         """
         progress, plan = self._progress, self.plan
         if progress.ended:
-            progress = self._next_pass()
+            progress = next_pass(progress, self.spec, plan, self.share.hosts)
             plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
         return pass_steps(self.spec, plan, progress)
 

@@ -38,6 +38,12 @@ def test_standard(tmp_path: Path) -> None:
     )
 
 
+def test_scalars_are_typed_as_energon_types_them(tmp_path: Path) -> None:
+    text = "subflavors: {fold: 012, mode: on, day: 2024-01-31, lr: 1e3, at: 12:30}\n"
+    flavors = {"fold": 12, "mode": "on", "day": "2024-01-31", "lr": 1000.0, "at": "12:30"}
+    assert read(tmp_path, CRUDE + text).subflavors == flavors
+
+
 def test_crude_with_everything(tmp_path: Path) -> None:
     config = read(
         tmp_path,

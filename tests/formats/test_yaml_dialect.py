@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.yaml_dialect import WrittenFloat, cast_scalar, parse_yaml
+from energon_grain.formats.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml
 
 
 def parse(text: str) -> Any:
@@ -133,3 +134,21 @@ def test_numbers_follow_python(text: str) -> None:
         expected = text
     assert got == expected
     assert isinstance(got, float) == isinstance(expected, float)
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc01.ey~", max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    content=st.dictionaries(
+        st.text("abc", min_size=1), plain_values | st.sampled_from(["012", "on", "1e3", "~", "0x1"])
+    )
+)
+def test_what_is_written_is_read(content: dict[str, Any]) -> None:
+    written = dump_yaml(content)
+    assert parse_yaml(written, where="w") == content
+    assert yaml.safe_load(written) == content

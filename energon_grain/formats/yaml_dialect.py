@@ -47,8 +47,13 @@ class WrittenFloat(float):
         return made
 
 
-def parse_yaml(data: bytes | str, *, where: str) -> Any:
-    """Read one YAML document into dicts, lists and scalars; floats come as `WrittenFloat`.
+def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) -> Any:
+    """Read one YAML document into dicts, lists and scalars.
+
+    Args:
+        data: The document.
+        where: Names it in errors.
+        written_floats: Whether floats come as `WrittenFloat`.
 
     Raises:
         ConfigError: It is not valid YAML, or uses tags other than the standard ones. Names `where`, line and column.
@@ -57,13 +62,29 @@ def parse_yaml(data: bytes | str, *, where: str) -> Any:
         loader = _Loader(data)
         try:
             node: Any = loader.get_single_node()
-            return None if node is None else _Native().value(node)
+            return None if node is None else _Native(WrittenFloat if written_floats else float).value(node)
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not valid YAML: {error}") from error
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
+
+
+def dump_yaml(content: Any) -> str:
+    """Write a document such that both these rules and those of YAML 1.1 read every text in it as that text."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what would not be text."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_TAGS}str", text, style=None if cast_scalar(text) == text else "'")
+
+
+_Dumper.add_representer(str, _text_node)
 
 
 if TYPE_CHECKING:
@@ -84,7 +105,8 @@ class _Loader(_Composer):
 class _Native:
     """Turns composed nodes into Python values; what an alias repeats is made once and shared."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: type[float]) -> None:
+        self._number = number
         self._done: dict[int, Any] = {}
         self._open: set[int] = set()
 
@@ -96,6 +118,8 @@ class _Native:
         self._open.add(id(node))
         if isinstance(node, yaml.ScalarNode):
             value = _scalar(node)
+            if isinstance(value, WrittenFloat):
+                value = self._number(value.text)
         elif isinstance(node, yaml.SequenceNode):
             _expect(node, "seq")
             value = [self.value(item) for item in node.value]

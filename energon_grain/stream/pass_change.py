@@ -1,0 +1,71 @@
+"""Places in a stream that do not follow from the step before: the next pass, and a restored one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from energon_grain.errors import StateError
+from energon_grain.stream.cursor import from_cursor
+from energon_grain.stream.operators.program import goes_on
+from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.progress import Progress
+from energon_grain.stream.share import Share
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.which import history_holds
+
+
+def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
+    """The beginning of the pass behind the one that `before` is in.
+
+    Args:
+        before: A place in it.
+        spec: The compiled dataset.
+        plan: Of that pass.
+        hosts: Number of hosts.
+    """
+    progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
+    if not spec.endless:
+        lanes = before.lanes if spec.program is not None and goes_on(spec.program.root) else None
+        progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops), lanes=lanes)
+        if before.drops.any() or spec.program is not None:
+            progress = progress.forgetting(plan.global_batch)
+    # Of passes that differ in length, one may have no complete batch.
+    return dataclasses.replace(progress, ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+
+
+def restored(cursor: Mapping[str, Any], spec: StreamSpec, share: Share, now: PassPlan) -> Progress:
+    """The place of a cursor, in a stream that may be cut otherwise than when it was saved.
+
+    Args:
+        cursor: What `Stream.cursor` returned.
+        spec: The compiled dataset.
+        share: This host's part.
+        now: A plan of the stream as it is cut now.
+
+    Raises:
+        StateError: The cursor is malformed or cannot be continued here.
+        HostsError: The number of hosts does not fit its lanes.
+    """
+    progress = from_cursor(cursor, share, spec.program)
+    if spec.program is not None and progress.lanes is None and progress.item:
+        raise StateError(
+            f"the state is of item {progress.item} of a dataset that does not filter, group or pack, which this "
+            f"one does: where its lanes stand is not known there, so it cannot go on, not even with allow_changes"
+        )
+    plan = PassPlan.of(spec, share.hosts, progress.pass_number)
+    if not progress.history:
+        raise StateError("the state has no history; it was not made by this library")
+    if progress.history[-1][4] != now.global_batch:
+        segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
+        kept = tuple(old for old in progress.history if old[0] < progress.step)
+        progress = dataclasses.replace(progress, history=(*kept, segment))
+    if not progress.ended and plan.over(progress.pass_step, progress.item):
+        progress = dataclasses.replace(progress, ended=True)
+    if not history_holds(spec, share.hosts, progress):
+        # Passes before this one were cut in another way (limit, last_batch) than they would be now.
+        progress = progress.forgetting(now.global_batch)
+    return progress
