@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.host_processes import with_agreement
+from energon_grain.stream.idle_arguments import IdleArguments, check_idle
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_pool import WorkerPool
@@ -26,13 +27,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
-    checkpoint_every_sec: float | None = None,
-    checkpoint_every_min_n_samples: int | None = None,
-    n_checkpoints: int | None = None,
-    gc_collect_every_n_steps: int | None = None,
-    watchdog_timeout_seconds: float | None = None,
-    watchdog_initial_timeout_seconds: float | None = None,
-    fail_on_timeout: bool | None = None,
+    **idle: Unpack[IdleArguments],
 ) -> SavableDataLoader:
     """A loader for a dataset, with workers, read-ahead and state.
 
@@ -45,21 +40,13 @@ def get_savable_loader(
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
         multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does. The order does not depend on it.
-        checkpoint_every_sec: Accepted for compatibility, as are all that follow: saving costs microseconds and keeps
-            no internal checkpoints, and a worker that dies is noticed by itself, so there is nothing to set.
-        checkpoint_every_min_n_samples: See `checkpoint_every_sec`.
-        n_checkpoints: See `checkpoint_every_sec`.
-        gc_collect_every_n_steps: See `checkpoint_every_sec`.
-        watchdog_timeout_seconds: See `checkpoint_every_sec`.
-        watchdog_initial_timeout_seconds: See `checkpoint_every_sec`.
-        fail_on_timeout: See `checkpoint_every_sec`.
+        **idle: See `IdleArguments`.
 
     Raises:
         ConfigError: The dataset's configuration is wrong.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
-    del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
-    del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
+    check_idle(idle)
     config = worker_config or dataset.worker_config
     config = with_agreement(config, group_processes(config.data_parallel_group))
 

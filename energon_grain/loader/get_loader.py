@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
@@ -10,6 +10,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.loader.jax_processes import jax_processes
 from energon_grain.stream.host_processes import with_agreement
+from energon_grain.stream.idle_arguments import IdleArguments, check_idle
 from energon_grain.stream.run import Stream
 
 
@@ -19,13 +20,7 @@ def get_savable_loader(
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
-    checkpoint_every_sec: float | None = None,
-    checkpoint_every_min_n_samples: int | None = None,
-    n_checkpoints: int | None = None,
-    gc_collect_every_n_steps: int | None = None,
-    watchdog_timeout_seconds: float | None = None,
-    watchdog_initial_timeout_seconds: float | None = None,
-    fail_on_timeout: bool | None = None,
+    **idle: Unpack[IdleArguments],
 ) -> SavableDataLoader:
     """A loader for a dataset: a `grain.DatasetIterator` with threads, read-ahead and state.
 
@@ -35,21 +30,13 @@ def get_savable_loader(
         prefetch_factor: Batches that are made ahead for each worker.
         cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
             `NoCachePool`.
-        checkpoint_every_sec: Accepted for compatibility, as are all that follow: saving costs microseconds and keeps
-            no internal checkpoints, and nothing is forked, so there is nothing to set.
-        checkpoint_every_min_n_samples: See `checkpoint_every_sec`.
-        n_checkpoints: See `checkpoint_every_sec`.
-        gc_collect_every_n_steps: See `checkpoint_every_sec`.
-        watchdog_timeout_seconds: See `checkpoint_every_sec`.
-        watchdog_initial_timeout_seconds: See `checkpoint_every_sec`.
-        fail_on_timeout: See `checkpoint_every_sec`.
+        **idle: See `IdleArguments`.
 
     Raises:
         ConfigError: The dataset's configuration is wrong.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
-    del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps
-    del watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout
+    check_idle(idle)
     config = with_agreement(worker_config or dataset.worker_config, jax_processes())
     return SavableDataLoader(
         Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)

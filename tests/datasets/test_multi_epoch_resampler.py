@@ -255,7 +255,9 @@ def test_torch_takes_it_as_a_map_style_dataset() -> None:
     resampled = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(range(50)), num_epochs=3, seed=1)
     expected = list(resampled)
     for workers in (0, 2):
-        loader = data.DataLoader(resampled, batch_size=16, num_workers=workers)
+        # Not "fork": other tests of this process may have started jax.
+        context = "spawn" if workers else None
+        loader = data.DataLoader(resampled, batch_size=16, num_workers=workers, multiprocessing_context=context)
         assert sum((batch.tolist() for batch in loader), []) == expected
     shuffled = data.DataLoader(resampled, batch_size=16, shuffle=True)
     assert sorted(sum((batch.tolist() for batch in shuffled), [])) == sorted(expected)
