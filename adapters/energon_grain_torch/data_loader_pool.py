@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import cloudpickle
+import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from energon_grain.datasets.worker_log import this_is_worker
@@ -122,6 +123,7 @@ class DataLoaderPool:
                 prefetch_factor=_CHUNKS_PER_WORKER,
                 persistent_workers=True,
                 multiprocessing_context=self._context,
+                generator=torch.Generator(),  # else each start would draw from the program's own
             )
         except (ValueError, TypeError) as error:
             raise ConfigError(f"multiprocessing_context={self._context!r}: {error}") from error
