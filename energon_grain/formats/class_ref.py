@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import energon_grain
 from energon_grain.errors import ConfigError, UntrustedCodeError
+from energon_grain.samples.sample import Sample
 
 _OUR_MODULES = ("megatron.energon", "energon_grain")
 
@@ -39,7 +41,8 @@ def resolve_class(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> ty
     """Return the class that `ref` names.
 
     Names anywhere below `megatron.energon` are looked up among the public names of energon_grain, by class name alone.
-    Modules in `trusted_modules`, and those inside them, are imported.
+    Modules in `trusted_modules`, and those inside them, are imported. A sample type that the program has defined or
+    imported is known without that.
 
     Raises:
         ConfigError: There is no such class.
@@ -48,10 +51,13 @@ def resolve_class(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> ty
     if is_inside(ref.module, trusted_modules):
         return _import_class(ref)
     if not ref.is_ours:
-        raise UntrustedCodeError(
-            f"The configuration names the class `{ref}`. Code that a data file names is not imported unless the "
-            f"program says so: pass trusted_modules=[{ref.module!r}]"
-        )
+        known = _known_sample_type(ref)
+        if known is None:
+            raise UntrustedCodeError(
+                f"The configuration names the class `{ref}`. Code that a data file names is not imported unless the "
+                f"program says so: pass trusted_modules=[{ref.module!r}], or import it there, if it is a sample type"
+            )
+        return known
     public: list[str] = list(getattr(energon_grain, "__all__", ()))
     found: Any = getattr(energon_grain, ref.name, None) if ref.name in public else None
     if not isinstance(found, type):
@@ -83,6 +89,12 @@ def resolve_function(ref: ClassRef, *, trusted_modules: Collection[str] = ()) ->
     if not callable(found):
         raise ConfigError(f"There is no function `{ref.name}` in `{ref.module}`")
     return found
+
+
+def _known_sample_type(ref: ClassRef) -> type[Sample] | None:
+    # Not by `getattr`: modules may import others when they are asked for a name.
+    found: Any = vars(sys.modules[ref.module]).get(ref.name) if ref.module in sys.modules else None
+    return found if isinstance(found, type) and issubclass(found, Sample) else None
 
 
 def _import_class(ref: ClassRef) -> type[Any]:

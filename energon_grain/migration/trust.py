@@ -17,5 +17,6 @@ def untrusted(where: str, ref: ClassRef, options: CheckOptions) -> Finding | Non
         what=f"`{ref}` is code of yours.",
         energon="imports whatever a data file names",
         here="refused, unless the program says that it trusts the module",
-        advice=f"pass trusted_modules=[{ref.module!r}] to get_train_dataset; here, --trust-module {ref.module}",
+        advice=f"pass trusted_modules=[{ref.module!r}] to get_train_dataset, or import it in the program, if it is a "
+        f"sample type; here, --trust-module {ref.module}",
     )

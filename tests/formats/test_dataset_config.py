@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from energon_grain.formats.dataset_config import (
     resolve_class,
     write_dataset_config,
 )
+from energon_grain.samples.sample import Sample
 
 STANDARD = """
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
@@ -216,3 +218,20 @@ def test_trusted_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_names_must_be_public() -> None:
     with pytest.raises(ConfigError):
         resolve_class(ClassRef(module="megatron.energon", name="__doc__"))
+
+
+class Known(Sample):
+    pass
+
+
+def test_sample_types_that_the_program_knows_need_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_class(ClassRef(module=__name__, name="Known")) is Known
+    for name in ("ClassRef", "Path", "pytest", "nothing"):  # no sample types, though they are there
+        with pytest.raises(UntrustedCodeError, match="import it there"):
+            resolve_class(ClassRef(module=__name__, name=name))
+
+    lazy = types.ModuleType("lazy_module")
+    monkeypatch.setattr(lazy, "__getattr__", lambda name: pytest.fail("the module was asked"), raising=False)
+    monkeypatch.setitem(sys.modules, "lazy_module", lazy)
+    with pytest.raises(UntrustedCodeError):
+        resolve_class(ClassRef(module="lazy_module", name="Known"))
