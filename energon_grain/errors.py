@@ -27,6 +27,8 @@ A message says what happened, where (shard, member, byte offset), the rule, and 
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class EnergonGrainError(Exception):
     """Base of every error that this library raises on purpose."""
@@ -105,7 +107,18 @@ class FingerprintError(StateError):
 
 
 class FatalSampleError(EnergonGrainError, RuntimeError):
-    """Too many failures in a row, or a failure that no policy may skip."""
+    """Too many failures in a row, or a failure that no policy may skip. Hooks may raise it to end the iteration."""
+
+    @classmethod
+    def from_sample(cls, sample: object, message: str = "") -> Self:
+        """An error that names a sample by its key.
+
+        Args:
+            sample: A sample, crude or not, or a batch.
+            message: What is wrong with it.
+        """
+        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+        return cls(f"{type(sample).__name__} {key!r} failed{': ' if message else ''}{message}")
 
 
 class WorkerError(EnergonGrainError, RuntimeError):

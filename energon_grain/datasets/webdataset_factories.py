@@ -17,6 +17,7 @@ from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.subset import Subset
+from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
 from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
@@ -125,6 +126,8 @@ class BaseWebdatasetFactory(Generic[T_sample]):
             task_encoder=TaskEncoder[Any, Any, Any, Any](),
             definition=self.definition(),
         )
+
+    prepare_dataset = staticmethod(prepare_with_energon_arguments)
 
     def as_file_store(self) -> FileStore[bytes]:
         """The whole dataset by the names of its files, undecoded."""

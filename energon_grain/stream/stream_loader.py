@@ -64,17 +64,22 @@ class StreamLoader:
         """The state of all hosts; collective with several."""
         return gather_cursor(self.save_state_rank(), self._processes(), self._framework)
 
-    def save_state_global(self, global_dst_rank: int = 0) -> Cursor | None:
+    def save_state_global(self, global_dst_rank: int = 0, *, dst_rank: int | None = None) -> Cursor | None:
         """The state of all hosts, on the process of global rank `global_dst_rank`; None on the others.
 
         With several hosts, a collective operation: all call it at the same step.
+
+        Args:
+            global_dst_rank: Number of the process among all of the job, not of its data-parallel group.
+            dst_rank: Another name of it.
 
         Raises:
             StateError: The hosts cannot be gathered, or are at different steps.
         """
         merged = self._gathered()
         processes = self._processes()
-        here = processes is None or self._stream.config.world_size == 1 or processes.rank == global_dst_rank
+        wanted = global_dst_rank if dst_rank is None else dst_rank
+        here = processes is None or self._stream.config.world_size == 1 or processes.rank == wanted
         return merged if here else None
 
     def restore_state_global(
