@@ -15,10 +15,9 @@ from energon_grain.datasets.worker_config import WorkerConfig
 class GcDataset(MapDataset):
     """The items of a dataset, with a full garbage collection after every `every_n_iter` of them.
 
-    It happens where the items are made: for batches in the main process, for what stands below a `BatchDataset` in each
-    process that makes samples. It helps hooks whose objects refer to each other in circles and hold much memory;
-    loaders by themselves leave no such circles. Making samples pauses the automatic collector for about half a second
-    at most; this one is not automatic and runs nevertheless.
+    It happens where the items are made, by themselves in each process that makes some. It helps hooks whose objects
+    refer to each other in circles and hold much memory; loaders by themselves leave no such circles. Making samples
+    pauses the automatic collector for about half a second at most; this one is not automatic and runs nevertheless.
 
     Args:
         dataset: What is passed on.

@@ -45,8 +45,9 @@ class LogSampleDataset(MapDataset):
 
     A line is `{"t": "yield_batch", "r": rank, "w": worker, "m": mode, "epoch": pass, "idx": number, "keys": [...]}`.
     `idx` is the number of the batch on this host and in this pass; of items that are not yet batched, the position of
-    the item. Lines are written where and when items are made, so with workers some are ahead of what was delivered, and
-    after a resume those come again. What comes out does not change, nor does the state.
+    the item. Lines are written where and when items are made: with worker processes maybe in their files, some ahead of
+    what is delivered, and again for what is made again (after a resume, or because of a drop). What comes out does not
+    change, nor does the state.
 
     `get_train_dataset` puts one below virtual epochs where `worker_log_level` is 1 or more, `get_val_dataset` one below
     `limit` where it is 2 or more.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.stream.batches import BatchMaker
@@ -33,6 +34,7 @@ class WorkerStage:
 
     def __init__(self, spec: StreamSpec) -> None:
         self._stage = PureStage(spec)
+        self._cache_pool = spec.cache_pool
         self._maker: BatchMaker | None = None
         if spec.batch is not None:
             self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock)
@@ -41,7 +43,7 @@ class WorkerStage:
         """The encoded chunk, or the error that it ended with, as parts for `SampleUnpickler`."""
         try:
             encoded = self._stage.run(chunk)
-            with paused_collection():
+            with paused_collection(), using_cache(self._cache_pool):
                 result: Any = self._with_batches(chunk, encoded)
                 if result is not encoded:
                     try:

@@ -51,12 +51,13 @@ def cook(sample: Any, cache: Any, files: Any) -> Any:
 
 
 class Late(TaskEncoder):
-    """Reads in the main process."""
+    """Reads when batches are made."""
 
     cookers = (Cooker(cook),)
 
     def batch(self, samples: list[Any]) -> Any:
-        return [(sample["__key__"], sample["lazy"].get(), sample["away"].get()) for sample in samples]
+        pool = type(self.cache).__name__
+        return [(sample["__key__"], sample["lazy"].get(), sample["away"].get(), pool) for sample in samples]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -66,8 +67,8 @@ def test_values_read_later(metadataset: Path, tmp_path: Path, start: str) -> Non
     dataset = get_val_dataset(metadataset, batch_size=4, worker_config=config, task_encoder=Late())
     with get_savable_loader(dataset, cache_pool=pool, multiprocessing_context=start) as loader:
         batches = list(loader)
-    assert [(key, value, number.item()) for batch in batches for key, value, number in batch] == [
-        (f"{i:03d}", f"file {i % 3}", i) for i in range(24)
+    assert [(key, value, number.item(), used) for batch in batches for key, value, number, used in batch] == [
+        (f"{i:03d}", f"file {i % 3}", i, "FileStoreCachePool") for i in range(24)
     ]
     gc.collect()
     assert pool.current_cache_count == 0
@@ -81,7 +82,9 @@ def test_each_worker_has_a_log(metadataset: Path, tmp_path: Path) -> None:
     batches = BatchDataset(LogSampleDataset(samples, "val", config), 4, len, worker_config=config)
     with get_savable_loader(LogSampleDataset(batches, "val", config), multiprocessing_context="fork") as loader:
         assert list(loader) == [4] * 6
-    lines = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.iterdir()}
-    assert [line["idx"] for line in lines.pop("0")] == list(range(6))
-    assert lines.keys() <= {"1", "2"}
-    assert sorted(line["keys"] for worker in lines.values() for line in worker) == [[f"{i:03d}"] for i in range(24)]
+    files = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.iterdir()}
+    assert files.keys() <= {"0", "1", "2"}
+    assert all(line["w"] == int(name) for name, lines in files.items() for line in lines)
+    lines = [line for each in files.values() for line in each]
+    assert {line["idx"] for line in lines if "keys" not in line} == set(range(6))
+    assert sorted(line["keys"] for line in lines if "keys" in line) == [[f"{i:03d}"] for i in range(24)]
