@@ -9,6 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import energon_grain
+
+if TYPE_CHECKING:
+    from energon_grain import *  # noqa: F403 (the rest of the core's names; those below take the place of some)
+
 from energon_grain_torch import random_generator as random_generator
 from energon_grain_torch import tensors as tensors
 from energon_grain_torch.av import AVData as AVData
@@ -23,9 +27,6 @@ from energon_grain_torch.task_encoder import AugmentTaskEncoder as AugmentTaskEn
 from energon_grain_torch.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder
 from energon_grain_torch.task_encoder import TaskEncoder as TaskEncoder
 from energon_grain_torch.worker_config import WorkerConfig as WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_grain import *  # noqa: F403 (the rest of the core's names)
 
 _OURS = (
     "AVData",
