@@ -23,6 +23,7 @@ from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, to_cursor
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.end_of_life import close_with
 from energon_grain.stream.operators.program import write_states
 from energon_grain.stream.packed_integers import pack_integers
 from energon_grain.stream.pass_change import next_pass, restored
@@ -240,10 +241,10 @@ class Stream:
                 budget_bytes=self.config.prefetch_bytes,
             )
             self._steps = ahead
-            self._release = weakref.finalize(self, ahead.close)
+            self._release = close_with(self, ahead.close)
         else:
             self._steps = iter(production)
-            self._release = weakref.finalize(self, production.close)
+            self._release = close_with(self, production.close)
 
     def _workers_ready(self) -> WorkerPool | None:
         """The workers, made when they are first needed; None: there are none."""
@@ -255,7 +256,7 @@ class Stream:
             else:
                 self._pool = ThreadPool(self._stage, self._workers, self.config.prefetch_bytes)
             # Of several finalizers the last that was made runs first: what the pool was started for ends before it.
-            self._end_pool = weakref.finalize(self, self._pool.close)
+            self._end_pool = close_with(self, self._pool.close)
         return self._pool
 
     def _stop(self) -> None:
