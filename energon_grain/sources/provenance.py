@@ -12,7 +12,11 @@ from energon_grain.sources.source import SampleLocation
 
 
 class LazyTuple(msgspec.Struct, gc=False, eq=False):
-    """Behaves as the tuple that `resolve` gives."""
+    """Behaves as the tuple that `resolve` gives.
+
+    But `isinstance(…, Sequence)` is False: frameworks that move batches to devices walk through sequences and make new
+    ones of the same type. They leave this as it is.
+    """
 
     def resolve(self) -> tuple[SourceInfo, ...]:
         """The plain tuple."""
@@ -101,6 +105,3 @@ class ChainedSources(LazyTuple, gc=False, eq=False):
 def _info(source: Any, place: SampleLocation) -> SourceInfo:
     names = tuple(f"{place.key}.{part}" for part in place.parts)
     return SourceInfo(dataset_path=source.path, index=place.index, shard_name=place.shard, file_names=names)
-
-
-cast("Any", Sequence).register(LazyTuple)

@@ -27,7 +27,7 @@ def test_behaves_as_a_tuple(source: WebDatasetSource) -> None:
     info = SourceInfo(
         dataset_path=source.path, index=3, shard_name="shard_001.tar", file_names=("000003.txt", "000003.json")
     )
-    assert isinstance(lazy, Sequence)
+    assert not isinstance(lazy, Sequence)
     assert len(lazy) == 1
     assert lazy[0] == lazy[-1] == info
     assert lazy[:1] == tuple(lazy) == (info,)
