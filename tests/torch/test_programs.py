@@ -31,6 +31,8 @@ NOT_ENERGONS = {
     "joining_nonmatch": "its `nonmatch: none` cannot be read",
     "metadataset_without_loader": "it demands a worker configuration",
     "save_restore_dst_rank": "the keyword has another name there",
+    "trainers_megatron": "its state is of one number of ranks",
+    "trainers_torchtitan": "its loaders have no `state_dict`",
 }
 
 
