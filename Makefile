@@ -1,13 +1,14 @@
 # `make demo` shows the library at work; `make test` proves it. CONTRIBUTING.md explains the rest.
 #
-# Every target makes the virtual environment that it needs: .venv for development, .venv-demo for the demo,
-# .venv-peers for the real Megatron-Energon and the other loaders that we measure against.
+# Every target makes the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for the
+# demos, .venv-peers for the real Megatron-Energon and the other loaders that we measure against.
 #   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
 #   make check VENV=/path/to/venv            use another development environment
 
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
+DEMO_TORCH_VENV ?= .venv-demo-torch
 PEERS_VENV ?= .venv-peers
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -18,22 +19,26 @@ ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo setup test check format docs bench peers clean
+.PHONY: help demo demo-torch setup test check format docs bench peers clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    real digits from tars to a trained and resumed classifier, in its own environment"
-	@echo "make test    the tests, with every warning an error"
-	@echo "make check   ruff, pyright, import-linter"
-	@echo "make format  let ruff format and fix what it can"
-	@echo "make docs    build the documentation into site/, with every warning an error"
-	@echo "make bench   the benchmarks, against the peers that 'make peers' installs"
-	@echo "make setup   only the development environment ($(VENV))"
-	@echo "make peers   only the peers' environment ($(PEERS_VENV))"
-	@echo "make clean   remove what the targets above have made"
+	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
+	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX"
+	@echo "make test       the tests, with every warning an error"
+	@echo "make check      ruff, pyright, import-linter"
+	@echo "make format     let ruff format and fix what it can"
+	@echo "make docs       build the documentation into site/, with every warning an error"
+	@echo "make bench      the benchmarks, against the peers that 'make peers' installs"
+	@echo "make setup      only the development environment ($(VENV))"
+	@echo "make peers      only the peers' environment ($(PEERS_VENV))"
+	@echo "make clean      remove what the targets above have made"
 
 demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/python examples/digits/demo.py
+
+demo-torch: $(DEMO_TORCH_VENV)/.ready
+	$(DEMO_TORCH_VENV)/bin/python examples/digits/demo_torch.py
 
 setup: $(VENV)/.ready
 
@@ -59,9 +64,10 @@ bench: $(VENV)/.ready $(PEERS_VENV)/.ready
 peers: $(PEERS_VENV)/.ready
 
 clean:
-	rm -rf .venv .venv-demo .venv-peers .demo .bench site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # pip learnt to install dependency groups in version 25.1.
+# On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves two gigabytes of PyTorch's.
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) is $(PYTHON). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -80,8 +86,12 @@ $(DEMO_VENV)/.ready: pyproject.toml
 	$(DEMO_VENV)/bin/python $(PIP_INSTALL) -e '.[jax]' --group demo
 	@touch $@
 
+$(DEMO_TORCH_VENV)/.ready: pyproject.toml
+	$(call new_venv,$(DEMO_TORCH_VENV))
+	$(DEMO_TORCH_VENV)/bin/python $(PIP_INSTALL) -e '.[torch]' --group demo-torch
+	@touch $@
+
 # Megatron-Energon asks for torchvision and more through its dependencies; it runs without them.
-# On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves two gigabytes.
 $(PEERS_VENV)/.ready: pyproject.toml
 	$(call new_venv,$(PEERS_VENV))
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers

@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 import energon_grain
+import energon_grain_torch
 from energon_grain import errors
 
 PACKAGE = Path(energon_grain.__file__).parent
-MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+PACKAGES = PACKAGE, Path(energon_grain_torch.__file__).parent
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    (package,) = (package for package in PACKAGES if path.is_relative_to(package))
+    parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -44,9 +47,9 @@ def test_modules_say_what_they_are(path: Path) -> None:
     assert ast.get_docstring(tree), "a module docstring is missing"
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            names = ast.literal_eval(node.value)
-            assert len(names) == len(set(names))
-            assert [name for name in names if not hasattr(importlib.import_module(name_of(path)), name)] == []
+            module = importlib.import_module(name_of(path))
+            assert len(module.__all__) == len(set(module.__all__))
+            assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_public_names_are_sorted() -> None:

@@ -10,21 +10,21 @@ from typing import Any
 
 @dataclass
 class Notes:
-    """What one run of train.py wrote down."""
+    """What one run of a training script wrote down."""
 
-    batches: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Step to the keys of its batch and a hash of its arrays."""
+    batches: dict[int, set[str]] = field(default_factory=dict)
+    """Step to what was in its batch, on all ranks: keys with hashes of their arrays."""
     result: dict[str, Any] = field(default_factory=dict)
     """Accuracy and a hash of the parameters; empty if the run did not come to its end."""
 
     @classmethod
-    def read(cls, path: Path) -> Notes:
-        """Read a run's notes; a killed run has a part of them."""
+    def read(cls, *paths: Path) -> Notes:
+        """Read what the ranks of a run noted, as one; a killed run has a part of them."""
         notes = cls()
-        for line in path.read_text().splitlines():
+        for line in (line for path in paths for line in path.read_text().splitlines()):
             entry = json.loads(line)
             if "step" in entry:
-                notes.batches[entry.pop("step")] = entry
+                notes.batches.setdefault(entry["step"], set()).update(entry["batch"])
             else:
                 notes.result = entry
         return notes
