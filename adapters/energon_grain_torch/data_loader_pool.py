@@ -8,11 +8,11 @@ the way they are started change nothing, and a restart costs nothing.
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any, cast
 
 import cloudpickle
@@ -27,10 +27,14 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_answer import WorkerStage
+from energon_grain.stream.worker_death import worker_death
 from energon_grain_torch.shared_result import SharedResult
 
 _CHUNKS_PER_WORKER = 2
 _PATIENCE_SECONDS = 1.0
+_END_SECONDS = 0.1
+_BROKEN_OFF = (RuntimeError, ConnectionError, EOFError)
+"""What waiting for a result ends with where a worker died, or nothing came for `_PATIENCE_SECONDS`."""
 
 
 class ChunkDataset(Dataset[Any]):
@@ -50,15 +54,13 @@ class ChunkDataset(Dataset[Any]):
     def __getitem__(self, chunk: Chunk | None) -> SharedResult | None:
         if chunk is None:
             return None
-        info = get_worker_info()
-        worker = -1 if info is None else info.id
         if self._stage is None:
-            this_is_worker(worker)
+            info = get_worker_info()
+            this_is_worker(-1 if info is None else info.id)
             self._stage = WorkerStage(self._spec)
         began = time.perf_counter()
         parts = self._stage.answer(chunk)
-        seconds = time.perf_counter() - began
-        return SharedResult.write(parts, worker=worker, seconds=seconds)
+        return SharedResult.write(parts, seconds=time.perf_counter() - began)
 
     def __getstate__(self) -> bytes:
         try:
@@ -108,7 +110,6 @@ class DataLoaderPool:
         self._dataset = ChunkDataset(dataclasses.replace(spec, program=None))
         self._context = multiprocessing_context
         self._sampler = _ChunkSampler()
-        self._pids: dict[int, int] = {}
         self._loader: DataLoader[Any] | None = self._new_loader()
         self._results: Any = None
 
@@ -122,6 +123,7 @@ class DataLoaderPool:
                 collate_fn=_as_it_is,
                 prefetch_factor=_CHUNKS_PER_WORKER,
                 persistent_workers=True,
+                timeout=_PATIENCE_SECONDS,
                 multiprocessing_context=self._context,
                 generator=torch.Generator(),  # else each start would draw from the program's own
             )
@@ -132,52 +134,95 @@ class DataLoaderPool:
         """Let them encode these chunks. The first call starts the processes, in the calling thread."""
         self._sampler.chunks = chunks
         self._sampler.sent.clear()
+        try:
+            self._begin()
+        except _BROKEN_OFF as error:
+            if not (_timed_out(error) or self._dead()):
+                raise
+            # One died, or is still busy with what nobody waits for; no chunk was asked for yet.
+            self.close()
+            self._begin()
+        return DataLoaderWorkers(self, pace)
+
+    def _begin(self) -> None:
         if self._loader is None:
             self._loader = self._new_loader()
         self._results = iter(self._loader)
-        return DataLoaderWorkers(self, pace)
+        if self._results._worker_pids_set:
+            # PyTorch would tell a death from a signal handler, wherever in the program the main thread is then.
+            torch._C._remove_worker_pids(id(self._results))
+            self._results._worker_pids_set = False
 
-    def take(self, pace: ChunkPace) -> Encoded | None:
-        """The next result; None: the chunk was none."""
-        try:
-            result = cast("SharedResult | None", next(self._results))
-        except RuntimeError as error:
-            raise self.explained(error) from error
+    def take(self, pace: ChunkPace, unless: threading.Event) -> Encoded | None:
+        """The next result; None: the chunk was none.
+
+        Args:
+            pace: Is told how long it took.
+            unless: When it is set, nobody needs the result.
+
+        Raises:
+            BufferClosed: `unless` was set.
+            WorkerError: A worker died.
+        """
+        result = self._next_result(unless)
         chunk = self._sampler.sent.popleft()
         if chunk is None or result is None:
             return None
-        self._pids[result.pid] = result.worker
         encoded = result.read(self._sources)
         if isinstance(encoded, BaseException):
             raise encoded
         pace.learn(chunk, encoded, result.seconds)
         return encoded
 
+    def _next_result(self, unless: threading.Event) -> SharedResult | None:
+        while not unless.is_set():
+            try:
+                return cast("SharedResult | None", next(self._results))
+            except _BROKEN_OFF as error:
+                dead = self._dead()
+                if dead:
+                    self.close()
+                    raise worker_death(dead) from error
+                if not _timed_out(error):
+                    raise
+        raise BufferClosed
+
+    def _dead(self) -> list[tuple[int, int, int | None]]:
+        """Number, process and exit code of each worker that died."""
+        workers = [] if self._results is None else self._results._workers
+        # Whether they are alive, PyTorch asks the system, which does not tell when others wait for our children too.
+        ended = wait([worker.sentinel for worker in workers], _END_SECONDS)
+        found: list[tuple[int, int, int | None]] = []
+        for number, worker in enumerate(workers):
+            if worker.sentinel in ended:
+                worker.join(_END_SECONDS)
+                found.append((number, worker.pid, worker.exitcode))
+        return found
+
     @property
     def waiting(self) -> int:
         """Chunks that were sent and have not come back."""
         return len(self._sampler.sent)
 
-    def explained(self, error: RuntimeError) -> Exception:
-        """What PyTorch says of a worker that died, with its number; any other error as it is."""
-        text = str(error)
-        dead = re.match(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
-        if dead is None:
-            return error
-        self.close()
-        pids = [int(pid) for pid in dead[1].split(",")]
-        names = ", ".join(f"{self._pids.get(pid, 'not yet heard of')} (pid {pid})" for pid in pids)
-        return WorkerError(
-            f"worker {names} of {self.workers} died: {text.strip()} Its own messages are on stderr. Killed by signal 9 "
-            f"usually means that the machine ran out of memory: use fewer workers or smaller batches. The loader goes "
-            f"on from here with new workers"
-        )
-
     def close(self) -> None:
-        """End the processes; those that do not come out of a hook within five seconds are terminated."""
+        """End the processes; those that do not come out of a hook within a second are killed."""
         results, self._results, self._loader = self._results, None, None
-        if results is not None:
-            results._shutdown_workers()
+        if results is None:
+            return
+        # As PyTorch does, which however waits for five seconds, for one after the other.
+        results._workers_done_event.set()
+        for queue in results._index_queues:
+            queue.put(None)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for worker in results._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+            if worker.is_alive():
+                worker.kill()
+        results._shutdown_workers()
+
+
+def _timed_out(error: Exception) -> bool:
+    return str(error).startswith("DataLoader timed out")
 
 
 class DataLoaderWorkers:
@@ -186,7 +231,7 @@ class DataLoaderWorkers:
     def __init__(self, pool: DataLoaderPool, pace: ChunkPace) -> None:
         self._pool = pool
         self._pace = pace
-        self._closed = False
+        self._closed = threading.Event()
         self._taking = threading.Lock()
 
     def __iter__(self) -> Iterator[Encoded]:
@@ -196,20 +241,16 @@ class DataLoaderWorkers:
         with self._taking:
             # After as many empty results as were under way, whoever plans was asked again and had nothing.
             for _ in range(self._pool.waiting + 1):
-                if self._closed:
-                    raise BufferClosed
-                encoded = self._pool.take(self._pace)
+                encoded = self._pool.take(self._pace, unless=self._closed)
                 if encoded is not None:
                     return encoded
             raise StopIteration
 
     def close(self) -> None:
-        """Let go of what is under way; a worker that takes long over its chunk is ended."""
-        self._closed = True
-        if self._taking.acquire(timeout=_PATIENCE_SECONDS):
-            self._taking.release()
-        else:
-            self._pool.close()
+        """Let go of what is under way; whoever waits for it notices within a second."""
+        self._closed.set()
+        with self._taking:
+            pass
 
 
 def _as_it_is(result: Any) -> Any:

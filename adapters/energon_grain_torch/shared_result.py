@@ -22,25 +22,20 @@ class SharedResult:
     """A result on its way from a worker process.
 
     Attributes:
-        worker: Number of the worker.
-        pid: Its process.
         seconds: What making the result took.
     """
 
-    def __init__(self, descriptor: int, sizes: list[int], worker: int, pid: int, seconds: float) -> None:
+    def __init__(self, descriptor: int, sizes: list[int], seconds: float) -> None:
         self._descriptor = descriptor
         self._sizes = sizes
-        self.worker = worker
-        self.pid = pid
         self.seconds = seconds
 
     @classmethod
-    def write(cls, parts: list[memoryview], *, worker: int, seconds: float) -> SharedResult:
+    def write(cls, parts: list[memoryview], *, seconds: float) -> SharedResult:
         """Write a result, in the worker.
 
         Args:
             parts: What `WorkerStage.answer` returned.
-            worker: The worker's number.
             seconds: What making the result took.
         """
         sizes = [part.nbytes for part in parts]
@@ -48,7 +43,7 @@ class SharedResult:
         descriptor = memory_file()
         os.ftruncate(descriptor, total)
         write_parts(descriptor, parts)
-        return cls(descriptor, sizes, worker, os.getpid(), seconds)
+        return cls(descriptor, sizes, seconds)
 
     def read(self, sources: list[Source]) -> Any:
         """The result, in the main process.
@@ -64,11 +59,11 @@ class SharedResult:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The sending process keeps the duplicate until it is fetched.
-        return _received, (reduction.DupFd(self._descriptor), self._sizes, self.worker, self.pid, self.seconds)
+        return _received, (reduction.DupFd(self._descriptor), self._sizes, self.seconds)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
 
-def _received(descriptor: Any, sizes: list[int], worker: int, pid: int, seconds: float) -> SharedResult:
-    return SharedResult(descriptor.detach(), sizes, worker, pid, seconds)
+def _received(descriptor: Any, sizes: list[int], seconds: float) -> SharedResult:
+    return SharedResult(descriptor.detach(), sizes, seconds)

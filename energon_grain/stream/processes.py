@@ -33,6 +33,7 @@ from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.result_transport import SampleUnpickler
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_answer import part_offsets
+from energon_grain.stream.worker_death import worker_death
 from energon_grain.stream.workers import OrderedWorkers
 
 HEADER = struct.Struct("<Q")
@@ -180,12 +181,7 @@ class WorkerProcess:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             code = None
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return WorkerError(
-            f"worker process {self._number} (pid {self._process.pid}) {how} while it was needed; its own messages are "
-            f"on stderr. Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller "
-            f"batches"
-        )
+        return worker_death([(self._number, self._process.pid, code)])
 
     @property
     def idle(self) -> bool:
