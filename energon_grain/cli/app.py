@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from energon_grain.cli.bench import bench
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
 from energon_grain.cli.migrate import migrate
@@ -26,6 +27,7 @@ app.command()(prepare)
 app.command()(info)
 app.command()(lint)
 app.command()(which)
+app.command()(bench)
 app.command()(schema)
 app.add_typer(migrate, name="migrate")
 

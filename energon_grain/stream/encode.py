@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from energon_grain.datasets.cache_pool import using_cache
+from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import Source
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -69,17 +70,48 @@ class PureStage:
     def _encode(
         self, leaf: int, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
     ) -> Flow:
-        raw = self.sources[leaf].read(draws.index)
-        flow = self._loaders[leaf].load(raw, (draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()), groups)
-        flow.batch_of = batch_of
-        spec = self._spec.leaves[leaf]
-        if spec.cook is not None:
-            self._apply(flow, spec.cook)
-        for hook in spec.hooks:
-            self._apply(flow, hook)
+        flow = self.load(leaf, self.read(leaf, draws), draws, groups, batch_of)
+        for hook in self.hooks(leaf):
+            self.apply(flow, hook)
         return flow
 
-    def _apply(self, flow: Flow, hook: HookSpec) -> None:
+    def read(self, leaf: int, draws: Draws) -> RawBatch:
+        """The first step of `run`: the bytes of draws that are all of one leaf. Raises ReadError."""
+        return self.sources[leaf].read(draws.index)
+
+    def load(
+        self,
+        leaf: int,
+        raw: RawBatch,
+        draws: Draws,
+        groups: tuple[range, ...] = (),
+        batch_of: Callable[[int], int] | None = None,
+    ) -> Flow:
+        """The second step: samples, decoded and constructed.
+
+        Args:
+            leaf: Number of the leaf.
+            raw: What `read` gave.
+            draws: Of that.
+            groups: As in `Chunk`.
+            batch_of: As in `Chunk`.
+        """
+        numbers = draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
+        flow = self._loaders[leaf].load(raw, numbers, groups)
+        flow.batch_of = batch_of
+        return flow
+
+    def hooks(self, leaf: int) -> tuple[HookSpec, ...]:
+        """What the third step applies to the samples of a leaf, in order."""
+        spec = self._spec.leaves[leaf]
+        return spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
+
+    def apply(self, flow: Flow, hook: HookSpec) -> None:
+        """The third step, once for each hook: call it on every sample.
+
+        Raises:
+            FatalSampleError: The hook raised what no policy may skip.
+        """
         with nullcontext() if hook.concurrent else self.hook_lock:
             flow.apply(hook)
 

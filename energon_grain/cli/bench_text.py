@@ -1,0 +1,80 @@
+"""Figures of a measurement in lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from energon_grain.cli.sizes import format_bytes
+from energon_grain.measurement.figures import Figures, ReadRate
+
+_BAR_WIDTH = 30
+
+
+def figure_lines(figures: Figures, advice: Sequence[str]) -> list[str]:
+    """Lay out figures as tables, and advice as a list."""
+    shuffle = "full shuffle" if figures.block is None else f"blocks of {figures.block:,}"
+    return [
+        f"{figures.path}: {figures.dataset_samples:,} samples of {format_bytes(figures.sample_bytes)}, "
+        f"batches of {figures.batch_size:,}, {shuffle}",
+        "",
+        *_storage(figures),
+        "",
+        *_stages(figures),
+        "",
+        *_pipeline(figures),
+        "",
+        "What to change",
+        *(f"  * {sentence}" for sentence in advice),
+        *(f"  note: {note}" for note in figures.notes),
+    ]
+
+
+def _storage(figures: Figures) -> list[str]:
+    storage = figures.storage
+    rates: list[tuple[str, ReadRate | None]] = [
+        ("reading, warm", storage.warm),
+        ("pread alone, warm", storage.pread_warm),
+        ("reading, cold", storage.cold),
+        ("pread alone, cold", storage.pread_cold),
+    ]
+    rows: list[tuple[str, ...]] = [("", "samples/s", "bytes/s", "reads/s")]
+    for name, rate in rates:
+        if rate is not None:
+            requests = f"{rate.requests_per_s:,.0f}" if rate.requests_per_s else "-"
+            rows.append((name, f"{rate.samples_per_s:,.0f}", format_bytes(rate.bytes_per_s), requests))
+    rows.append(("copying memory", "", format_bytes(figures.memcpy_bytes_per_s), ""))
+    of = f", in reads of {format_bytes(storage.request_bytes)}" if storage.request_bytes else ""
+    return [f"Storage, one thread{of}", *_table(rows)]
+
+
+def _stages(figures: Figures) -> list[str]:
+    rows: list[tuple[str, ...]] = [("", "µs a sample", "share", "")]
+    for stage in figures.stages:
+        bar = "█" * round(stage.share * _BAR_WIDTH) + ("  bounds" if stage is figures.bound else "")
+        rows.append((stage.name, f"{stage.microseconds:,.3g}", f"{stage.share:.0%}", bar))
+    return ["Stages, one thread, warm", *_table(rows)]
+
+
+def _pipeline(figures: Figures) -> list[str]:
+    kind = {"thread": "threads", "process": "processes"}[figures.worker_type]
+    rows: list[tuple[str, ...]] = [("workers", "samples/s", "batches/s", "first batch")]
+    for run in figures.pipeline:
+        batches = run.samples_per_s / figures.batch_size
+        rows.append(
+            (f"{run.workers}", f"{run.samples_per_s:,.0f}", f"{batches:,.4g}", f"{1e3 * run.first_batch_s:,.0f} ms")
+        )
+    return [f"Pipeline, {kind} of {figures.cores} cores", *_table(rows)]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The first column to the left, bars too, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [
+            text if text.startswith(("█", " ")) else text.rjust(width)
+            for text, width in zip(row[1:], widths[1:], strict=True)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines

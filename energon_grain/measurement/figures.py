@@ -1,0 +1,125 @@
+"""What a measurement found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRate:
+    """How fast bytes came.
+
+    Attributes:
+        samples_per_s: Samples whose parts were read.
+        bytes_per_s: Bytes that were asked of the file system, small gaps between parts that are read along included.
+        requests_per_s: Reads, each of one range; neighbouring parts and samples share one.
+        seconds: How long it was measured.
+    """
+
+    samples_per_s: float
+    bytes_per_s: float
+    requests_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageFigures:
+    """Reading alone, in the order of the stream, in one thread.
+
+    Attributes:
+        warm: The dataset's own reading, out of the page cache.
+        cold: The same after the kernel was asked to drop the files from memory; None: that cannot be asked here.
+        pread_warm: The ceiling: nothing but `pread` on the same ranges. None: they are not ranges of local files.
+        pread_cold: The same after dropping.
+        still_cached: Share of the ranges that were in memory although they had been dropped, in 0 … 1; near 1, the
+            cold figures are warm ones. None: the kernel does not tell.
+        request_bytes: Bytes of a read, on average; 0: unknown.
+    """
+
+    warm: ReadRate
+    cold: ReadRate | None
+    pread_warm: ReadRate | None
+    pread_cold: ReadRate | None
+    still_cached: float | None
+    request_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTime:
+    """One stage of making a sample, in one thread, with everything in memory.
+
+    Attributes:
+        name: `storage`, `decode`, the name of a hook, `batch`, or `rest`: what the pipeline takes beyond all others.
+        microseconds: A sample.
+        share: Of the time of all stages, in 0 … 1.
+        serial: Whether it runs in one thread at a time, however many there are.
+    """
+
+    name: str
+    microseconds: float
+    share: float
+    serial: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineRun:
+    """The whole pipeline with one number of workers.
+
+    Attributes:
+        workers: As in `WorkerConfig.num_workers`.
+        samples_per_s: Delivered; items (packs, say) where the pipeline makes such.
+        first_batch_s: From the start to the first batch.
+    """
+
+    workers: int
+    samples_per_s: float
+    first_batch_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Everything that was measured.
+
+    Attributes:
+        path: What was measured, as it was given.
+        batch_size: Samples of a batch.
+        worker_type: `thread` or `process`.
+        block: Consecutive samples that are read together; None: full shuffle.
+        cores: That this process may use.
+        memcpy_bytes_per_s: How fast one thread copies memory.
+        dataset_samples: Samples of all leaves.
+        sample_bytes: Bytes that reading a sample takes, on average.
+        image_decode: What images are decoded to; None: there are none.
+        storage: Reading alone.
+        stages: In the order of the pipeline.
+        pipeline: One a number of workers, ascending.
+        measured: Samples that went through the stages.
+        dropped: How many of them were dropped, by hook and error.
+        notes: What limits the figures.
+    """
+
+    path: str
+    batch_size: int
+    worker_type: str
+    block: int | None
+    cores: int
+    memcpy_bytes_per_s: float
+    dataset_samples: int
+    sample_bytes: float
+    image_decode: str | None
+    storage: StorageFigures
+    stages: tuple[StageTime, ...]
+    pipeline: tuple[PipelineRun, ...]
+    measured: int
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def bound(self) -> StageTime:
+        """The stage that takes most."""
+        return max(self.stages, key=lambda stage: stage.share)
+
+    @property
+    def best(self) -> PipelineRun:
+        """The fastest run."""
+        return max(self.pipeline, key=lambda run: run.samples_per_s)

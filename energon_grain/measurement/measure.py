@@ -1,0 +1,137 @@
+"""All measurements of one dataset, one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.leaf import ResolvedLeaf
+from energon_grain.errors import ConfigError
+from energon_grain.measurement.figures import Figures, StageTime
+from energon_grain.measurement.machine import memcpy_bytes_per_s, usable_cores
+from energon_grain.measurement.pipeline import measure_pipeline
+from energon_grain.measurement.planned_reads import plan_reads, settled_pace
+from energon_grain.measurement.stages import StageClock, measure_stages
+from energon_grain.measurement.storage import measure_storage
+from energon_grain.stream.compile import compile_dataset
+from energon_grain.stream.encode import PureStage
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.transforms.image import IMAGE_EXTENSIONS
+
+_PACE_SECONDS = 0.5
+_MOSTLY_CACHED = 0.5
+
+
+def measure_dataset(
+    dataset: SavableDataset,
+    *,
+    path: str,
+    workers: Sequence[int] = (0, 1, 2, 4),
+    seconds: float = 2.0,
+    progress: Callable[[str], None] = lambda label: None,
+) -> Figures:
+    """Measure storage, decoding, hooks, batching and the pipeline on the data itself.
+
+    Nothing is written. It takes about `4 + 1 + 2 + len(workers)` times `seconds`.
+
+    Args:
+        dataset: What `get_train_dataset` returned, for one host.
+        path: How to call it.
+        workers: Numbers of workers to run the pipeline with; those beyond the number of cores are left out.
+        seconds: For each measurement.
+        progress: Told what begins.
+
+    Raises:
+        ConfigError: `workers` or `seconds` are no such numbers.
+        EmptyDatasetError: There is no complete batch.
+        ReadError: Bytes could not be read.
+        FatalSampleError: A hook failed as no policy may skip.
+    """
+    if not workers or min(workers) < 0:
+        raise ConfigError(f"workers={list(workers)}: numbers of workers are meant, each 0 or more")
+    if not seconds > 0:
+        raise ConfigError(f"seconds={seconds}: a time above 0 is meant")
+    spec = compile_dataset(dataset)
+    batch_size = 1 if spec.batch is None else spec.batch.size
+    cores = usable_cores()
+    chosen = sorted({number for number in workers if number <= cores} or {cores})
+    stage = PureStage(spec)
+    try:
+        progress("planning")
+        planned = plan_reads(
+            spec, stage, batch_size, settled_pace(spec, stage, batch_size, min(seconds, _PACE_SECONDS))
+        )
+        progress("storage")
+        storage = measure_storage(stage, planned, seconds)
+        progress("stages")
+        clock = measure_stages(spec, stage, planned.chunks, seconds)
+    finally:
+        stage.close()
+    quiet = dataclasses.replace(dataset.worker_config, global_error_handler=_say_nothing)
+    runs = measure_pipeline(spec, quiet, chosen, seconds, progress)
+    alone_s = 1 / max(1e-12, runs[0].samples_per_s) if runs[0].workers == 0 and spec.program is None else None
+    notes = [
+        f"This process may use {cores} cores: no more workers than that are tried."
+        for _ in range(len(chosen) < len(set(workers)))
+    ]
+    if storage.cold is None:
+        notes.append("No cold figures: what is read are not ranges of local files, or the system cannot drop those.")
+    elif storage.still_cached is not None and storage.still_cached > _MOSTLY_CACHED:
+        notes.append(
+            f"{storage.still_cached:.0%} of the data was still in memory although the kernel had been asked to drop "
+            f"it: the cold figures are warm ones."
+        )
+    if spec.program is not None:
+        notes.append(
+            "Lanes filter, pack, group or generate here: that shows in the pipeline alone, whose samples are the items "
+            "that come out, and storage is read in about the order that lanes ask for."
+        )
+    blocks = {leaf.order.block for leaf in spec.leaves if leaf.order.shuffle}
+    return Figures(
+        path=path,
+        batch_size=batch_size,
+        worker_type=dataset.worker_config.worker_type,
+        block=min((block for block in blocks if block is not None), default=None),
+        cores=cores,
+        memcpy_bytes_per_s=memcpy_bytes_per_s(),
+        dataset_samples=sum(map(len, stage.sources)),
+        sample_bytes=planned.sample_bytes,
+        image_decode=_image_decode(spec),
+        storage=storage,
+        stages=_stages(clock, alone_s),
+        pipeline=runs,
+        measured=clock.samples,
+        dropped=dict(clock.dropped),
+        notes=tuple(notes),
+    )
+
+
+def _say_nothing(error: Exception, sample: object, sources: object) -> None:
+    """Failing samples were counted in the stages; runs that go over them again and again have nothing to add."""
+
+
+def _stages(clock: StageClock, alone_s: float | None) -> tuple[StageTime, ...]:
+    """The stages with their shares; `alone_s`: what the pipeline without workers takes for a sample."""
+    times = clock.microseconds()
+    if alone_s is not None:
+        times["rest"] = max(0.0, 1e6 * alone_s - sum(times.values()))
+    total = max(1e-12, sum(times.values()))
+    return tuple(
+        StageTime(name=name, microseconds=time, share=time / total, serial=name in clock.serial)
+        for name, time in times.items()
+    )
+
+
+def _image_decode(spec: StreamSpec) -> str | None:
+    """What images of the first leaf that has some are decoded to."""
+    for leaf in spec.leaves:
+        members: Iterable[object] = (leaf.leaf,) if isinstance(leaf.leaf, ResolvedLeaf) else leaf.leaf.members
+        for member in members:
+            if isinstance(member, ResolvedLeaf) and member.decoder is not None and _has_images(member):
+                return str(member.decoder.config()["image_decode"])
+    return None
+
+
+def _has_images(leaf: ResolvedLeaf) -> bool:
+    return any(part.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for part in leaf.source.locate(0).parts)

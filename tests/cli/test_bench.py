@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from energon_grain.cli.app import app
+from energon_grain.errors import ConfigError
+from energon_grain.testing import make_captioning_dataset
+
+ENCODER = """
+from energon_grain import DefaultTaskEncoder
+
+class Own(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        return sample
+
+class Raw(DefaultTaskEncoder):
+    decoder = None
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_captioning_dataset(tmp_path_factory.mktemp("bench") / "data", n=24, shards=2)
+
+
+def run(root: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", str(root), "--seconds", "0.02", "--batch-size", "4", *arguments])
+
+
+def test_tables_and_advice(root: Path) -> None:
+    shown = run(root, "--workers", "0,1", "--shuffle", "block")
+    assert shown.exit_code == 0, shown.output
+    for text in (
+        "blocks of 100",
+        "reading, warm",
+        "copying memory",
+        "decode",
+        "bounds",
+        "first batch",
+        "  * With num_",
+    ):
+        assert text in shown.output
+
+
+def test_json_and_a_task_encoder_of_the_current_folder(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_encoder_of_bench.py").write_text(ENCODER)
+    monkeypatch.chdir(tmp_path)
+    named = "own_encoder_of_bench:Own"
+    shown = run(root, "--workers", "0", "--json", "--task-encoder", named, "--image-decode", "rgb8")
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.output)
+    assert [stage["name"] for stage in told["stages"]] == ["storage", "decode", "encode_sample", "batch", "rest"]
+    assert told["image_decode"] == "rgb8"
+    assert told["bound"] in {stage["name"] for stage in told["stages"]}
+    assert told["pipeline"][0]["workers"] == 0
+    assert told["advice"]
+    refused = run(root, "--task-encoder", "own_encoder_of_bench:Raw", "--image-decode", "rgb8")
+    assert "decodes nothing" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "one"], "--workers one"),
+        (["--task-encoder", "nocolon"], "module:Class"),
+        (["--task-encoder", "no_such_module:Class"], "no_such_module"),
+        (["--task-encoder", "json:Nothing"], "Nothing"),
+        (["--task-encoder", "pathlib:Path"], "no TaskEncoder"),
+        (["--max-samples-per-sequence", "8"], "--shuffle block"),
+    ],
+)
+def test_wrong_options(root: Path, arguments: list[str], said: str) -> None:
+    refused = run(root, *arguments)
+    assert isinstance(refused.exception, ConfigError)
+    assert said in str(refused.exception)

@@ -1,0 +1,142 @@
+"""What is measured, never how fast it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_train_dataset
+from energon_grain.errors import ConfigError
+from energon_grain.measurement import page_cache
+from energon_grain.measurement.figures import Figures
+from energon_grain.measurement.measure import measure_dataset
+from energon_grain.measurement.planned_reads import plan_reads, settled_pace
+from energon_grain.stream.compile import compile_dataset
+from energon_grain.stream.encode import PureStage
+from energon_grain.testing import make_captioning_dataset, make_text_dataset
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_captioning_dataset(tmp_path_factory.mktemp("bench") / "captions", n=60, shards=3, broken={7})
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_text_dataset(tmp_path_factory.mktemp("bench") / "texts", n=60, shards=3)
+
+
+class Encoder(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="rgb8")
+
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+class Packer(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+def measured(path: Path | dict[str, Any], encoder: DefaultTaskEncoder, **arguments: Any) -> Figures:
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1),
+        task_encoder=encoder,
+        **{"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None, **arguments},
+    )
+    return measure_dataset(dataset, path="data", workers=(0, 1, 64_000), seconds=0.02)
+
+
+def test_all_stages_of_a_dataset(captions: Path, caplog: pytest.LogCaptureFixture) -> None:
+    figures = measured(captions, Encoder())
+    assert [stage.name for stage in figures.stages] == ["storage", "decode", "encode_sample", "batch", "rest"]
+    assert sum(stage.share for stage in figures.stages) == pytest.approx(1)
+    assert [stage.name for stage in figures.stages if stage.serial] == ["encode_sample", "batch"]
+    assert figures.bound in figures.stages
+    assert [run.workers for run in figures.pipeline] == [0, 1]
+    assert all(run.samples_per_s > 0 and run.first_batch_s > 0 for run in figures.pipeline)
+    assert figures.best in figures.pipeline
+    assert (figures.batch_size, figures.dataset_samples, figures.block) == (4, 40, None)
+    assert figures.image_decode == "rgb8"
+    assert figures.memcpy_bytes_per_s > 0
+    assert set(figures.dropped) <= {"decode: DecodingError"}
+    assert not caplog.records
+    assert any("no more workers than that" in note for note in figures.notes)
+
+
+@pytest.mark.skipif(not page_cache.CAN_DROP, reason="the system has no posix_fadvise")
+def test_storage_is_compared_with_plain_reads(texts: Path) -> None:
+    storage = measured(texts, DefaultTaskEncoder()).storage
+    for rate in (storage.warm, storage.cold, storage.pread_warm, storage.pread_cold):
+        assert rate is not None
+        assert min(rate.samples_per_s, rate.bytes_per_s, rate.requests_per_s, rate.seconds) > 0
+    assert storage.still_cached is None or 0 <= storage.still_cached <= 1
+    assert storage.request_bytes > 0
+
+
+def test_blends_and_blocks(captions: Path, texts: Path) -> None:
+    mixture = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"weight": 1, "path": str(path)} for path in (captions, texts)]}},
+    }
+    figures = measured(mixture, DefaultTaskEncoder(), batch_size=None, max_samples_per_sequence=10)
+    assert [stage.name for stage in figures.stages] == ["storage", "decode", "rest"]
+    assert figures.block == 10
+    assert figures.dataset_samples == 80
+
+
+def test_lanes_with_a_program_show_in_the_pipeline_alone(texts: Path) -> None:
+    figures = measured(texts, Packer(), packing_buffer_size=4)
+    assert [stage.name for stage in figures.stages] == ["storage", "decode"]
+    assert any("Lanes" in note for note in figures.notes)
+
+
+@pytest.fixture
+def stage(texts: Path) -> Iterator[tuple[PureStage, Any]]:
+    dataset = get_train_dataset(texts, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    spec = compile_dataset(dataset)
+    stage = PureStage(spec)
+    yield stage, spec
+    stage.close()
+
+
+def test_planned_reads_cover_what_the_reader_reads(stage: tuple[PureStage, Any]) -> None:
+    """The text of every planned sample lies in the planned ranges."""
+    reader, spec = stage
+    planned = plan_reads(spec, reader, 4, settled_pace(spec, reader, 4, 0.0))
+    assert planned.spans is not None
+    assert sum(len(chunk.draws) for chunk in planned.chunks) >= 40
+    for chunk, spans in zip(planned.chunks, planned.spans, strict=True):
+        content: list[bytes] = []
+        for path, start, size in spans:
+            with open(path, "rb") as file:
+                content.append(os.pread(file.fileno(), size, start))
+        for raw in reader.read(0, chunk.draws):
+            assert any(raw.parts["txt"] in read for read in content)
+
+
+def test_dropping_leaves_files_as_they_are(texts: Path) -> None:
+    if not page_cache.CAN_DROP:
+        pytest.skip("the system has no posix_fadvise")
+    tar = texts / "shard_000.tar"
+    before = tar.read_bytes()
+    assert page_cache.cached_share([(str(tar), 0)]) in (1.0, None)
+    page_cache.drop([str(tar)])
+    assert tar.read_bytes() == before
+    assert page_cache.cached_share([]) is None
+
+
+@pytest.mark.parametrize(("arguments", "said"), [({"workers": ()}, "workers="), ({"seconds": 0.0}, "seconds=")])
+def test_wrong_arguments(texts: Path, arguments: dict[str, Any], said: str) -> None:
+    dataset = get_train_dataset(texts, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    with pytest.raises(ConfigError, match=said):
+        measure_dataset(dataset, path="data", **arguments)
