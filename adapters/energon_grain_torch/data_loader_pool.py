@@ -28,6 +28,7 @@ from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_answer import WorkerStage
 from energon_grain.stream.worker_death import worker_death
+from energon_grain_torch.forked_children import belongs_to_this_process
 from energon_grain_torch.shared_result import SharedResult
 
 _CHUNKS_PER_WORKER = 2
@@ -148,6 +149,7 @@ class DataLoaderPool:
         if self._loader is None:
             self._loader = self._new_loader()
         self._results = iter(self._loader)
+        belongs_to_this_process(self._results)
         if self._results._worker_pids_set:
             # PyTorch would tell a death from a signal handler, wherever in the program the main thread is then.
             torch._C._remove_worker_pids(id(self._results))
