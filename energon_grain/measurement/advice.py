@@ -131,12 +131,12 @@ def _storage_ceiling(figures: Figures) -> str | None:
 
 def _rest(figures: Figures) -> str | None:
     stage = next((stage for stage in figures.stages if stage.name == "rest"), None)
-    if stage is None or stage.share < REST_SHARE or figures.batch_size >= FEW_IN_BATCH:
+    if stage is None or stage.share < REST_SHARE:
         return None
-    return (
-        f"Planning and handing over take {stage.share:.0%} of the time with batches of {figures.batch_size}: larger "
-        f"batches cost less a sample."
-    )
+    said = f"Planning and handing over take {stage.share:.0%} of the time ({stage.microseconds:,.0f} µs a sample)"
+    if figures.batch_size < FEW_IN_BATCH:
+        return f"{said} with batches of {figures.batch_size}: larger batches cost less a sample."
+    return f"{said}: the samples themselves cost little, so there is little to change, unless the machine was busy."
 
 
 def _workers(figures: Figures) -> str | None:

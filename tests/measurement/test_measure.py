@@ -94,6 +94,19 @@ def test_blends_and_blocks(captions: Path, texts: Path) -> None:
     assert figures.dataset_samples == 80
 
 
+def test_joins(captions: Path) -> None:
+    """Ranges are those of all datasets of a row."""
+    mixture = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"join": [{"path": str(captions)}, {"path": str(captions)}]}},
+    }
+    figures = measured(mixture, DefaultTaskEncoder())
+    assert [stage.name for stage in figures.stages] == ["storage", "decode", "batch", "rest"]
+    assert figures.image_decode == "torchrgb"
+    assert figures.storage.pread_warm is not None
+
+
 def test_lanes_with_a_program_show_in_the_pipeline_alone(texts: Path) -> None:
     figures = measured(texts, Packer(), packing_buffer_size=4)
     assert [stage.name for stage in figures.stages] == ["storage", "decode"]
