@@ -53,12 +53,18 @@ class LeafPart:
         key = fold(self.seed, "leaf", *self.key)
         if not ordering.training or ordering.passes is None:
             return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
+        passes = 1 if ordering.passes == -1 else ordering.passes
+        block = ordering.block
+        if block is not None and samples * passes < block * lanes:
+            # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
+            # samples would be random. It is a small dataset, too.
+            block = None
         return LeafOrder(
             n=samples,
             key=key,
-            block=ordering.block,
-            window=1 if ordering.block is None else self._window(ordering, ordering.block, lanes),
-            passes=1 if ordering.passes == -1 else ordering.passes,
+            block=block,
+            window=1 if block is None else self._window(ordering, block, lanes),
+            passes=passes,
             replacement=ordering.passes == -1,
             runs=runs,
         )

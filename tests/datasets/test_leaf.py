@@ -49,10 +49,17 @@ def test_it_overrides_the_order(dataset: Path) -> None:
 
 
 def test_it_overrides_blocks(dataset: Path) -> None:
-    asked_for = keys(train(dataset, max_samples_per_sequence=3))
-    assert asked_for != keys(train(dataset))
-    assert keys(train(say(dataset, max_samples_per_sequence=3))) == asked_for
-    assert keys(train(dataset, max_samples_per_sequence=1000)) == asked_for
+    asked_for = keys(train(dataset, max_samples_per_sequence=3, lanes=2))
+    assert asked_for != keys(train(dataset, lanes=2))
+    assert keys(train(say(dataset, max_samples_per_sequence=3), lanes=2)) == asked_for
+    assert keys(train(dataset, max_samples_per_sequence=1000, lanes=2)) == asked_for
+
+
+def test_fewer_blocks_than_lanes_are_a_full_shuffle(dataset: Path) -> None:
+    assert keys(train(dataset, max_samples_per_sequence=3, lanes=5)) == keys(train(dataset, lanes=5))
+    assert keys(train(dataset, max_samples_per_sequence=3, lanes=4)) != keys(train(dataset, lanes=4))
+    together = {"max_samples_per_sequence": 3, "shuffle_over_epochs_multiplier": 2, "lanes": 8}
+    assert keys(train(dataset, **together)) != keys(train(dataset, **{**together, "max_samples_per_sequence": None}))
 
 
 def test_it_overrides_the_subset(dataset: Path) -> None:
