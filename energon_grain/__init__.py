@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
     from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_grain.datasets.joined_webdataset_factory import JoinedWebdatasetFactory
+    from energon_grain.datasets.jsonl_factories import CrudeJsonlDatasetFactory, DefaultCrudeJsonlDatasetFactory
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
     from energon_grain.datasets.log_samples import LogSampleDataset, default_get_batch_keys
     from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
@@ -137,6 +138,7 @@ __all__ = [
     "ConcatDataset",
     "ConfigError",
     "Cooker",
+    "CrudeJsonlDatasetFactory",
     "CrudeSample",
     "CrudeWebdataset",
     "DatasetBlendMode",
@@ -145,6 +147,7 @@ __all__ = [
     "DatasetNotFoundError",
     "DecodeFileStore",
     "DecodingError",
+    "DefaultCrudeJsonlDatasetFactory",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
     "DefaultTaskEncoder",
@@ -283,6 +286,7 @@ _MODULES = {
     "datasets.file_store_views": ("DecodeFileStore", "FileStoreDecoder", "PrimaryFileStore"),
     "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.joined_webdataset_factory": ("JoinedWebdatasetFactory",),
+    "datasets.jsonl_factories": ("CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory"),
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),
     "datasets.log_samples": ("LogSampleDataset", "default_get_batch_keys"),
     "datasets.mapping": ("FilterDataset", "IterMapDataset", "MapDataset"),

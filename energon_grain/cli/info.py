@@ -12,7 +12,8 @@ from energon_grain.cli.sizes import format_bytes
 from energon_grain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.dataset_summary import DatasetSummary
+    from energon_grain.prepare.dataset_summary import DatasetSummary, SizeBin
+    from energon_grain.prepare.jsonl_summary import JsonlSummary
     from energon_grain.stream.mixture_summary import MixtureSummary
 
 _METADATASET_ENDINGS = (".yaml", ".yml")
@@ -20,7 +21,7 @@ _BAR_WIDTH = 40
 
 
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a metadataset (.yaml).")],
+    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, a JSONL file, or a metadataset (.yaml).")],
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
     dataset_config: Annotated[
         str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
@@ -55,10 +56,7 @@ def info(
     else:
         if split is not None or plot is not None:
             raise ConfigError(f"{path} is no metadataset (.yaml): --split and --plot are for those")
-        from energon_grain.prepare.dataset_summary import summarize_dataset
-
-        summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
-        lines = _lines(summary)
+        summary, lines = _dataset(path, split_config, dataset_config)
     if as_json:
         import msgspec
 
@@ -66,6 +64,24 @@ def info(
     else:
         for line in lines:
             typer.echo(line)
+
+
+def _dataset(
+    path: Path, split_config: str | None, dataset_config: str | None
+) -> tuple[DatasetSummary | JsonlSummary, list[str]]:
+    if path.suffix == ".jsonl" and not path.is_dir():
+        from energon_grain.prepare.jsonl_summary import summarize_jsonl
+
+        if split_config is not None or dataset_config is not None:
+            raise ConfigError(f"{path}: a JSONL file has neither --split-config nor --dataset-config")
+        found = summarize_jsonl(path)
+        samples = f"  {found.samples:,} samples, {format_bytes(found.size_bytes)}"
+        kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
+        return found, [found.path, samples, kind, "", *_histogram(found.sizes)]
+    from energon_grain.prepare.dataset_summary import summarize_dataset
+
+    summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
+    return summary, _lines(summary)
 
 
 def _mixture(
@@ -119,9 +135,13 @@ def _lines(summary: DatasetSummary) -> list[str]:
         lines.append(
             f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})"
         )
-    lines += ["", "Sample sizes"]
-    most = max((size.samples for size in summary.sizes), default=0)
-    for size in summary.sizes:
+    return [*lines, "", *_histogram(summary.sizes)]
+
+
+def _histogram(sizes: Sequence[SizeBin]) -> list[str]:
+    lines = ["Sample sizes"]
+    most = max((size.samples for size in sizes), default=0)
+    for size in sizes:
         extent = f"{_power(size.from_bytes)} to {_power(size.below_bytes)}"
         bar = "█" * max(round(size.samples / most * _BAR_WIDTH), int(size.samples > 0))
         lines.append(f"  {extent:20} {size.samples:>10,}  {bar}".rstrip())

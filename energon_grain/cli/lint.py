@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.errors import ConfigError
+
 if TYPE_CHECKING:
     from energon_grain.prepare.lint_finding import LintProgress
 
 
 def lint(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a JSONL file.")],
     split_parts: Annotated[
         str | None, typer.Option(help="Look only at these split parts, as train,val. Default: all shards.")
     ] = None,
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
-    dataset_config: Annotated[str, typer.Option(help="Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml",
+    dataset_config: Annotated[
+        str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+    ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Decode pickles too. They can run any code.")
@@ -28,9 +32,13 @@ def lint(
     limit: Annotated[int, typer.Option(min=1, help="List at most so many problems.")] = 100,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
 ) -> None:
-    """Compare the indices with the tars, then decode every sample. Exit code 1 if anything is wrong."""
+    """Compare the indices with the tars, then decode every sample. Exit code 1 if anything is wrong.
+
+    Of a JSONL file, all malformed lines are named, as x.jsonl:123.
+    """
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.prepare.lint_dataset import lint_dataset
+    from energon_grain.prepare.lint_jsonl import lint_jsonl
 
     labels = {"index": "Indices", "samples": "Samples"}
     with progress_bar("Indices", shown=progress) as bar:
@@ -40,16 +48,23 @@ def lint(
             unit = "shards" if now.stage == "index" else "samples"
             bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} {unit}{problems}", labels[now.stage])
 
-        report = lint_dataset(
-            path,
-            split_parts=None if split_parts is None else [part.strip() for part in split_parts.split(",")],
-            split_config=split_config,
-            dataset_config=dataset_config,
-            allow_pickle=allow_pickle,
-            trusted_modules=trust_module or (),
-            num_threads=parallel,
-            progress=show,
-        )
+        if path.suffix == ".jsonl" and not path.is_dir():
+            if split_parts or split_config or dataset_config or allow_pickle or trust_module:
+                raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
+            report = lint_jsonl(
+                path, progress=lambda done, total, found: bar.advance_to(done, total, f"{found:,} problems", "Lines")
+            )
+        else:
+            report = lint_dataset(
+                path,
+                split_parts=None if split_parts is None else [part.strip() for part in split_parts.split(",")],
+                split_config=split_config,
+                dataset_config=dataset_config or "dataset.yaml",
+                allow_pickle=allow_pickle,
+                trusted_modules=trust_module or (),
+                num_threads=parallel,
+                progress=show,
+            )
     for finding in report.findings[:limit]:
         place = "/".join(text for text in (finding.shard, finding.key) if text)
         typer.echo(f"{place or report.root}: {finding.reason}")

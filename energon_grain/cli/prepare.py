@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    path: Annotated[Path, typer.Argument(help="Folder with the tar files, or a metadataset file with joins.")],
+    path: Annotated[Path, typer.Argument(help="Folder with the tar files, a JSONL file, or a metadataset with joins.")],
     split_ratio: Annotated[
         str | None,
         typer.Option(help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1."),
@@ -60,12 +60,21 @@ def prepare(
 ) -> None:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
+    A JSONL file is indexed and needs no more: it has neither splits nor sample types.
+
     Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
     written; after a kill, the same command goes on where it was.
     """
-    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+    if path.suffix in (".yaml", ".yml", ".jsonl") and not path.is_dir():
         if split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude or tar_index_only:
-            raise ConfigError(f"{path}: a metadataset, of which only joins are prepared: give it no options.")
+            lines = "a JSONL file, which is only indexed"
+            kind = lines if path.suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
+            raise ConfigError(f"{path}: {kind}: give it no options.")
+        if path.suffix == ".jsonl":
+            from energon_grain.cli.prepare_jsonl_file import prepare_jsonl_file
+
+            prepare_jsonl_file(path, progress=progress)
+            return
         from energon_grain.cli.prepare_metadataset import prepare_metadataset_file
 
         prepare_metadataset_file(path, progress=progress)
@@ -135,7 +144,9 @@ def prepare(
 
 def _check_kind(path: Path) -> None:
     if path.is_file():
-        raise ConfigError(f"{path}: prepare takes the folder that holds the tar files, or a metadataset (.yaml).")
+        raise ConfigError(
+            f"{path}: prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
+        )
     if not path.is_dir():
         raise DatasetNotFoundError(f"{path}: no such folder.")
 

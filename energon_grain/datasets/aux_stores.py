@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from energon_grain.datasets.containers import container_at
 from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder
 from energon_grain.errors import ConfigError
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import AuxReference, AuxStores
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.system_file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 
 
 def open_aux(aux: Mapping[str, Any], decoder: FileStoreDecoder | None) -> dict[str, FileStore[Any]]:
@@ -39,14 +37,13 @@ def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None)
     """Open the dataset of a leaf itself by key: all of its shards, whatever the leaf's split, subset and parts.
 
     Args:
-        path: The dataset's folder.
+        path: The dataset's folder or file.
         decoder: Decodes what it returns; None: it returns bytes.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
     """
-    finish_interrupted_prepare(Path(path))
-    return _decoded(WebdatasetFileStore(path), decoder)
+    return _decoded(container_at(path).store(path), decoder)
 
 
 def check_aux_has_a_cooker(aux: Mapping[str, Any], path: str, sample_type: type[Any] | None) -> None:
@@ -80,5 +77,4 @@ def _open(name: str, reference: AuxReference) -> FileStore[bytes]:
         )
     if reference.kind == "filesystem":
         return SystemFileStore(path)
-    finish_interrupted_prepare(Path(path))
-    return WebdatasetFileStore(path)
+    return container_at(path).store(path)

@@ -14,7 +14,6 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.tree import (
     ArrayReference,
@@ -156,8 +155,6 @@ def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDatas
 
 
 def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
-    if leaf.kind not in (DatasetKind.WEBDATASET, DatasetKind.INVALID):  # what is missing says so when it is opened
-        raise ConfigError(f"{leaf.place}: {leaf.path} is a {leaf.kind.name} dataset; only tar shards can be read yet")
     return LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,

@@ -15,6 +15,7 @@ from energon_grain.metadataset.open_join import open_join
 from energon_grain.metadataset.tree import AuxReference, Join
 from energon_grain.sources.array import ArraySource
 from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.transforms.decode import SampleDecoder
 
 
@@ -120,7 +121,7 @@ class JoinedLeafDataset(SavableDataset):
         )
         start, stop = (0, len(index)) if self.join.subset is None else self.join.subset.resolve(len(index))
         return ResolvedJoin(
-            source=JoinedSource(index, [member.source for member in members], start=start, stop=stop),
+            source=JoinedSource(index, [_joinable(member) for member in members], start=start, stop=stop),
             members=members,
             row=row,
             ordering=self.ordering,
@@ -169,3 +170,9 @@ class ResolvedJoin:
     def path(self) -> str:
         """The primary's folder, for provenance."""
         return os.fspath(self.source.path)
+
+
+def _joinable(member: ResolvedLeaf | ResolvedArray) -> WebDatasetSource | ArraySource:
+    source = member.source
+    assert isinstance(source, WebDatasetSource | ArraySource)  # metadatasets refuse to join others
+    return source

@@ -1,36 +1,35 @@
-"""A prepared dataset as it stands in a configuration."""
+"""A dataset as it stands in a configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
+from energon_grain.datasets.containers import container_at
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
+from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
-from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import DatasetInfo, read_info
-from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
-from energon_grain.sources.webdataset import PartFilter, WebDatasetSource
+from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.source import Source
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafDataset(SavableDataset):
-    """One split part of a prepared dataset, with how it is ordered.
+    """One split part of a dataset, with how it is ordered.
 
     Attributes:
-        path: The dataset's folder.
-        split_part: Name of the split part, as in the split configuration.
+        path: The dataset's folder, or a JSONL file.
+        split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
             every sample is placed by itself (full shuffle).
@@ -50,7 +49,7 @@ class LeafDataset(SavableDataset):
     path: str
     split_part: str
     split_config: str | None = None
-    dataset_config: str = "dataset.yaml"
+    dataset_config: str = DEFAULT_DATASET_CONFIG
     subset: Subset | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: bool = True
@@ -61,7 +60,7 @@ class LeafDataset(SavableDataset):
     written: str | None = None
     name: str | None = None
     task_encoder: TaskEncoder
-    part_filter: Callable[[str], bool] | Collection[str] | None = None
+    part_filter: PartFilter = None
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
@@ -93,48 +92,24 @@ class LeafDataset(SavableDataset):
                 numbers of the dataset.
 
         Raises:
-            DatasetNotFoundError: `path` is not prepared.
+            DatasetNotFoundError: `path` is not there, or not prepared.
             SplitError: There is no such split part.
             FieldMapError: The field map does not fit the sample type.
             UntrustedCodeError: The configuration names a class of a module that the program did not declare.
             ConfigError: The configuration is wrong in another way.
             EmptyDatasetError: No sample is left.
         """
-        root = Path(self.path)
-        finish_interrupted_prepare(root)
-        info = read_info(root)
-        if self.definition is None:
-            config = read_dataset_config(root, self.dataset_config)
-            definition = define_samples(self, config)
-        else:
-            config, definition = DatasetConfig(kind="crude"), self.definition
+        content = container_at(self.path).open(self, whole)
+        definition = content.definition
         check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
-        field_map, parts = definition.field_map, definition.part_filter
-        if field_map is not None:
-            parts = frozenset(field_map.parts)
-        source = WebDatasetSource(root, parts=parts) if whole else self._source(config, info, parts)
-        if field_map is not None:
-            field_map.check_parts(source.part_names, where=f"{root}: field_map")
         return ResolvedLeaf(
-            source=source,
+            source=content.source,
             sample_type=definition.sample_type,
-            field_map=field_map,
+            field_map=definition.field_map,
             load=definition.load,
             decoder=None if definition.load is not None else definition.decoder,
-            subflavors={**config.subflavors, **self.subflavors} or None,
-            ordering=self._ordering(config),
-        )
-
-    def _source(self, config: DatasetConfig, info: DatasetInfo, parts: PartFilter) -> WebDatasetSource:
-        """The samples of the split part and the subset."""
-        root = Path(self.path)
-        splits = read_split_config(root, self.split_config or config.split_config or "split.yaml")
-        selected = select_shards(splits, config.split_part or self.split_part, info)
-        total = sum(info.shard_counts[shard] for shard in selected.shards)
-        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else self.subset
-        start, stop = (0, total) if subset is None else subset.resolve(total)
-        return WebDatasetSource(
-            root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
+            subflavors={**content.config.subflavors, **self.subflavors} or None,
+            ordering=self._ordering(content.config),
         )
 
     def _ordering(self, config: DatasetConfig) -> Ordering:
@@ -209,7 +184,7 @@ class ResolvedLeaf:
         ordering: How the samples are ordered.
     """
 
-    source: WebDatasetSource
+    source: Source
     sample_type: type[Any] | None
     field_map: FieldMap | None
     load: Callable[[Any], Any] | None
@@ -219,5 +194,5 @@ class ResolvedLeaf:
 
     @property
     def path(self) -> str:
-        """The dataset's folder, for provenance."""
+        """The dataset's folder or file, for provenance."""
         return os.fspath(self.source.path)

@@ -85,17 +85,20 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | Non
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:
             raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} take {size_bytes}")
-        buffer: bytes | mmap.mmap
-        if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
-            buffer = file.read()
-        elif sys.version_info >= (3, 13):
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
-        else:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = read_or_map(file, size_bytes)
     if buffer[:_HEADER_BYTES] != _npy_header(dtype, rows, width):
         raise IndexFileError(f"{path}: the header is not that of a .npy file with {rows} rows of {dtype}")
     shape = (rows,) if width is None else (rows, width)
     return np.ndarray(shape, dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
+
+
+def read_or_map(file: BinaryIO, size_bytes: int) -> bytes | mmap.mmap:
+    """The bytes of an open file: read if they are few, else mapped, which outlives the file object."""
+    if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
+        return file.read()
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def release_pages(column: npt.NDArray[Any]) -> None:

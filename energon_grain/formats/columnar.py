@@ -34,6 +34,7 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_header,
 )
+from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import read_info
 
 _TAR_BLOCK_BYTES = 512
@@ -76,6 +77,11 @@ class ColumnarIndex:
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All columns, in the order of `COLUMN_TYPES`."""
         return tuple(getattr(self, name) for name in COLUMN_TYPES)
+
+    @property
+    def rows(self) -> int:
+        """Length of the longest column whose entries have 8 bytes."""
+        return max(len(self), len(self.part_offset))
 
     def shard_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the shard of each sample."""
@@ -191,11 +197,11 @@ def open_columnar(root: Path, *, cache_dir: Path | None = None) -> ColumnarIndex
         IndexFileError: The index is damaged.
         StaleIndexError: The tars do not fit `.info.json` or their `.tar.idx`.
     """
-    from energon_grain.formats.columnar_build import build_columnar, cached_columnar_folder, info_stamp
+    from energon_grain.formats.columnar_build import build_columnar, info_stamp
 
     root = Path(root)
     info = read_info(root)
-    own, cached = columnar_folder(root), cached_columnar_folder(root, cache_dir)
+    own, cached = columnar_folder(root), index_cache_folder(root, cache_dir)
     for _ in range(3):
         for folder in (own, cached):
             header = read_header(folder, root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
@@ -34,6 +33,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.duplicate_keys import DuplicateKeys
 from energon_grain.formats.external_key_order import external_key_order
+from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
@@ -116,7 +116,7 @@ def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = No
     """
     target, stamp = columnar_folder(root), None
     if not _is_writable(target):
-        target, stamp = cached_columnar_folder(root, cache_dir), info_stamp(root)
+        target, stamp = index_cache_folder(root, cache_dir), info_stamp(root)
         target.mkdir(parents=True, exist_ok=True)
     with _lock(target):
         header = read_header(target, root)
@@ -124,15 +124,6 @@ def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = No
             return
         header = write_generation(target, list(info.shard_counts), _scan_all(root, info))
         commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
-
-
-def cached_columnar_folder(root: Path, cache_dir: Path | None = None) -> Path:
-    """Return where the index of the dataset at `root` lies if `root` is read-only."""
-    if cache_dir is None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        cache_dir = Path(base) / "energon-grain"
-    name = hashlib.blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
-    return cache_dir / name
 
 
 def info_stamp(root: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from energon_grain.metadataset.tree import Join, LeafReference
 from energon_grain.migration.dataset_folder import dataset_findings
 from energon_grain.migration.finding import Finding, Severity, refusal
 from energon_grain.migration.joins import CheckedJoin, join_findings, shared_index_findings
-from energon_grain.migration.leaves import REMOTE, jsonl_finding, leaf_findings, repeated_findings
+from energon_grain.migration.leaves import REMOTE, jsonl_findings, leaf_findings, repeated_findings
 from energon_grain.migration.metadataset_file import file_findings
 from energon_grain.migration.options import SHARDS_LOOKED_AT, CheckOptions
 
@@ -56,7 +56,7 @@ def _findings(path: str, options: CheckOptions) -> Iterator[Finding]:
     elif path.endswith(METADATASET_ENDINGS) and not os.path.isdir(path):
         yield from _Metadataset(options).findings(path)
     elif dataset_kind(path) is DatasetKind.JSONL:
-        yield jsonl_finding(path, path)
+        yield from jsonl_findings(path, path)
     else:
         yield from dataset_findings(Path(path), options)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, FormatError, IndexFileError
-from energon_grain.formats.columnar_build import cached_columnar_folder
 from energon_grain.formats.columnar_header import ColumnarHeader, columnar_folder, read_header
 from energon_grain.formats.commit_journal import JOURNAL
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
+from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import (
     INDEX_SQLITE,
     INFO_JSON,
@@ -154,7 +154,7 @@ def _sqlite(root: Path) -> tuple[int, list[Finding]]:
 
 def _columnar_header(root: Path, info: DatasetInfo) -> ColumnarHeader | None:
     """The header of our index, in the dataset or in the cache folder; None where it is missing or does not fit."""
-    for folder in (columnar_folder(root), cached_columnar_folder(root)):
+    for folder in (columnar_folder(root), index_cache_folder(root)):
         try:
             header = read_header(folder, root)
         except FormatError:

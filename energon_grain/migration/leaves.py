@@ -7,6 +7,7 @@ from pathlib import Path
 
 from energon_grain.errors import EnergonGrainError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
+from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, read_jsonl_index
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.paths import is_url
@@ -25,7 +26,7 @@ def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
         yield Finding(severity="error", where=str(place), what=f"{leaf.path} is remote.", here=REMOTE, advice=_COPY)
         return
     if leaf.kind is DatasetKind.JSONL:
-        yield jsonl_finding(str(place), leaf.path)
+        yield from jsonl_findings(str(place), leaf.path)
         return
     for name, aux in leaf.aux.items():
         where = str(leaf.place.at("aux", name))
@@ -58,15 +59,14 @@ def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
         yield from _subset(leaf, leaf.subset, total)
 
 
-def jsonl_finding(where: str, path: str) -> Finding:
-    """A dataset of JSON lines."""
-    return Finding(
-        severity="error",
-        where=where,
-        what=f"{path} is a dataset of JSON lines.",
-        here="not read yet",
-        advice="write it as tar shards with one `json` part a sample (energon_grain.testing.write_tars shows how)",
-    )
+def jsonl_findings(where: str, path: str) -> Iterator[Finding]:
+    """Look at the index of a JSONL file, if it has one; its lines are for `energon-grain lint`."""
+    try:
+        check_jsonl_size(path, read_jsonl_index(jsonl_index_path(path)), Path(path).stat().st_size)
+    except FileNotFoundError:
+        return  # made when it is first opened
+    except EnergonGrainError as error:
+        yield refusal(where, error, energon="refused too")
 
 
 def repeated_findings(leaves: Sequence[LeafReference]) -> Iterator[Finding]:

@@ -11,11 +11,13 @@ left alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.column_file import release_pages
-from energon_grain.formats.columnar import ColumnarIndex
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
@@ -27,24 +29,27 @@ class IndexPages:
     """Keeps account of what reads have touched, in windows of as many samples as one page fault covers.
 
     Args:
-        index: The index.
+        columns: Of the index.
+        samples: How many it has.
+        rows: Of the longest column.
         left_alone_bytes: Indices up to this size stay resident.
         resident_bytes: Pages are given back after a read that leaves more than about this many bytes touched.
     """
 
     def __init__(
         self,
-        index: ColumnarIndex,
+        columns: Sequence[npt.NDArray[Any]],
         *,
+        samples: int,
+        rows: int,
         left_alone_bytes: int = LEFT_ALONE_BYTES,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
-        self._columns = index.columns
+        self._columns = columns
         total_bytes = sum(column.nbytes for column in self._columns)
-        rows = max(len(index), len(index.part_offset), 1)
-        samples = max(1, _FAULT_BYTES // _ROW_BYTES * len(index) // rows)
-        self._shift = samples.bit_length() - 1
-        self._touched = np.zeros((len(index) >> self._shift) + 1, np.bool_)
+        window = max(1, _FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
+        self._shift = window.bit_length() - 1
+        self._touched = np.zeros((samples >> self._shift) + 1, np.bool_)
         self._limit: int | None = None
         if total_bytes > left_alone_bytes:
             self._limit = resident_bytes * len(self._touched) // total_bytes

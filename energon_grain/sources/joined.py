@@ -223,6 +223,11 @@ class JoinedSource:
             member.locate(sample) if sample >= 0 else None for member, sample in zip(self._members, row, strict=True)
         )
 
+    def place_of(self, index: int) -> str:
+        """The shard and the key of the primary's sample of a row."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
+
     def close(self) -> None:
         """Close the files of all members; reading again opens them anew."""
         for member in self._members:

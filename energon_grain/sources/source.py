@@ -62,6 +62,10 @@ class Source(Protocol):
         """Where a sample lies, without reading it. Raises IndexError when `index` is out of range."""
         ...
 
+    def place_of(self, index: int) -> str:
+        """Where a sample lies, as messages say it: `shard-000012.tar: 000341`. Raises IndexError as `locate` does."""
+        ...
+
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.byte_store import ByteStore
@@ -22,7 +23,6 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
-PartFilter = Callable[[str], bool] | Collection[str] | None
 
 _BLOCK_BYTES = 512
 
@@ -83,7 +83,7 @@ class WebDatasetSource:
                 f"range [{start}, {stop}) and {len(excluded)} excludes; widen the subset or the split"
             )
         self._wanted = self._wanted_parts(parts)
-        self._pages = IndexPages(index)
+        self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
         self._pages.release()  # looking up excluded keys goes all over the index
         self._verified = np.zeros(len(index.shards), np.bool_)
         # Plain arrays: indexing a memmap costs microseconds of subclass bookkeeping each time.
@@ -133,8 +133,7 @@ class WebDatasetSource:
         names = self._index.part_names
         if parts is None:
             return None
-        accepts = parts if callable(parts) else frozenset(parts).__contains__
-        wanted = np.fromiter((bool(accepts(name)) for name in names), np.bool_, len(names))
+        wanted = np.fromiter((accepts(parts, name) for name in names), np.bool_, len(names))
         return None if wanted.all() else wanted
 
     @property
@@ -293,6 +292,11 @@ class WebDatasetSource:
                 for r in rows.tolist()
             },
         )
+
+    def place_of(self, index: int) -> str:
+        """The shard and the key of sample `index`."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
 
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""

@@ -69,7 +69,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         self._index = open_columnar(self._root, cache_dir=None if cache_dir is None else Path(cache_dir))
         self._paths = [os.fspath(self._root / name) for name in self._index.shards]
         self._parts = {name: number for number, name in enumerate(self._index.part_names)}
-        self._pages = IndexPages(self._index)
+        self._pages = IndexPages(self._index.columns, samples=len(self._index), rows=self._index.rows)
         self._verified = np.zeros(len(self._paths), np.bool_)
         if store is None:
             with _opened_lock:

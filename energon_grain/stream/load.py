@@ -121,8 +121,14 @@ class LeafLoader:
             except Exception as error:
                 values.append(None)
                 if place not in flow.dropped:
-                    self._drop(flow, place, error)
+                    self._drop(flow, place, self._placed(flow, place, error) if type(error) is DecodingError else error)
         return values
+
+    def _placed(self, flow: Flow, place: int, error: Exception) -> DecodingError:
+        """An error of the data, with where the sample lies."""
+        placed = DecodingError(f"{self._leaf.source.place_of(int(flow.raw.indices[place]))}: {error}")
+        placed.__cause__ = error
+        return placed
 
     def _drop(self, flow: Flow, place: int, error: Exception) -> None:
         sample = CrudeSample(
@@ -177,9 +183,7 @@ class LeafLoader:
             try:
                 rows.append(field_map.evaluate(parts))
             except Exception as error:
-                failed = DecodingError(f"{raw.shards[place]}: {raw.keys[place]}: {error}")
-                failed.__cause__ = error
-                self._drop(flow, place, failed)
+                self._drop(flow, place, self._placed(flow, place, error))
         flow.places = [place for place in flow.places if place not in flow.dropped]
         return {name: [row[name] for row in rows] for name in field_map.fields}
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import cached_columnar_folder, write_columnar
+from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import columnar_folder, read_header
+from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.formats.tar_index import tar_index_path, write_tar_index
@@ -304,7 +305,7 @@ def test_read_only_datasets_are_indexed_in_the_cache(tmp_path: Path) -> None:
     write_dataset(root, shards)
     columnar_folder(root).touch()  # a file in the place of the folder: nothing can be written there
     check_contents(open_columnar(root, cache_dir=cache), shards)
-    folder = cached_columnar_folder(root, cache)
+    folder = index_cache_folder(root, cache)
     header = read_header(folder, root)
     assert header is not None
     check_contents(open_columnar(root, cache_dir=cache), shards)
@@ -316,8 +317,8 @@ def test_read_only_datasets_are_indexed_in_the_cache(tmp_path: Path) -> None:
 
 def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cached_columnar_folder(Path("/data/x")).parent == tmp_path / "energon-grain"
-    assert cached_columnar_folder(Path("/data/x")) != cached_columnar_folder(Path("/data/y"))
+    assert index_cache_folder(Path("/data/x")).parent == tmp_path / "energon-grain"
+    assert index_cache_folder(Path("/data/x")) != index_cache_folder(Path("/data/y"))
 
 
 def _open_and_report(root: Path, queue: multiprocessing.Queue[str]) -> None:

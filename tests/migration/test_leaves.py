@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from energon_grain.formats.jsonl_index import write_jsonl_index
 from energon_grain.migration import Finding, migration_findings
 from energon_grain.testing import make_crude_dataset, make_text_dataset
 
@@ -16,6 +17,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_text_dataset(folder / "text", n=100, shards=1)
     make_crude_dataset(folder / "crude", n=8, shards=2)
     (folder / "lines.jsonl").write_text("{}\n")
+    (folder / "stale.jsonl").write_text("{}\n")
+    write_jsonl_index(folder / "stale.jsonl")
+    (folder / "stale.jsonl").write_text("{}\n{}\n")
     return folder
 
 
@@ -30,7 +34,7 @@ def found(folder: Path, train: str) -> list[Finding]:
     [
         ("{path: 'msc://store/coco'}", ".path", "remote"),
         ("{path: 's3://store/coco'}", ".path", "remote"),
-        ("{path: lines.jsonl}", ".path", "JSON lines"),
+        ("{path: stale.jsonl}", ".path", "changed after it was indexed"),
         ("{path: crude, aux: {a: 'msc://store/a'}}", ".aux.a", "remote"),
         ("{path: crude, aux: {a: 'filesystem://none'}}", ".aux.a", "no folder"),
         ("{path: text, aux: {a: crude}}", ".aux", "not crude"),
@@ -76,5 +80,7 @@ def test_auxiliary_stores_need_no_definition(folder: Path) -> None:
 
 def test_datasets_by_themselves(folder: Path) -> None:
     assert migration_findings(folder / "text") == []
-    for path in ("msc://store/coco", folder / "lines.jsonl", folder / "none", folder / "none.yaml"):
+    assert migration_findings(folder / "lines.jsonl") == []
+    assert found(folder, "{path: lines.jsonl}") == []
+    for path in ("msc://store/coco", folder / "stale.jsonl", folder / "none", folder / "none.yaml"):
         assert [each.severity for each in migration_findings(path)] == ["error"]

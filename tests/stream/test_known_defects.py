@@ -18,13 +18,14 @@ belongs to one module, its test stands there:
 | W-21 ratios that lose a shard | `prepare/test_split_ratio.py` |
 | W-22 a process of `prepare` that dies | `prepare/test_scanning.py` |
 | W-23 reading again after an error | `storage/test_local.py` |
+| W-25 lines of JSONL by key | `sources/test_jsonl_file_store.py` |
 | W-26 hidden files | `formats/test_member_names.py` |
 | W-27 required fields | `transforms/test_field_map.py` |
 | W-28 anchors and empty values | `formats/test_yaml_dialect.py`, `metadataset/test_documents.py` |
 | W-31 what generators and mixtures hold back | `operators/test_packing.py`, `test_mixing.py`, `test_iterating.py` |
 
-Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patches tars in place; W-25, JSONL; W-32, a
-tool that reads debug logs.
+Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patches tars in place; W-32, a tool that
+reads debug logs.
 
 Limits of the original's design that tests hold us to: no framework in the core (L-01: `loader/test_imports.py`),
 state for any number of hosts, as JSON (L-02, L-03: W-34 here, `test_cursor.py`), nothing replayed or held (L-04,

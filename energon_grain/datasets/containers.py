@@ -1,0 +1,118 @@
+"""What kinds of files a leaf can be read from. A further kind is one more entry in `_KINDS`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
+from energon_grain.errors import ConfigError
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
+from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, dataset_kind, read_info
+from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.metadataset.subset import Subset
+from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.source import Source
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.leaf import LeafDataset
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What lies at the path of a leaf.
+
+    Attributes:
+        source: Its samples, those of the split part and the subset alone.
+        config: What lies beside the data and says how to read it.
+        definition: How samples are made.
+    """
+
+    source: Source
+    config: DatasetConfig
+    definition: SampleDefinition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """One kind of files.
+
+    Attributes:
+        open: Opens a leaf; True as second argument: all samples at its path, whatever its split and subset say.
+        store: Opens a path for reads by key.
+    """
+
+    open: Callable[[LeafDataset, bool], Content]
+    store: Callable[[str | os.PathLike[str]], FileStore[bytes]]
+
+
+def container_at(path: str | os.PathLike[str]) -> Container:
+    """The kind of what lies at a path. What is not there, or unknown, is taken for a WebDataset, which says so."""
+    return _KINDS.get(dataset_kind(path), _KINDS[DatasetKind.WEBDATASET])
+
+
+def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
+    root = Path(leaf.path)
+    finish_interrupted_prepare(root)
+    info = read_info(root)
+    if leaf.definition is None:
+        config = read_dataset_config(root, leaf.dataset_config)
+        definition = define_samples(leaf, config)
+    else:
+        config, definition = DatasetConfig(kind="crude"), leaf.definition
+    field_map, parts = definition.field_map, definition.part_filter
+    if field_map is not None:
+        parts = frozenset(field_map.parts)
+    source = WebDatasetSource(root, parts=parts) if whole else _split_part(leaf, config, info, parts)
+    if field_map is not None:
+        field_map.check_parts(source.part_names, where=f"{root}: field_map")
+    return Content(source=source, config=config, definition=definition)
+
+
+def _split_part(leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter) -> WebDatasetSource:
+    """The samples of the split part and the subset."""
+    root = Path(leaf.path)
+    splits = read_split_config(root, leaf.split_config or config.split_config or "split.yaml")
+    selected = select_shards(splits, config.split_part or leaf.split_part, info)
+    total = sum(info.shard_counts[shard] for shard in selected.shards)
+    subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
+    start, stop = (0, total) if subset is None else subset.resolve(total)
+    return WebDatasetSource(
+        root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
+    )
+
+
+def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
+    finish_interrupted_prepare(Path(path))
+    return WebdatasetFileStore(path)
+
+
+def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
+    """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
+    for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
+        if given not in (None, DEFAULT_DATASET_CONFIG):
+            raise ConfigError(f"{leaf.path}: {name}={given!r}, but a JSONL file has no {name}; leave it out")
+    definition = leaf.definition
+    if definition is None:
+        decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
+        definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
+    source = JsonlSource(leaf.path, parts=definition.part_filter)
+    if leaf.subset is not None and not whole:
+        start, stop = leaf.subset.resolve(len(source))
+        source = JsonlSource(leaf.path, parts=definition.part_filter, start=start, stop=stop)
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
+
+
+_KINDS = {
+    DatasetKind.WEBDATASET: Container(open=_open_shards, store=_store_of_shards),
+    DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
+}

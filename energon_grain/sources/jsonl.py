@@ -1,0 +1,200 @@
+"""Random access to the lines of a JSONL file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import IndexFileError, StaleIndexError
+from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, open_jsonl_index
+from energon_grain.formats.jsonl_lines import LineNumbers
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.subset import Selection
+from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.part_filter import PartFilter, accepts
+from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.source import SampleLocation
+from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.spans import coalesce
+
+Int64Array = npt.NDArray[np.int64]
+
+PART = "json"
+"""Name of the one part of a sample: its line, with the line's end and the blank lines behind it."""
+_HASHED_OFFSETS = 1 << 17
+_LOOKED_AT = 8
+
+
+class JsonlSource:
+    """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
+
+    Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
+    indexed, by its size and by some line ends.
+
+    Args:
+        path: The file, whose name ends in `.jsonl`.
+        start: First sample to serve.
+        stop: One past the last sample; default: the end.
+        parts: Which parts to read, names or a predicate: there is only `json`. Without it samples have no part.
+        store: Where the bytes live; default: local files.
+        index_cache_dir: Where a missing index is made when nothing can be written beside the file.
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        StaleIndexError: The index is of another version of the file.
+        IndexFileError: The index is damaged.
+        DecodingError: There is no index, and lines hold no object.
+        EmptyDatasetError: No sample is left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        parts: PartFilter = None,
+        store: ByteStore | None = None,
+        index_cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._arguments = (self._path, start, stop, parts, store, index_cache_dir)
+        self._store: ByteStore = store or LocalFiles()
+        cache_dir = None if index_cache_dir is None else Path(index_cache_dir)
+        self._starts = open_jsonl_index(self._path, cache_dir=cache_dir)
+        self._size_bytes = int(self._starts[-1])
+        total = len(self._starts) - 1
+        self._selection = Selection(total, start=start, stop=stop)
+        self._reads = accepts(parts, PART)
+        self._pages = IndexPages((self._starts,), samples=total, rows=total)
+        self._lines = LineNumbers(self._path)
+        self._verified = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, self._arguments
+
+    def __repr__(self) -> str:
+        return f"JsonlSource({self._path!r}, samples={len(self)}, content_id={self.content_id!r})"
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+    @property
+    def shard(self) -> str:
+        """The name of the file."""
+        return os.path.basename(self._path)
+
+    @property
+    def content_id(self) -> str:
+        """Digest of how many samples there are, where they lie, and which are served.
+
+        Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
+        """
+        starts, selection = self._starts, self._selection
+        step = -(-len(starts) // _HASHED_OFFSETS)
+        digest = fold(len(starts), self._size_bytes, starts[::step].tobytes())
+        self._pages.release()
+        return f"{digest:016x}-{fold(selection.start, selection.stop):016x}"
+
+    def __len__(self) -> int:
+        return len(self._selection)
+
+    def _extents(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(n,) number in the file, first byte, and one past the last byte of each sample."""
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
+            wrong = indices[(indices < 0) | (indices >= len(self))][0]
+            raise IndexError(f"{self._path}: sample {int(wrong)} asked for, but there are {len(self)}")
+        numbers = self._selection.to_raw(indices)
+        start, stop = self._starts[numbers], self._starts[numbers + 1]
+        self._pages.touch(numbers)
+        if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
+            raise IndexFileError(
+                f"{jsonl_index_path(self._path)}: its offsets do not ascend. The index is damaged; `energon-grain "
+                f"prepare {self._path}` writes it anew"
+            )
+        return numbers, start, stop
+
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`."""
+        numbers, start, stop = self._extents(indices)
+        self._verify()
+        return RawBatch(
+            indices=np.asarray(indices, np.int64),
+            keys=list(map(str, numbers.tolist())),
+            shards=[self.shard] * len(numbers),
+            columns={PART: [*self._texts(start, stop)]} if self._reads and len(numbers) else {},
+        )
+
+    def _texts(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
+        file, size = np.zeros(len(start), np.int64), stop - start
+        gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
+        spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
+        data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
+        places = zip(spans.span.tolist(), spans.offset.tolist(), (spans.offset + size).tolist(), strict=True)
+        return [data[span][begin:end] for span, begin, end in places]
+
+    def _verify(self) -> None:
+        """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
+
+        Raises:
+            StaleIndexError: It is another file.
+        """
+        if self._verified:
+            return
+        check_jsonl_size(self._path, self._starts, self._store.size(self._path))
+        total = len(self._starts) - 1
+        # The first one has no line before it.
+        before = self._starts[np.unique(np.linspace(1, total, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        file = np.zeros(len(before), np.int64)
+        for offset, byte in zip(before, self._store.read_spans([self._path], file, before, before + 1), strict=True):
+            if byte != b"\n":
+                raise StaleIndexError(
+                    f"{self._path} @ {int(offset)}: no line ends here, as it did when the file was indexed; the file "
+                    f"was changed after that: run `energon-grain prepare {self._path}`"
+                )
+        self._verified = True
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes that reading each sample takes."""
+        _, start, stop = self._extents(indices)
+        return stop - start
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where sample `index` lies. Raises IndexError when it is out of range."""
+        (number,), (start,), (stop,) = (column.tolist() for column in self._extents(np.array([index], np.int64)))
+        parts = {PART: (start, stop - start)} if self._reads else {}
+        return SampleLocation(index=index, shard=self.shard, key=str(number), start=start, stop=stop, parts=parts)
+
+    def place_of(self, index: int) -> str:
+        """The file's name and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
+
+        Counts line ends, so it may read the file up to there.
+        """
+        _, start, stop = self._extents(np.array([index], np.int64))
+        (text,) = self._texts(start, stop)
+        blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
+        return f"{self.shard}:{self._lines.at(int(start[0]) + blank)}"
+
+    def close(self) -> None:
+        """Close the file; reading again opens it anew."""
+        self._store.close()
+
+
+def _restore(
+    path: str,
+    start: int,
+    stop: int | None,
+    parts: PartFilter,
+    store: ByteStore | None,
+    index_cache_dir: str | None,
+) -> JsonlSource:
+    return JsonlSource(path, start=start, stop=stop, parts=parts, store=store, index_cache_dir=index_cache_dir)

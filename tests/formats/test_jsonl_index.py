@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_grain.errors import (
+    DatasetNotFoundError,
+    DecodingError,
+    EmptyDatasetError,
+    IndexFileError,
+    StaleIndexError,
+)
+from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.formats.jsonl_index import (
+    jsonl_index_path,
+    open_jsonl_index,
+    read_jsonl_index,
+    write_jsonl_index,
+)
+
+PEER = os.environ.get("ENERGON_PEER_PYTHON")
+THERE = """
+import sys
+from megatron.energon import CrudeJsonlDatasetFactory
+for path in sys.argv[1:]:
+    CrudeJsonlDatasetFactory.prepare_dataset(path)
+"""
+CONTENTS = [
+    b'\n{"a":0}\n\n{"a":1}\r\n  {"a": 2}  \n\n',
+    b'{"a":0}',
+    b'{"a":0}\r\n\r\n \t\n{"b": "\xc3\xa9 }{"}\n',
+    b"{}\n" * 5000,
+    b'{"long": "' + b"x" * 3_000_000 + b'"}\n{}',
+    b"\x0b {} \x0c\n\n{}\n \n",
+]
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    jsonl_index_path(path).unlink(missing_ok=True)
+    return path
+
+
+def by_hand(content: bytes) -> list[int]:
+    """What the reference says: 0, where each further sample's line starts, and the size."""
+    starts, offset = list[int](), 0
+    for line in content.split(b"\n"):
+        if line.strip():
+            starts.append(offset)
+        offset += len(line) + 1
+    return [0, *starts[1:], len(content)]
+
+
+def test_golden(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.jsonl", CONTENTS[0])
+    assert write_jsonl_index(path) == 3
+    assert (tmp_path / "x.jsonl.idx").read_bytes() == np.array([0, 10, 19, 33], "<u8").tobytes()
+    assert read_jsonl_index(jsonl_index_path(path)).tolist() == by_hand(CONTENTS[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"{}", b'{"a": "\\n"}', b"", b" ", b" {} ", b"{}\r", b"\r", b'{"}": "{"}']), min_size=1),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_any_mixture_of_lines(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], ends: bool, block: int
+) -> None:
+    content = b"\n".join(lines) + (b"\n" if ends else b"")
+    path = put(tmp_path_factory.mktemp("lines") / "x.jsonl", content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("energon_grain.formats.jsonl_lines._BLOCK_BYTES", block)
+        if any(line.strip() for line in lines):
+            assert open_jsonl_index(path).tolist() == by_hand(content)
+        else:
+            with pytest.raises(EmptyDatasetError, match="no sample"):
+                open_jsonl_index(path)
+
+
+@pytest.mark.energon
+@pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with")
+def test_the_same_bytes_as_energons(tmp_path: Path) -> None:
+    paths = [put(tmp_path / f"{number}.jsonl", content) for number, content in enumerate(CONTENTS)]
+    subprocess.run([str(PEER), "-c", THERE, *paths], capture_output=True, check=True, timeout=120)
+    theirs = [jsonl_index_path(path).read_bytes() for path in paths]
+    for path in paths:
+        write_jsonl_index(path)
+    assert [jsonl_index_path(path).read_bytes() for path in paths] == theirs
+
+
+def test_lines_that_hold_no_object(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.jsonl", b'{}\n\n[1]\n{"a": 1\n{}\n' + b"7\n" * 10)
+    with pytest.raises(DecodingError, match=r"12 of 15 lines .*: x.jsonl:3: b'\[1\]', x.jsonl:4: .*; and 7 more"):
+        write_jsonl_index(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
+    with pytest.raises(DecodingError, match="lint"):
+        open_jsonl_index(path)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.jsonl", b"{}\n{}\n")
+    index = jsonl_index_path(path)
+    with pytest.raises(DatasetNotFoundError):
+        open_jsonl_index(tmp_path / "y.jsonl")
+    for damaged in (b"", b"\0" * 8, b"\0" * 17, np.array([3, 6], "<u8").tobytes()):
+        index.write_bytes(damaged)
+        with pytest.raises(IndexFileError, match=f"energon-grain prepare {path}"):
+            open_jsonl_index(path)
+    index.unlink()
+    open_jsonl_index(path)
+    path.write_bytes(b"{}\n{}\n{}\n")
+    with pytest.raises(StaleIndexError, match=f"with 6 bytes, but it has 9.*energon-grain prepare {path}"):
+        open_jsonl_index(path)
+
+
+def test_read_only_folders(tmp_path: Path) -> None:
+    path = put(tmp_path / "data" / "x.jsonl", b"") if (tmp_path / "data").mkdir() else tmp_path / "data" / "x.jsonl"
+    path.write_bytes(b"{}\n{}\n")
+    cache = tmp_path / "cache"
+    kept = index_cache_folder(path, cache) / "x.jsonl.idx"
+    kept.parent.mkdir(parents=True)
+    write_jsonl_index(path, target=kept)
+    before = kept.stat().st_mtime_ns
+    assert open_jsonl_index(path, cache_dir=cache).tolist() == [0, 3, 6]
+    assert not jsonl_index_path(path).exists(), "the one in the cache is used"
+    path.write_bytes(b"{}\n{ }")
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+    assert open_jsonl_index(path, cache_dir=cache).tolist() == [0, 3, 6]
+    assert jsonl_index_path(path).exists(), "the file is newer than the cached index"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_made_in_the_cache_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    path = put(folder / "x.jsonl", b"{}\n{}\n")
+    folder.chmod(0o500)
+    try:
+        assert open_jsonl_index(path, cache_dir=tmp_path / "cache").tolist() == [0, 3, 6]
+        assert (index_cache_folder(path, tmp_path / "cache") / "x.jsonl.idx").exists()
+    finally:
+        folder.chmod(0o700)
+
+
+def test_several_at_once(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.jsonl", b"{}\n" * 200_000)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(len(open_jsonl_index(path)))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [200_001] * 6
+
+
+MEMORY = """
+import resource, sys
+from energon_grain.formats.jsonl_index import write_jsonl_index
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert write_jsonl_index(sys.argv[1]) == 3_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RUSAGE_SELF"), reason="asks for the memory of a process")
+def test_memory_does_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n' * 3_000_000)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", MEMORY, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 20_000, "KiB; the index alone has 23,000"
