@@ -24,12 +24,13 @@ from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, to_cursor
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.end_of_life import close_with
+from energon_grain.stream.global_seeding import assembly_seeds_globals
 from energon_grain.stream.operators.program import write_states
+from energon_grain.stream.own_workers import own_pool
 from energon_grain.stream.packed_integers import pack_integers
 from energon_grain.stream.pass_change import next_pass, restored
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.pass_steps import pass_steps
-from energon_grain.stream.processes import ProcessPool
 from energon_grain.stream.production import Production, Step
 from energon_grain.stream.progress import Progress
 from energon_grain.stream.restore_sample import SampleRestorer
@@ -37,7 +38,7 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.which import SampleRecord, which
-from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
+from energon_grain.stream.worker_pool import MakePool, WorkerPool
 
 
 class Stream:
@@ -234,7 +235,7 @@ class Stream:
             start=self._progress,
             finish=self._finish,
         )
-        if pool is not None:
+        if pool is not None and not assembly_seeds_globals(self.spec):
             ahead = Ahead(
                 production,
                 capacity=self._prefetch_factor * pool.workers,
@@ -251,12 +252,13 @@ class Stream:
         if self._pool is None and self._workers:
             if self._make_pool is not None:
                 self._pool = self._make_pool(self.spec, self._stage)
-            elif self.config.worker_type == "process":
-                self._pool = ProcessPool(self.spec, self._stage.sources, self._workers, self.config.prefetch_bytes)
             else:
-                self._pool = ThreadPool(self._stage, self._workers, self.config.prefetch_bytes)
-            # Of several finalizers the last that was made runs first: what the pool was started for ends before it.
-            self._end_pool = close_with(self, self._pool.close)
+                self._pool = own_pool(self.spec, self._stage, self.config, self._workers)
+            if self._pool is None:
+                self._workers = 0
+            else:
+                # Of several finalizers the last that was made runs first: what the pool was started for ends before it.
+                self._end_pool = close_with(self, self._pool.close)
         return self._pool
 
     def _stop(self) -> None:
