@@ -123,9 +123,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         open_jsonl_index(path)
 
 
-def test_read_only_folders(tmp_path: Path) -> None:
-    path = put(tmp_path / "data" / "x.jsonl", b"") if (tmp_path / "data").mkdir() else tmp_path / "data" / "x.jsonl"
-    path.write_bytes(b"{}\n{}\n")
+def test_the_index_in_the_cache_folder(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.jsonl", b"{}\n{}\n")
     cache = tmp_path / "cache"
     kept = index_cache_folder(path, cache) / "x.jsonl.idx"
     kept.parent.mkdir(parents=True)

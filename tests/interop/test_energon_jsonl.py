@@ -1,0 +1,61 @@
+"""JSONL files that we index load in Megatron-Energon, with the same samples: keys, values, provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from energon_grain import WorkerConfig, get_val_dataset
+from energon_grain.formats.jsonl_index import write_jsonl_index
+
+PEER = os.environ.get("ENERGON_PEER_PYTHON")
+pytestmark = [
+    pytest.mark.energon,
+    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
+]
+THERE = """
+import json, sys
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
+
+@stateless
+def keep(sample):
+    return sample
+
+class Keeping(DefaultTaskEncoder):
+    cookers = [Cooker(keep)]
+
+dataset = get_val_dataset(
+    sys.argv[1],
+    batch_size=None,
+    worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    task_encoder=Keeping(),
+)
+found = []
+for sample in get_loader(dataset):
+    sources = [[s.index, s.shard_name, list(s.file_names)] for s in sample["__sources__"]]
+    found.append([sample["__key__"], sample["json"], sample["__shard__"], sources])
+print(json.dumps(found))
+"""
+
+
+def test_the_same_samples(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = [json.dumps({"n": i, "text": "ä" * (i % 5), "nested": {"list": [i, None, 0.5]}}) for i in range(30)]
+    path.write_text("\n" + "\n".join(lines[:10]) + "\n\n  " + "\r\n".join(lines[10:]))
+    write_jsonl_index(path)
+    done = subprocess.run([str(PEER), "-c", THERE, path], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    here = [
+        [
+            sample["__key__"],
+            sample["json"],
+            sample["__shard__"],
+            [[source.index, source.shard_name, list(source.file_names)] for source in sample["__sources__"]],
+        ]
+        for sample in get_val_dataset(path, batch_size=None, worker_config=WorkerConfig(0, 1, num_workers=0))
+    ]
+    assert here == json.loads(done.stdout.splitlines()[-1])
