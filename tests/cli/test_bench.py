@@ -24,7 +24,7 @@ class Raw(DefaultTaskEncoder):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_captioning_dataset(tmp_path_factory.mktemp("bench") / "data", n=24, shards=2)
+    return make_captioning_dataset(tmp_path_factory.mktemp("bench") / "data", n=96, shards=2)
 
 
 def run(root: Path, *arguments: str) -> Result:
@@ -32,10 +32,10 @@ def run(root: Path, *arguments: str) -> Result:
 
 
 def test_tables_and_advice(root: Path) -> None:
-    shown = run(root, "--workers", "0,1", "--shuffle", "block")
+    shown = run(root, "--workers", "0,1", "--shuffle", "block", "--max-samples-per-sequence", "2")
     assert shown.exit_code == 0, shown.output
     for text in (
-        "blocks of 100",
+        "blocks of 2",
         "reading, warm",
         "copying memory",
         "decode",
