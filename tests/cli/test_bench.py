@@ -32,10 +32,10 @@ def run(root: Path, *arguments: str) -> Result:
 
 
 def test_tables_and_advice(root: Path) -> None:
-    shown = run(root, "--workers", "0,1", "--shuffle", "block", "--max-samples-per-sequence", "2")
+    shown = run(root, "--workers", "0,1", "--shuffle", "block", "--max-samples-per-sequence", "1")
     assert shown.exit_code == 0, shown.output
     for text in (
-        "blocks of 2",
+        "blocks of 1",
         "reading, warm",
         "copying memory",
         "decode",
