@@ -10,6 +10,7 @@ import pytest
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import (
     BlendEntry,
     MetadatasetBlend,
@@ -20,7 +21,6 @@ from energon_grain.metadataset.documents import Metadataset, MetadatasetV2, pars
 from energon_grain.metadataset.joins import JoinArrayReference, Joiner, MetadatasetJoin
 from energon_grain.metadataset.references import AuxReference, DatasetReference
 from energon_grain.metadataset.subset import Subset
-from energon_grain.formats.yaml_dialect import parse_yaml
 
 V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 

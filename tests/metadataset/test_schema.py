@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from energon_grain.errors import ConfigError
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.documents import parse_document
 from energon_grain.metadataset.schema import json_schema
-from energon_grain.formats.yaml_dialect import parse_yaml
 
 jsonschema = pytest.importorskip("jsonschema")
 
