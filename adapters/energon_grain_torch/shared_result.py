@@ -7,10 +7,11 @@ receiver maps it: arrays of the result lie in the mapping and are not copied.
 
 from __future__ import annotations
 
-import mmap
 import os
 from multiprocessing import reduction
 from typing import Any
+
+import torch
 
 from energon_grain.sources.source import Source
 from energon_grain.stream.processes import memory_file
@@ -52,8 +53,9 @@ class SharedResult:
             sources: The main process's.
         """
         offsets, total = part_offsets(self._sizes)
-        # The mapping lives as long as an array in it does.
-        memory = memoryview(mmap.mmap(self._descriptor, total))
+        # The mapping lives as long as an array in it does. That of Python's `mmap` would keep the file open so long.
+        mapping = torch.from_file(f"/dev/fd/{self._descriptor}", shared=True, size=total, dtype=torch.uint8)
+        memory = mapping.numpy().data
         parts = [memory[offset : offset + size] for offset, size in zip(offsets, self._sizes, strict=True)]
         return SampleUnpickler(parts[0], parts[1:], sources).load()
 

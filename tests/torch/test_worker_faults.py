@@ -1,0 +1,219 @@
+"""Workers of a `DataLoader` that die, hang, fail or are let go of."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch_encoders import Everything, Slow
+
+from energon_grain import SavableDataset
+from energon_grain_torch import ConfigError, TaskEncoder, WorkerError, get_loader
+
+Train = Callable[..., SavableDataset]
+
+
+def workers() -> list[Any]:
+    """Of all loaders, in the order of their start."""
+    children = multiprocessing.active_children()
+    return sorted((child for child in children if not wait([child.sentinel], 0)), key=lambda child: child.pid)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """Failures do not spread."""
+    yield
+    for worker in workers():
+        worker.kill()
+
+
+def require_it_goes_on(loader: Any, train: Train) -> None:
+    """The loader delivers what follows its state."""
+    with get_loader(train()) as other:
+        other.restore_state_rank(loader.save_state_rank())
+        for _ in range(8):
+            assert next(loader).__key__ == next(other).__key__
+
+
+def test_a_worker_killed_while_its_batch_is_waited_for(train: Train, tmp_path: Path) -> None:
+    flag = tmp_path / "slow"
+    loader = get_loader(train(num_workers=2, task_encoder=Slow(flag)), multiprocessing_context="fork")
+    for _ in range(3):
+        next(loader)
+    before = workers()
+    flag.write_text(str(before[1].pid))
+    killer = threading.Timer(0.5, before[1].kill)
+    killer.start()
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker process 1 \(pid {before[1].pid}\) was killed by signal 9") as info:
+        for _ in range(1000):
+            next(loader)
+    assert time.monotonic() - start < 10
+    assert "out of memory" in str(info.value)
+    flag.unlink()
+    require_it_goes_on(loader, train)
+    assert len(workers()) == 2
+    loader.close()
+    assert workers() == []
+
+
+@pytest.mark.parametrize("reaped_by_others", [False, True])
+def test_a_worker_killed_between_two_batches(train: Train, reaped_by_others: bool) -> None:
+    loader = get_loader(train(num_workers=2), multiprocessing_context="fork")
+    for _ in range(3):
+        next(loader)
+    first = workers()[0]
+    first.kill()
+    if reaped_by_others:
+        os.waitpid(first.pid, 0)
+        how = "ended while"
+    else:
+        first.join(10)
+        how = "was killed by signal 9"
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker process 0 \(pid {first.pid}\) {how}"):
+        for _ in range(1000):
+            next(loader)
+    assert time.monotonic() - start < 10
+    require_it_goes_on(loader, train)
+    loader.close()
+
+
+def test_a_worker_killed_before_it_made_anything(train: Train, tmp_path: Path) -> None:
+    flag = tmp_path / "slow"
+    flag.touch()
+    loader = get_loader(train(num_workers=1, task_encoder=Slow(flag)), multiprocessing_context="fork")
+    killer = threading.Timer(0.5, lambda: workers()[0].kill())
+    killer.start()
+    with pytest.raises(WorkerError, match=r"worker process 0 \(pid \d+\) was killed by signal 9"):
+        next(loader)
+    flag.unlink()
+    require_it_goes_on(loader, train)
+    loader.close()
+
+
+def test_state_and_restore_after_a_death(train: Train) -> None:
+    with get_loader(train(num_workers=1)) as loader:
+        next(loader)
+        state = loader.save_state_rank()
+        expected = next(loader).__key__
+        workers()[0].kill()
+        loader.restore_state_rank(state)
+        # Restoring is no way to hear of it, and no way to trip over it.
+        try:
+            found = next(loader).__key__
+        except WorkerError:
+            found = next(loader).__key__
+        assert found == expected
+
+
+def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> None:
+    flag = tmp_path / "slow"
+    flag.touch()
+    loader = get_loader(train(num_workers=2, task_encoder=Slow(flag)), multiprocessing_context="fork")
+    failed: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(loader)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    while len(workers()) < 2:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    start = time.monotonic()
+    loader.close()
+    thread.join(8)
+    assert not thread.is_alive()
+    assert time.monotonic() - start < 8
+    assert workers() == []
+    assert [type(error) for error in failed] == [ValueError]
+
+
+def test_closed_loaders_say_so(train: Train) -> None:
+    loader = get_loader(train(num_workers=2))
+    next(loader)
+    loader.close()
+    assert workers() == []
+    with pytest.raises(ValueError, match="closed"):
+        next(loader)
+    loader.close()
+    get_loader(train(num_workers=1)).close()  # never started
+
+
+def test_nothing_piles_up(train: Train) -> None:
+    process = psutil.Process()
+    names = set(os.listdir("/dev/shm"))
+    with get_loader(train(num_workers=2, task_encoder=Everything())) as loader:
+        batches = [next(loader)]
+        state = loader.save_state_rank()
+
+        def turn() -> int:
+            loader.restore_state_rank(state)
+            for _ in range(3):
+                batches.append(next(loader))
+            return process.num_fds()
+
+        before = max(turn() for _ in range(3))
+        assert max(turn() for _ in range(20)) <= before + 8  # results under way
+        running = {worker.pid for worker in workers()}
+        assert len(running) == 2
+    gc.collect()
+    assert process.num_fds() < before
+    assert workers() == []
+    assert {name for name in set(os.listdir("/dev/shm")) - names if "energon" in name or "torch" in name} == set()
+
+
+class HoldsALock(TaskEncoder):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def encode_sample(self, sample: Any) -> Any:
+        with self.lock:
+            return sample
+
+
+def test_hooks_that_cannot_be_sent(train: Train) -> None:
+    loader = get_loader(train(num_workers=1, task_encoder=HoldsALock()), multiprocessing_context="spawn")
+    with pytest.raises(WorkerError, match=r"cannot be sent to worker processes: .*lock.*context='fork'"):
+        next(loader)
+    loader.close()
+    # Those that are forked have it.
+    with get_loader(train(num_workers=1, task_encoder=HoldsALock()), multiprocessing_context="fork") as loader:
+        require_it_goes_on(loader, train)
+
+
+class Unpicklable(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return {"key": sample.__key__, "lock": threading.Lock()}
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_results_that_cannot_be_sent(train: Train) -> None:
+    loader = get_loader(train(num_workers=1, task_encoder=Unpicklable()))
+    with pytest.raises(WorkerError, match=r"what the hooks returned cannot be sent .*lock.*worker_type='thread'"):
+        next(loader)
+    loader.close()
+    with get_loader(train(num_workers=1, worker_type="thread", task_encoder=Unpicklable())) as loader:
+        assert len(next(loader)) == 4
+
+
+def test_no_such_way_to_start_workers(train: Train) -> None:
+    loader = get_loader(train(num_workers=1), multiprocessing_context="threads")
+    with pytest.raises(ConfigError, match="multiprocessing_context='threads'"):
+        next(loader)
+    loader.close()
