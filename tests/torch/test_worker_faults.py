@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,7 @@ def test_nothing_piles_up(train: Train) -> None:
 
         def turn() -> int:
             loader.restore_state_rank(state)
-            for _ in range(3):
-                batches.append(next(loader))
+            batches.extend(islice(loader, 3))
             return process.num_fds()
 
         before = max(turn() for _ in range(3))
