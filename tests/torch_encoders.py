@@ -62,13 +62,22 @@ class Several(TaskEncoder):
             yield {"key": sample.__key__, "at": at, "noise": torch.from_numpy(self.rng.random(3))}
 
 
-class Packs(TaskEncoder):
-    """Packs of one to three samples, each of which has a random number."""
+class SkippingHooks:
+    """Numbers at random, in numpy alone; for task encoders of any backend."""
+
+    rng: np.random.Generator
 
     def encode_sample(self, sample: Any) -> Any:
         if number(sample) % 13 == 4:
             raise SkipSample
-        return {"key": sample.__key__, "noise": torch.from_numpy(self.rng.random(1))}
+        return {"key": sample.__key__, "noise": self.rng.random(1)}
+
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+class PackingHooks(SkippingHooks):
+    """Packs of one to three of them."""
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         groups: list[list[Any]] = []
@@ -79,10 +88,15 @@ class Packs(TaskEncoder):
         return groups
 
     def pack_selected_samples(self, samples: list[Any]) -> dict[str, Any]:
-        return {"keys": [sample["key"] for sample in samples], "noise": torch.cat([s["noise"] for s in samples])}
+        return {"key": [sample["key"] for sample in samples], "noise": [sample["noise"] for sample in samples]}
 
-    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"keys": [sample["keys"] for sample in samples], "noise": [sample["noise"] for sample in samples]}
+
+class Skips(SkippingHooks, TaskEncoder):
+    pass
+
+
+class Packs(PackingHooks, TaskEncoder):
+    pass
 
 
 class Groups(TaskEncoder):

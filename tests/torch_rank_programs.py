@@ -9,64 +9,77 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch_encoders import Everything, Packs, told
+from torch_encoders import Everything, Packs, Skips, told
 
+import energon_grain_torch
 from energon_grain import StateError
-from energon_grain_torch import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_grain_torch import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader
 
 GLOBAL_BATCH = 24
 LANES = 12
-KINDS: dict[str, dict[str, Any]] = {
-    "everything": {"shuffle_buffer_size": 20, "max_samples_per_sequence": 4},
-    "packs": {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "packing_buffer_size": 5},
+KINDS: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
+    "everything": (Everything, {"max_samples_per_sequence": 4}),
+    "skips": (Skips, {"max_samples_per_sequence": 4}),
+    "packs": (Packs, {"max_samples_per_sequence": None, "packing_buffer_size": 5}),
 }
-ENCODERS = {"everything": Everything, "packs": Packs}
 
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:
     """Let broken samples go without a word."""
 
 
-def open_loader(path: Path, kind: str, config: WorkerConfig | None = None, **options: Any) -> SavableDataLoader:
-    """This rank's part of global batches of one size, whatever the number of ranks."""
-    config = config or WorkerConfig.default_worker_config(num_workers=0)
+def dataset_of(
+    path: Path, kind: str, config: Any, *, library: Any = energon_grain_torch, encoder: Any = None, **options: Any
+) -> Any:
+    """One host's part of global batches of one size, whatever the number of hosts."""
     config.global_error_handler = ignore
-    dataset = get_train_dataset(
+    own, arguments = KINDS[kind]
+    return library.get_train_dataset(
         path,
         worker_config=config,
         batch_size=GLOBAL_BATCH // config.world_size,
+        shuffle_buffer_size=20,
         lanes=LANES,
-        task_encoder=ENCODERS[kind](),
-        **{**KINDS[kind], **options},
+        task_encoder=(encoder or own)(),
+        **{**arguments, **options},
     )
-    return get_savable_loader(dataset, multiprocessing_context="fork")
+
+
+def open_loader(path: Path, kind: str, config: WorkerConfig | None = None, **options: Any) -> SavableDataLoader:
+    """This rank's part of them."""
+    config = config or WorkerConfig.default_worker_config(num_workers=0)
+    return get_savable_loader(dataset_of(path, kind, config, **options), multiprocessing_context="fork")
 
 
 def rows(batch: dict[str, Any]) -> list[str]:
     """Each sample or pack of a batch, padding left out, as texts that can be sorted."""
-    columns = {key: told(column) for key, column in batch.items() if key in ("keys", "text", "noise", "own", "seeded")}
-    columns = {key: column[1] if isinstance(column, tuple) else column for key, column in columns.items()}
+    columns = [batch[name] for name in ("key", "text", "noise", "own", "seeded") if name in batch]
     valid = batch.get("__valid__", [True] * GLOBAL_BATCH)
-    return [repr(row) for row, real in zip(zip(*columns.values(), strict=True), valid, strict=False) if real]
+    return [repr(told(row)) for *row, real in zip(*columns, valid, strict=False) if real]
+
+
+def together(ranks: list[list[list[str]]]) -> list[list[str]]:
+    """The rows of global batches, of those that each rank has."""
+    return [sorted(sum(step, [])) for step in zip(*ranks, strict=True)]
 
 
 def steps(loader: SavableDataLoader, count: int) -> list[list[str]]:
     return [rows(next(loader)) for _ in range(count)]
 
 
-def read(path: Path) -> dict[str, list[list[str]]]:
+def read(path: Path, kinds: list[str]) -> dict[str, list[list[str]]]:
     """This rank's rows of the first steps of each kind."""
     found = {}
-    for kind in KINDS:
+    for kind in kinds:
         with open_loader(path, kind) as loader:
             found[kind] = steps(loader, 8)
     return found
 
 
-def save(path: Path, num_workers: int) -> dict[str, Any]:
+def save(path: Path, num_workers: int, kinds: list[str]) -> dict[str, Any]:
     """The states of each kind after three steps, of all ranks and of this one, and what comes behind them."""
     found = {}
-    for kind in KINDS:
+    for kind in kinds:
         config = WorkerConfig.default_worker_config(num_workers=num_workers)
         with open_loader(path, kind, config) as loader:
             steps(loader, 3)
@@ -81,7 +94,7 @@ def restore(path: Path, states: dict[str, Any], lists: dict[str, Any]) -> dict[s
     """What comes behind states: with the state on each rank, on the last one alone, and as a list of those of ranks."""
     last = dist.get_world_size() - 1
     found = {}
-    for kind in KINDS:
+    for kind in states:
         with open_loader(path, kind) as loader:
             runs = []
             loader.restore_state_global(states[kind])

@@ -14,16 +14,12 @@ from torch_ranks import on_ranks
 from energon_grain_torch import StateError, WorkerConfig
 
 MakeDataset = Callable[..., Path]
+KINDS = ["everything", "packs"]
 
 
 @pytest.fixture(scope="module")
 def path(text_dataset: MakeDataset) -> Path:
     return text_dataset(97, broken={2, 9, 40})
-
-
-def together(ranks: list[list[list[str]]]) -> list[list[str]]:
-    """The global batches of what each rank reads."""
-    return [sorted(sum(step, [])) for step in zip(*ranks, strict=True)]
 
 
 def alone(path: Path, kind: str, count: int, **options: Any) -> list[list[str]]:
@@ -33,23 +29,23 @@ def alone(path: Path, kind: str, count: int, **options: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_share_the_batches_of_one(path: Path, ranks: int) -> None:
-    found = on_ranks(ranks, programs.read, path)
-    for kind in programs.KINDS:
-        assert together([rank[kind] for rank in found]) == alone(path, kind, 8)
+    found = on_ranks(ranks, programs.read, path, KINDS)
+    for kind in KINDS:
+        assert programs.together([rank[kind] for rank in found]) == alone(path, kind, 8)
 
 
 @pytest.mark.parametrize(("before", "workers", "after"), [(4, 1, 2), (1, 0, 3), (2, 2, 4)])
 def test_states_are_restored_on_other_numbers_of_ranks(path: Path, before: int, workers: int, after: int) -> None:
-    saved = on_ranks(before, programs.save, path, workers)
-    states = {kind: json.loads(saved[0][kind][0]) for kind in programs.KINDS}
-    lists = {kind: [json.loads(rank[kind][1]) for rank in saved] for kind in programs.KINDS}
+    saved = on_ranks(before, programs.save, path, workers, KINDS)
+    states = {kind: json.loads(saved[0][kind][0]) for kind in KINDS}
+    lists = {kind: [json.loads(rank[kind][1]) for rank in saved] for kind in KINDS}
     restored = on_ranks(after, programs.restore, path, states, lists)
-    for kind in programs.KINDS:
+    for kind in KINDS:
         assert {rank[kind][0] for rank in (saved[0], saved[-1])} == {saved[0][kind][0]}
-        expected = together([rank[kind][2] for rank in saved])
+        expected = programs.together([rank[kind][2] for rank in saved])
         assert expected == alone(path, kind, 7)[3:]
         for run in range(3):
-            assert together([rank[kind][run] for rank in restored]) == expected
+            assert programs.together([rank[kind][run] for rank in restored]) == expected
         with programs.open_loader(path, kind) as loader:  # on one, without torch.distributed
             loader.restore_state_global(states[kind])
             assert [sorted(step) for step in programs.steps(loader, 4)] == expected
@@ -68,7 +64,7 @@ def test_replicas_of_a_data_rank_read_the_same(path: Path) -> None:
     batches = [entry[4] for entry in found]
     assert batches[0] == batches[1]
     assert batches[2] == batches[3]
-    assert together([batches[0], batches[2]]) == alone(path, "everything", 3)
+    assert programs.together([batches[0], batches[2]]) == alone(path, "everything", 3)
 
 
 @pytest.mark.parametrize("last_batch", ["pad", "drop"])
@@ -78,7 +74,7 @@ def test_packed_passes_end_together(path: Path, last_batch: str) -> None:
     with programs.open_loader(path, "packs", config, repeat=False, last_batch=last_batch) as loader:
         for number in range(2):
             expected = [sorted(programs.rows(batch)) for batch in loader]
-            made = together([rank[number] for rank in found])
+            made = programs.together([rank[number] for rank in found])
             assert 0 < len(made) <= len(expected)
             # "drop" ends with the first rank that has no full batch, "pad" when all ranks have nothing left.
             assert made == (expected if last_batch == "pad" else expected[: len(made)])
