@@ -202,6 +202,7 @@ plain = stream(0)
 expected = [next(plain).__key__ for _ in range(40)]
 encoder.slow = True
 loader, found, interrupted = stream(int(sys.argv[3])), [], 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 timer = threading.Timer(0.3, lambda: os.killpg(0, signal.SIGINT))
 timer.start()
 start = time.monotonic()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_crude_and_without_configuration(tmp_path: Path) -> None:
     assert "no dataset.yaml" in lint_dataset(root).notes[0]
 
 
-def test_sample_type_of_the_program(tmp_path: Path) -> None:
+def test_sample_type_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tars(tmp_path, [{"__key__": str(i), "json": {"n": 3 - i}} for i in range(5)])
     prepare_dataset(
         tmp_path,
@@ -122,7 +123,8 @@ def test_sample_type_of_the_program(tmp_path: Path) -> None:
         sample_type=f"{__name__}:Positive",
         field_map={"number": "json[n]"},
     )
-    with pytest.raises(UntrustedCodeError, match="trusted_modules"):
+    with monkeypatch.context() as without, pytest.raises(UntrustedCodeError, match="trusted_modules"):
+        without.delitem(sys.modules, __name__)  # as if the program had not imported it
         lint_dataset(tmp_path)
     (finding,) = lint_dataset(tmp_path, trusted_modules=[__name__]).findings
     assert (finding.key, finding.reason) == ("4", "negative")
