@@ -88,20 +88,22 @@ class Stream:
             self.share.require_whole_lanes(
                 "items of this dataset are formed in lanes (filters, batches, groups, packs, generators)"
             )
-        self._agrees = spec.program is not None and not spec.endless and config.world_size > 1
-        if self._agrees and config.any_host is None:
+        agrees = spec.program is not None and not spec.endless and config.world_size > 1
+        if agrees and config.any_host is None:
             raise ConfigError(
                 f"passes of this dataset end where its data does (it filters, groups, packs or generates), and "
-                f"{config.world_size} hosts must agree on when: initialise `jax.distributed` and use a loader, or pass "
-                f"WorkerConfig(any_host=…), a function that tells every host whether a flag is set on any; or make it "
-                f"endless (repeat=True)"
+                f"{config.world_size} hosts must agree on when: initialise `jax.distributed` or `torch.distributed` "
+                f"and use a loader, or pass WorkerConfig(any_host=…), a function that tells every host whether a flag "
+                f"is set on any; or make it endless (repeat=True)"
             )
+        self._any_host = config.any_host if agrees else None
         self._written: tuple[Any, str] = (None, "")
         self._empty_steps = 0
         self._progress = self._beginning()
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None
         self._end_pool: weakref.finalize[Any, Any] | None = None
+        self._starting = threading.RLock()  # for `close`, from another thread
         self._closed = False
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
@@ -164,10 +166,9 @@ class Stream:
             StopIteration: The pass is over.
         """
         try:
-            if self._steps is None:
-                self._start()
-            assert self._steps is not None
-            step = self._agreed() if self._agrees else next(self._steps)
+            with self._starting:
+                steps = self._steps or self._start()
+            step = next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
             skipped = self._progress.skipped
             self._progress = step.progress
             if step.progress.skipped != skipped:
@@ -186,15 +187,12 @@ class Stream:
             raise
         return step
 
-    def _agreed(self) -> Step:
+    def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it.
 
         Raises:
             StopIteration: They do not: the pass is over on all of them.
         """
-        any_host, steps = self.config.any_host, self._steps
-        assert any_host is not None
-        assert steps is not None
         while True:
             step = next(steps, None)
             if not self.plan.pads:  # the pass ends with the first host that has no full batch
@@ -221,7 +219,9 @@ class Stream:
         self._progress = next_pass(self._progress, self.spec, self.plan, self.share.hosts)
         self.plan = PassPlan.of(self.spec, self.share.hosts, self._progress.pass_number)
 
-    def _start(self) -> None:
+    def _start(self) -> Iterator[Step]:
+        if self._closed:
+            raise BufferClosed
         self._empty_steps = 0
         pool = self._workers_ready()
         production = Production(
@@ -236,16 +236,14 @@ class Stream:
             finish=self._finish,
         )
         if pool is not None and not assembly_seeds_globals(self.spec):
-            ahead = Ahead(
-                production,
-                capacity=self._prefetch_factor * pool.workers,
-                budget_bytes=self.config.prefetch_bytes,
-            )
+            capacity = self._prefetch_factor * pool.workers
+            ahead = Ahead(production, capacity=capacity, budget_bytes=self.config.prefetch_bytes)
             self._steps = ahead
             self._release = close_with(self, ahead.close)
         else:
             self._steps = iter(production)
             self._release = close_with(self, production.close)
+        return self._steps
 
     def _workers_ready(self) -> WorkerPool | None:
         """The workers, made when they are first needed; None: there are none."""
@@ -388,10 +386,11 @@ class Stream:
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed = True
-        self._stop()
-        if self._end_pool is not None:
-            self._end_pool()
-        self._stage.close()
+        with self._starting:
+            self._stop()
+            if self._end_pool is not None:
+                self._end_pool()
+            self._stage.close()
 
     def __enter__(self) -> Stream:
         return self

@@ -117,19 +117,20 @@ def test_state_and_restore_after_a_death(train: Train) -> None:
         assert found == expected
 
 
+def consume(loader: Any, failed: list[BaseException]) -> None:
+    try:
+        while True:
+            next(loader)
+    except BaseException as error:
+        failed.append(error)
+
+
 def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> None:
     flag = tmp_path / "slow"
     flag.touch()
     loader = get_loader(train(num_workers=2, task_encoder=Slow(flag)), multiprocessing_context="fork")
     failed: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            next(loader)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=consume)
+    thread = threading.Thread(target=consume, args=(loader, failed))
     thread.start()
     while len(workers()) < 2:
         time.sleep(0.02)
@@ -140,7 +141,23 @@ def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> 
     assert not thread.is_alive()
     assert time.monotonic() - start < 8
     assert workers() == []
-    assert [type(error) for error in failed] == [ValueError]
+    with pytest.raises(ValueError, match="closed"):
+        raise failed[0]
+
+
+def test_closing_while_another_thread_begins(train: Train) -> None:
+    for milliseconds in range(0, 60, 4):
+        loader = get_loader(train(num_workers=2), multiprocessing_context="fork")
+        failed: list[BaseException] = []
+        thread = threading.Thread(target=consume, args=(loader, failed))
+        thread.start()
+        time.sleep(milliseconds / 1000)
+        loader.close()
+        thread.join(8)
+        assert not thread.is_alive()
+        with pytest.raises(ValueError, match="closed"):
+            raise failed[0]
+        assert workers() == []
 
 
 def test_closed_loaders_say_so(train: Train) -> None:
