@@ -11,7 +11,6 @@ import pytest
 from energon_grain import SavableDataset
 from energon_grain_torch import WorkerConfig, get_train_dataset
 
-
 _MAY_FORK = [
     # Other tests of the process may have started JAX; what is forked uses neither it nor threads that are not its own.
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
