@@ -1,0 +1,222 @@
+"""Which samples of a prepared dataset a source serves, and what the columnar index tells of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, EmptyDatasetError
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.subset import Selection
+from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.part_filter import PartFilter, accepts
+from energon_grain.sources.source import SampleLocation
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class IndexedSamples:
+    """The samples of some shards, in the order of the shards: everything about them but their bytes.
+
+    An *index* counts the samples served, a *number* those of the whole dataset; `resolve` leads from one to the other.
+
+    Args:
+        index: Of the whole dataset.
+        where: The dataset, as messages name it.
+        shards: Names of the shards to serve, in order; default: all of them, in the order of the index.
+        parts: Which parts to read: names, or a predicate on the name; default: all.
+        start: First sample to serve, counted over `shards` before `excluded` are taken out.
+        stop: One past the last sample, counted likewise; default: the end.
+        excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
+
+    Attributes:
+        index: As given.
+        wanted: (part names,) which parts are read; None: all.
+
+    Raises:
+        ConfigError: A shard is unknown, or the range does not fit.
+        EmptyDatasetError: No sample is left.
+    """
+
+    def __init__(
+        self,
+        index: ColumnarIndex,
+        *,
+        where: str,
+        shards: Sequence[str] | None = None,
+        parts: PartFilter = None,
+        start: int = 0,
+        stop: int | None = None,
+        excluded: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.index = index
+        self._where = where
+        numbers = {name: number for number, name in enumerate(index.shards)}
+        self._shard_order = self._chosen_shards(shards, numbers)
+        counts = index.shard_first[self._shard_order + 1] - index.shard_first[self._shard_order]
+        self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        total = int(self._first[-1])
+        self._selection = Selection(
+            total=total, start=start, stop=total if stop is None else stop, excluded=self._raw_ranks(excluded, numbers)
+        )
+        if len(self._selection) == 0:
+            raise EmptyDatasetError(
+                f"{where}: nothing is left of {total} samples in {len(self._shard_order)} shards after taking the "
+                f"range [{start}, {stop}) and {len(excluded)} excludes; widen the subset or the split"
+            )
+        self.wanted = self._wanted_parts(parts)
+        self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
+        self._pages.release()  # looking up excluded keys goes all over the index
+        # Plain arrays: indexing a memmap costs microseconds of subclass bookkeeping each time.
+        self._sample_start = np.asarray(index.sample_start)
+        self._part_start = np.asarray(index.part_start)
+        self._part_name = np.asarray(index.part_name)
+        self._part_offset = np.asarray(index.part_offset)
+        self._part_size = np.asarray(index.part_size)
+
+    def _raw_ranks(self, excluded: Sequence[tuple[str, str]], numbers: dict[str, int]) -> Int64Array:
+        """Ranks, over the chosen shards, of the samples to leave out. Samples that do not exist exclude nothing."""
+        ranks: list[int] = []
+        for shard, key in excluded:
+            number = numbers.get(shard)
+            places = () if number is None else np.flatnonzero(self._shard_order == number).tolist()
+            if number is not None and places:
+                ranks += [int(self._first[place]) + sample for place in places for sample in self._within(number, key)]
+        return np.unique(np.asarray(ranks, np.int64))
+
+    def _within(self, shard: int, key: str) -> list[int]:
+        """Places in a shard of the samples with this key: none or one, but for datasets with repeated keys."""
+        first, last = int(self.index.shard_first[shard]), int(self.index.shard_first[shard + 1])
+        sample = self.index.find(key)
+        if sample is None:
+            return []
+        if first <= sample < last:
+            return [sample - first]
+        return [place for place, other in enumerate(self.index.keys(np.arange(first, last))) if other == key]
+
+    def _chosen_shards(self, shards: Sequence[str] | None, numbers: dict[str, int]) -> Int64Array:
+        names = self.index.shards if shards is None else shards
+        unknown = [name for name in names if name not in numbers]
+        if unknown:
+            raise ConfigError(
+                f"{self._where}: has no shard {unknown[0]!r}; it has {len(numbers)}, such as "
+                f"{next(iter(numbers), None)!r}"
+            )
+        return np.array([numbers[name] for name in names], np.int64)
+
+    def _wanted_parts(self, parts: PartFilter) -> npt.NDArray[np.bool_] | None:
+        names = self.index.part_names
+        if parts is None:
+            return None
+        wanted = np.fromiter((accepts(parts, name) for name in names), np.bool_, len(names))
+        return None if wanted.all() else wanted
+
+    @property
+    def content_id(self) -> str:
+        """Digest of the index and of which of its samples are served."""
+        selection = self._selection
+        return "{}-{:016x}".format(
+            self.index.content_id[:16],
+            fold(
+                self._shard_order.tobytes(), selection.start, selection.stop, np.asarray(selection.excluded).tobytes()
+            ),
+        )
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts that a read may return."""
+        names = self.index.part_names
+        return names if self.wanted is None else tuple(n for n, w in zip(names, self.wanted, strict=True) if w)
+
+    def __len__(self) -> int:
+        return len(self._selection)
+
+    def resolve(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(n,) number of each sample in the dataset, and of its shard.
+
+        Raises:
+            IndexError: An index is out of range.
+        """
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
+            wrong = indices[(indices < 0) | (indices >= len(self))][0]
+            raise IndexError(f"{self._where}: sample {int(wrong)} asked for, but there are {len(self)}")
+        raw = self._selection.to_raw(indices)
+        position = np.searchsorted(self._first, raw, side="right") - 1
+        shard = self._shard_order[position]
+        return raw - self._first[position] + self.index.shard_first[shard], shard
+
+    def part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
+
+        Args:
+            samples: Numbers in the dataset.
+        """
+        first = self._part_start[samples]
+        count = self._part_start[samples + 1] - first
+        owner = np.repeat(np.arange(len(samples)), count)
+        ends = np.cumsum(count)
+        rows = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - count), count)
+        if self.wanted is not None:
+            keep = self.wanted[self._part_name[rows]]
+            owner, rows = owner[keep], rows[keep]
+        return owner, rows
+
+    def part_name(self, rows: Int64Array) -> npt.NDArray[np.int32]:
+        """Place in `index.part_names` of each row of the part columns."""
+        return self._part_name[rows]
+
+    def part_offset(self, rows: Int64Array) -> Int64Array:
+        """First payload byte, in its shard, of each row of the part columns."""
+        return self._part_offset[rows]
+
+    def part_size(self, rows: Int64Array) -> Int64Array:
+        """Payload bytes of each row of the part columns."""
+        return self._part_size[rows]
+
+    def shard_end(self, shard: int) -> int:
+        """Where the last sample of a shard ends, in bytes."""
+        return int(self._sample_start[int(self.index.shard_first[shard + 1]) + shard])
+
+    def touch(self, samples: Int64Array) -> None:
+        """Note that the index was read at these numbers; says which of its pages may go. After every read."""
+        self._pages.touch(samples)
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes of each sample: its extent in the shard when all parts are read, else its wanted payloads."""
+        samples, shard = self.resolve(indices)
+        if self.wanted is None:
+            row = samples + shard
+            taken = self._sample_start[row + 1] - self._sample_start[row]
+        else:
+            owner, rows = self.part_rows(samples)
+            taken = np.bincount(owner, weights=self._part_size[rows], minlength=len(samples)).astype(np.int64)
+        self._pages.touch(samples)
+        return taken
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where sample `index` lies. Raises IndexError when it is out of range."""
+        samples, shard = self.resolve(np.array([index], np.int64))
+        sample, number = int(samples[0]), int(shard[0])
+        _, rows = self.part_rows(samples)
+        names = self.index.part_names
+        row = sample + number
+        return SampleLocation(
+            index=index,
+            shard=self.index.shards[number],
+            key=self.index.keys(samples)[0],
+            start=int(self._sample_start[row]),
+            stop=int(self._sample_start[row + 1]),
+            parts={
+                names[int(self._part_name[r])]: (int(self._part_offset[r]), int(self._part_size[r]))
+                for r in rows.tolist()
+            },
+        )
+
+    def place_of(self, index: int) -> str:
+        """The shard and the key of sample `index`."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
