@@ -9,11 +9,11 @@ from typing import Any
 from energon_grain.datasets.containers import container_at
 from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import AuxReference, AuxStores
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.storage.location import absolute, is_url
 
 
 def open_aux(aux: Mapping[str, Any], decoder: FileStoreDecoder | None) -> dict[str, FileStore[Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.metadataset.load import Source, load_metadataset
-from energon_grain.metadataset.paths import is_url
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeLeaf, TreeNode
+from energon_grain.storage.location import is_url
 
 _ONE = Fraction(1)
 Schedule = tuple[tuple[int, tuple[Fraction, ...]], ...]

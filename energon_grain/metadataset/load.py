@@ -14,13 +14,13 @@ from energon_grain.metadataset.documents import (
     parse_document,
     read_document,
 )
-from energon_grain.metadataset.paths import is_url
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Resolver
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import TreeNode
 from energon_grain.metadataset.values import Passes, plain
+from energon_grain.storage.location import is_url
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
 """A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""

@@ -8,12 +8,12 @@ from pathlib import Path
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
 from energon_grain.formats.join_rows import JoinedMember, JoinIndex, join_folder, joins_in, open_join_index
-from energon_grain.metadataset.paths import is_url
 from energon_grain.metadataset.tree import ArrayReference, Join
 from energon_grain.prepare.join_adopt import find_join_index
 from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
 from energon_grain.prepare.join_build import build_join, name_of
 from energon_grain.prepare.join_input import JoinInput, read_join_input
+from energon_grain.storage.location import is_url
 
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""

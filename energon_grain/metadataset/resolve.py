@@ -19,7 +19,6 @@ from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendE
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.joins import JoinArrayReference, JoinDatasetReference, MetadatasetJoin
 from energon_grain.metadataset.keys import place_of
-from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place, wrong
 from energon_grain.metadataset.references import AuxReference, DatasetReference
 from energon_grain.metadataset.subset import Subset, combine_subsets
@@ -33,6 +32,7 @@ from energon_grain.metadataset.tree import (
     LeafReference,
     TreeNode,
 )
+from energon_grain.storage.location import absolute, is_url
 
 _ONE = Fraction(1)
 METADATASET_ENDINGS = (".yaml", ".yml")

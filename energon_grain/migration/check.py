@@ -11,7 +11,6 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.metadataset.documents import Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.paths import is_url
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Resolver
 from energon_grain.metadataset.tree import Join, LeafReference
 from energon_grain.migration.dataset_folder import dataset_findings
@@ -20,6 +19,7 @@ from energon_grain.migration.joins import CheckedJoin, join_findings, shared_ind
 from energon_grain.migration.leaves import REMOTE, jsonl_findings, leaf_findings, repeated_findings
 from energon_grain.migration.metadataset_file import file_findings
 from energon_grain.migration.options import SHARDS_LOOKED_AT, CheckOptions
+from energon_grain.storage.location import is_url
 
 _ORDER = {severity: place for place, severity in enumerate(get_args(Severity))}
 

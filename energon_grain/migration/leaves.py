@@ -10,10 +10,10 @@ from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_da
 from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, read_jsonl_index
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
-from energon_grain.metadataset.paths import is_url
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import LeafReference
 from energon_grain.migration.finding import Finding, refusal
+from energon_grain.storage.location import is_url
 
 REMOTE = "not read yet: datasets must lie on a file system"
 _COPY = "copy the dataset to a file system, or mount the store"

@@ -16,11 +16,11 @@ from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendE
 from energon_grain.metadataset.documents import Metadataset, parse_document
 from energon_grain.metadataset.joins import MetadatasetJoin, meaningless_keys
 from energon_grain.metadataset.keys import place_of
-from energon_grain.metadataset.paths import absolute, is_url
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS
 from energon_grain.migration.finding import Finding, merge_alike, refusal
+from energon_grain.storage.location import absolute, is_url
 
 
 def file_findings(path: str, done: set[str]) -> Iterator[Finding]:

@@ -35,6 +35,16 @@ class ByteStore(Protocol):
         """
         ...
 
+    def tail(self, path: str, start: int) -> bytes:
+        """The bytes of an object from `start` to its end: what lies behind the last sample, and so the object's size.
+
+        In an object store this is one request, where a size by itself may take several.
+
+        Raises:
+            ReadError: The object does not exist, ends before `start`, or cannot be reached.
+        """
+        ...
+
     def read_spans(
         self,
         paths: Sequence[str],

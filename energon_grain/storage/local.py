@@ -106,6 +106,11 @@ class LocalFiles:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""
         return self._file(path).size
 
+    def tail(self, path: str, start: int) -> bytes:
+        """The bytes of a file from `start` to its end. Raises ReadError when it ends before, or cannot be read."""
+        stop = max(start, self.size(path))
+        return self.read_spans([path], np.zeros(1, np.int64), np.array([start]), np.array([stop]))[0]
+
     def read_spans(
         self,
         paths: Sequence[str],

@@ -1,0 +1,98 @@
+"""From URLs to TensorStore's key-value stores."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from energon_grain.errors import ConfigError
+from energon_grain.storage.location import STORE_SCHEMES, scheme_of
+from energon_grain.storage.profiles import SCHEMES, profile_of
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
+
+_GOOGLE = "https://storage.googleapis.com"
+
+
+def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], str]:
+    """The store that a URL lies in, as TensorStore describes it, and the key there.
+
+    The key of a folder ends without a slash, as the URL does.
+
+    Args:
+        url: Of an object or folder.
+        settings: End point, region and the like, and what `msc://team` stands for.
+
+    Raises:
+        ConfigError: The URL lacks a bucket, its scheme is unknown, or the store has no such setting.
+    """
+    real, store = _reached(url, settings)
+    scheme = scheme_of(real)
+    if scheme == "memory":
+        return {"driver": "memory"}, real[len("memory://") :]
+    if scheme == "file":
+        return {"driver": "file"}, real[len("file://") :]
+    if scheme in ("http", "https"):
+        # The path, and what follows a `?`, are sent as they are written.
+        base = "{0.scheme}://{0.netloc}".format(urlsplit(real))
+        return {"driver": "http", "base_url": base}, real[len(base) :]
+    if scheme not in ("s3", "gs"):
+        raise ConfigError(f"{url}: object stores are {', '.join(f'{name}://' for name in STORE_SCHEMES)}")
+    bucket, _, key = real[len(f"{scheme}://") :].partition("/")
+    if not bucket:
+        raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
+    return (_s3(bucket, store) if scheme == "s3" else _gcs(bucket, store)), key
+
+
+def _reached(url: str, settings: StorageSettings) -> tuple[str, StoreSettings]:
+    """Where a URL really lies, and how the store there is reached."""
+    prefix, store = settings.store(url)
+    if store.location is None and scheme_of(url) in SCHEMES:
+        prefix, store = profile_of(url)
+    if store.location is None:
+        return url, store
+    scheme, _, folder = store.location.partition("://")
+    real = f"{folder.rstrip('/')}/{url[len(prefix.rstrip('/')) :].lstrip('/')}".rstrip("/")
+    return f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}", store
+
+
+def context_spec(settings: StorageSettings) -> dict[str, Any]:
+    """What stores of a process share: requests at a time. Repeating failed ones is the client's work, not theirs."""
+    spec: dict[str, Any] = {}
+    for driver in ("s3", "gcs", "http"):
+        spec[f"{driver}_request_concurrency"] = {"limit": settings.requests_in_flight}
+        spec[f"{driver}_request_retries"] = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"}
+    return spec
+
+
+def _s3(bucket: str, store: StoreSettings) -> dict[str, Any]:
+    spec: dict[str, Any] = {"driver": "s3", "bucket": bucket}
+    endpoint = store.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = store.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if endpoint:
+        spec["endpoint"] = endpoint.rstrip("/")
+    if region or endpoint:
+        spec["aws_region"] = region or "us-east-1"  # services other than Amazon's do not mind
+    if store.anonymous:
+        spec["aws_credentials"] = {"type": "anonymous"}
+    elif store.profile is not None:
+        spec["aws_credentials"] = {"type": "profile", "profile": store.profile}
+    elif os.environ.get("AWS_ACCESS_KEY_ID"):
+        # What the usual search finds first; searching, it complains of every file that is not there.
+        spec["aws_credentials"] = {"type": "environment"}
+    if store.requester_pays:
+        spec["requester_pays"] = True
+    return spec
+
+
+def _gcs(bucket: str, store: StoreSettings) -> dict[str, Any]:
+    if store.anonymous:
+        # TensorStore's own driver always looks for credentials; public objects are plain files of the web.
+        return {"driver": "http", "base_url": f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}/"}
+    for name in ("endpoint", "region", "profile", "requester_pays"):
+        if getattr(store, name):
+            raise ConfigError(
+                f"gs://{bucket}: the storage settings give a {name}, which Google's store takes from the environment "
+                "(TENSORSTORE_GCS_HTTP_URL, GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
+            )
+    return {"driver": "gcs", "bucket": bucket}

@@ -1,0 +1,71 @@
+"""Locations: paths of this machine, and URLs of objects and folders in stores."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+
+STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
+"""Schemes that are read by TensorStore. `file://` is a path of this machine."""
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+
+
+def is_url(path: str) -> bool:
+    """Whether a path has a protocol, so that it does not lie on this machine."""
+    return _URL.match(path) is not None
+
+
+def scheme_of(path: str) -> str | None:
+    """The protocol of a URL in lower case; None for a path of this machine."""
+    url = _URL.match(path)
+    return None if url is None else url[1].lower()
+
+
+def absolute(written: str, folder: str) -> str:
+    """Resolve a path against a folder (absolute, or a URL). `..` is taken out as text; links are not followed.
+
+    A path that begins with `/` is one of this machine, also where the folder is a URL.
+
+    >>> absolute("../a", "/data/sets")
+    '/data/a'
+    >>> absolute("../a", "s3://bucket/sets")
+    's3://bucket/a'
+    >>> absolute("s3://bucket/a", "/data/sets")
+    's3://bucket/a'
+    """
+    url = _URL.match(written)
+    if url is not None:
+        if url[1].lower() != "file":
+            return written
+        return os.path.abspath(written[url.end() :])
+    base = _URL.match(folder)
+    if base is not None and not written.startswith("/"):
+        return folder[: base.end()] + posixpath.normpath(posixpath.join(folder[base.end() :], written))
+    return os.path.normpath(os.path.join(folder, written))
+
+
+def located(path: str | os.PathLike[str]) -> str:
+    """What the program gives as a path: a URL without its last slashes, or a path as it is. `file://` is taken off."""
+    text = os.fspath(path)
+    scheme = scheme_of(text)
+    if scheme is None:
+        return text
+    return os.path.abspath(text[len("file://") :]) if scheme == "file" else text.rstrip("/")
+
+
+def join(folder: str, name: str) -> str:
+    """The location of `name`, relative and with slashes, in a folder."""
+    if not is_url(folder):
+        return os.path.join(folder, name)
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def name_of(location: str) -> str:
+    """The last step of a location."""
+    return posixpath.basename(location.rstrip("/") if is_url(location) else os.path.normpath(location))
+
+
+def folder_of(location: str) -> str:
+    """The location without its last step."""
+    return posixpath.dirname(location.rstrip("/")) if is_url(location) else os.path.dirname(location)

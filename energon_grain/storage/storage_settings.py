@@ -1,0 +1,165 @@
+"""How object stores are reached: end points, regions, limits, and the cache on local disk.
+
+Credentials never stand here: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an instance's
+role, `GOOGLE_APPLICATION_CREDENTIALS`, …).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from energon_grain.errors import ConfigError
+
+ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
+"""Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
+DEFAULT_CACHE_SHARE = 0.1
+"""Of the file system that the cache lies on, where `cache_bytes` says nothing."""
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one store is reached.
+
+    Attributes:
+        endpoint: URL of the service, where it is not the usual one (MinIO, Ceph, R2, …); for `s3://` the default is
+            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`.
+        region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else it is
+            asked for.
+        anonymous: Send no credentials.
+        profile: Section of `~/.aws/credentials` to take them from.
+        requester_pays: Pay for what is read (`s3://`).
+        location: Where this really lies: what makes a prefix such as `msc://team` another name for
+            `s3://bucket/folder`.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    anonymous: bool = False
+    profile: str | None = None
+    requester_pays: bool = False
+    location: str | None = None
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How object stores are reached, for a whole process and its workers.
+
+    Attributes:
+        stores: Settings by the beginning of URLs (`s3://bucket`, `s3://bucket/folder`, `s3://`); the longest counts.
+        requests_in_flight: Requests of one process at a time, at most.
+        request_bytes: Bytes of one request, about; longer ranges are cut.
+        timeout_s: For one request, in seconds.
+        attempts: How often a request is made before its failure is an error. Before each new one there is a pause that
+            doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
+        cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
+            share it.
+        cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
+    """
+
+    stores: dict[str, StoreSettings] = {}
+    requests_in_flight: int = 32
+    request_bytes: int = 8 << 20
+    timeout_s: float = 60.0
+    attempts: int = 6
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 10.0
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"storage settings: {name}={getattr(self, name)}: must be {least} or more")
+        if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
+            raise ConfigError(
+                f"storage settings: timeout_s={self.timeout_s} must be positive, and first_pause_s="
+                f"{self.first_pause_s} between 0 and longest_pause_s={self.longest_pause_s}"
+            )
+        if self.cache_bytes is not None and self.cache_bytes < 0:
+            raise ConfigError(f"storage settings: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
+
+    @property
+    def cache_folder(self) -> str:
+        """Absolute path of the folder of what was read."""
+        if self.cache_dir is not None:
+            return os.path.abspath(os.path.expanduser(self.cache_dir))
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return os.path.join(base, "energon-grain", "objects")
+
+    def store(self, url: str) -> tuple[str, StoreSettings]:
+        """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
+        fitting = [prefix for prefix in self.stores if url == prefix.rstrip("/") or url.startswith(_slashed(prefix))]
+        best = max(fitting, key=len, default=None)
+        return ("", StoreSettings()) if best is None else (best, self.stores[best])
+
+
+def _slashed(prefix: str) -> str:
+    return prefix if prefix.endswith("/") else f"{prefix}/"
+
+
+def parse_settings(content: Mapping[str, Any], *, where: str = "storage settings") -> StorageSettings:
+    """Check what a settings file holds.
+
+    Raises:
+        ConfigError: A key is unknown or a value of the wrong type; names it.
+    """
+    try:
+        return msgspec.convert(dict(content), StorageSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{where}: {error}; known are {', '.join(StorageSettings.__struct_fields__)}, and for each of `stores` "
+            f"{', '.join(StoreSettings.__struct_fields__)}"
+        ) from error
+
+
+_chosen: StorageSettings | None = None
+
+
+def use_storage(settings: StorageSettings | None) -> None:
+    """Reach object stores by these settings from now on: everything that this process opens, and its workers.
+
+    Args:
+        settings: None: those of the settings file again, which is then read anew.
+    """
+    global _chosen
+    _chosen = settings
+    _from_file.cache_clear()
+
+
+def storage_settings() -> StorageSettings:
+    """The settings in use: those of `use_storage`, else of the settings file, else the defaults.
+
+    Raises:
+        ConfigError: The file that `ENERGON_GRAIN_STORAGE` names is not there, or a settings file is not valid.
+    """
+    return _from_file(_settings_file()) if _chosen is None else _chosen
+
+
+def _settings_file() -> str | None:
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return os.path.abspath(os.path.expanduser(named))
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = os.path.join(base, "energon-grain", "storage.yaml")
+    return path if os.path.exists(path) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _from_file(path: str | None) -> StorageSettings:
+    if path is None:
+        return StorageSettings()
+    import yaml
+
+    try:
+        with open(path, "rb") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: must hold a mapping, such as `stores: {{'s3://bucket': {{region: us-east-1}}}}`")
+    return parse_settings(content, where=path)

@@ -1,0 +1,189 @@
+"""Objects by TensorStore: one request a call, no second attempts.
+
+TensorStore starts threads that a fork does not copy, and ends a forked process that uses it (`fork() use detected`).
+`inherited` says that this process is such a one; then `helper_objects` is to be used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from energon_grain.storage.kvstore_spec import context_spec, kvstore_spec
+from energon_grain.storage.storage_settings import StorageSettings
+
+
+class ObjectError(Exception):
+    """A request failed.
+
+    Attributes:
+        passing: Whether the same request may succeed in a while.
+        out_of_range: Whether the object ends before the range does.
+    """
+
+    def __init__(self, message: str, *, passing: bool, out_of_range: bool = False) -> None:
+        super().__init__(message, passing, out_of_range)
+        self.message = message
+        self.passing = passing
+        self.out_of_range = out_of_range
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a read gave.
+
+    Attributes:
+        data: The bytes; None where the object is the version that the caller has.
+        generation: Changes whenever the object does: its entity tag, or the store's generation number.
+    """
+
+    data: bytes | None
+    generation: bytes
+
+
+class Objects(Protocol):
+    """One request a call. Every method raises ObjectError, also when `timeout_s` is over."""
+
+    def read(
+        self, url: str, start: int | None, stop: int | None, known: bytes | None, timeout_s: float
+    ) -> Fetched | None:
+        """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
+
+        Args:
+            url: Of the object.
+            start: Negative: counted from the end (then without `stop`).
+            stop: None: to the end.
+            known: The generation that the caller has.
+            timeout_s: In seconds.
+        """
+        ...
+
+    def list(self, url: str, timeout_s: float) -> list[str]:
+        """Keys below a folder, relative to it, sorted."""
+        ...
+
+    def write(self, url: str, data: bytes, timeout_s: float) -> bytes:
+        """Put an object, whole; give its generation."""
+        ...
+
+    def delete(self, url: str, timeout_s: float) -> None:
+        """Remove an object, if it is there."""
+        ...
+
+
+_FINAL = ("OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+"""What TensorStore's messages begin with where another attempt would fail alike."""
+_MESSAGE_CHARACTERS = 300
+
+
+class TensorStoreObjects:
+    """`Objects` of this process.
+
+    Args:
+        settings: How stores are reached.
+    """
+
+    def __init__(self, settings: StorageSettings) -> None:
+        self._settings = settings
+        self._stores: dict[str, Any] = {}
+
+    def read(
+        self, url: str, start: int | None, stop: int | None, known: bytes | None, timeout_s: float
+    ) -> Fetched | None:
+        """See `Objects`."""
+        store, key = self._store(url)
+        wanted = {} if start is None and stop is None else {"byte_range": slice(start, stop)}
+        result = _wait(store.read(key, if_not_equal=known, **wanted), timeout_s)
+        if result.state == "missing":
+            return None
+        data = None if result.state == "unspecified" else result.value
+        if data is not None and start is not None and start >= 0 and stop is not None and len(data) != stop - start:
+            raise ObjectError(f"{len(data)} bytes came instead of {stop - start}", passing=True)
+        return Fetched(data, result.stamp.generation)
+
+    def list(self, url: str, timeout_s: float) -> list[str]:
+        """See `Objects`."""
+        import tensorstore
+
+        store, key = self._store(url)
+        prefix = f"{key}/" if key else ""
+        keys = tensorstore.KvStore.KeyRange(prefix, f"{key}0" if key else "")  # "0" comes after "/"
+        found = _wait(store.list(keys, strip_prefix_length=len(prefix.encode())), timeout_s)
+        return sorted(name.decode("utf-8", "surrogateescape") for name in found)
+
+    def write(self, url: str, data: bytes, timeout_s: float) -> bytes:
+        """See `Objects`."""
+        store, key = self._store(url)
+        return _wait(store.write(key, data), timeout_s).generation
+
+    def delete(self, url: str, timeout_s: float) -> None:
+        """See `Objects`."""
+        store, key = self._store(url)
+        _wait(store.write(key, None), timeout_s)
+
+    def _store(self, url: str) -> tuple[Any, str]:
+        import tensorstore
+
+        spec, key = kvstore_spec(url, self._settings)
+        name = repr(spec)
+        if name not in self._stores:
+            opening = tensorstore.KvStore.open(spec, context=shared_context(self._settings))
+            self._stores[name] = _wait(opening, self._settings.timeout_s)
+        return self._stores[name], key
+
+
+def _wait(future: Any, timeout_s: float) -> Any:
+    try:
+        return future.result(timeout=timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise ObjectError(f"no answer within {timeout_s:g} s", passing=True) from None
+    except (ValueError, KeyError, NotImplementedError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())
+        raise ObjectError(
+            message[:_MESSAGE_CHARACTERS],
+            passing=not (isinstance(error, NotImplementedError) or message.startswith(_FINAL)),
+            out_of_range=message.startswith("OUT_OF_RANGE"),
+        ) from None
+
+
+_inherited = False
+_contexts: dict[bytes, Any] = {}
+_lock = threading.Lock()
+
+
+def inherited() -> bool:
+    """Whether this process was forked from one that had loaded TensorStore."""
+    return _inherited
+
+
+def _after_fork() -> None:
+    global _inherited, _lock
+    _inherited = _inherited or "tensorstore" in sys.modules
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def shared_context(settings: StorageSettings) -> Any:
+    """The `tensorstore.Context` of all stores and arrays of this process that are reached by these settings."""
+    import tensorstore
+
+    spec = context_spec(settings)
+    key = msgspec.json.encode(spec)
+    with _lock:
+        if not _contexts:
+            # What lies in memory is one store for the whole process, whatever the settings.
+            _contexts[b""] = tensorstore.Context({"memory_key_value_store": {}})
+        if key not in _contexts:
+            _contexts[key] = tensorstore.Context(tensorstore.Context.Spec(spec), _contexts[b""])
+        return _contexts[key]
