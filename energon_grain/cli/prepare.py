@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +12,18 @@ import typer
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from energon_grain.prepare.dataset_definition import DatasetDefinition
     from energon_grain.prepare.dataset_scan import ScannedDataset
     from energon_grain.prepare.report import PrepareReport
+
+
+class Runner(StrEnum):
+    """What scans the shards."""
+
+    PROCESSES = "processes"
+    RAY = "ray"
 
 
 def prepare(
@@ -53,7 +64,17 @@ def prepare(
         bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
     ] = True,
     num_workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes at most; 0 for none. Default: one for each core. With Ray: shards handed over at a time.",
+        ),
+    ] = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.")
+    ] = Runner.PROCESSES,
+    ray_address: Annotated[
+        str | None, typer.Option(help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).")
     ] = None,
     non_interactive: Annotated[bool, typer.Option("--non-interactive", help="Never ask.")] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
@@ -66,7 +87,8 @@ def prepare(
     written; after a kill, the same command goes on where it was.
     """
     if path.suffix in (".yaml", ".yml", ".jsonl") and not path.is_dir():
-        if split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude or tar_index_only:
+        changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
+        if changes or tar_index_only or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
             kind = lines if path.suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
@@ -114,7 +136,7 @@ def prepare(
             ratio = ask_split_ratio(len(shards))
     asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != "CrudeWebdataset"
-    with progress_bar("Scanning", shown=progress) as bar:
+    with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar:
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             from energon_grain.cli.prepare_wizard import ask_definition
@@ -138,6 +160,7 @@ def prepare(
             num_workers=num_workers,
             sqlite=sqlite,
             progress=bar.show_prepare,
+            executor=executor,
         )
     _print_report(report, wants_yaml=not (tar_index_only or skip_dataset_yaml), yaml_name=dataset_yaml_name)
 
@@ -149,6 +172,16 @@ def _check_kind(path: Path) -> None:
         )
     if not path.is_dir():
         raise DatasetNotFoundError(f"{path}: no such folder.")
+
+
+def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
+    if runner is Runner.PROCESSES:
+        if ray_address is not None:
+            raise ConfigError("--ray-address is for --runner ray.")
+        return contextlib.nullcontext()
+    from energon_grain.prepare.ray_executor import RayExecutor
+
+    return RayExecutor(ray_address or "auto")
 
 
 def _parse_field_map(text: str) -> dict[str, str]:

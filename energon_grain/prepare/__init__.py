@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.ray_executor import RayExecutor
     from energon_grain.prepare.report import PrepareProgress, PrepareReport
 
-__all__ = ["PrepareProgress", "PrepareReport", "prepare_dataset"]
+__all__ = ["PrepareProgress", "PrepareReport", "RayExecutor", "prepare_dataset"]
 
-_HOMES = {"PrepareProgress": "report", "PrepareReport": "report", "prepare_dataset": "preparation"}
+_HOMES = {
+    "PrepareProgress": "report",
+    "PrepareReport": "report",
+    "RayExecutor": "ray_executor",
+    "prepare_dataset": "preparation",
+}
 
 
 def __getattr__(name: str) -> Any:

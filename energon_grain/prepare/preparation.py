@@ -95,17 +95,20 @@ def prepare_dataset(
         force_overwrite: Prepare a dataset again that is prepared already.
         tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
-            in this process in any case, because that is quicker.
+            in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
             old ones, which would not fit any more.
         progress: Called after every shard and at each stage.
-        executor: Runs the scans instead of processes of our own.
+        executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
+            `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
+            not write to it. It is not shut down.
 
     Raises:
         DatasetNotFoundError: There are no tar files.
         ConfigError: An argument does not fit; nothing was written.
         TarError: A tar is compressed, damaged or empty.
         DuplicateKeyError: Two samples have the same key.
+        WorkerError: A process died, or the executor failed.
     """
     start = time.perf_counter()
     root = Path(root)

@@ -11,18 +11,17 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor
 
 from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.prepare.executor_scans import TASKS_AHEAD, scan_with
 from energon_grain.prepare.scan_processes import ScanProcesses, may_fork
-from energon_grain.prepare.scan_task import ScanOutcome, ScanTask, scan_shard
+from energon_grain.prepare.scan_task import Result, ScanTask, scan_shard
 
 BEGIN_HERE_BELOW_BYTES = 2 << 30
 _FORK_ABOVE_BYTES = 16 << 20
 _TRIAL_S = 0.25
 _WORTH_PROCESSES_S = 0.5
-
-Result = tuple[ScanTask, ScanOutcome | Exception]
 
 
 def default_workers() -> int:
@@ -38,21 +37,24 @@ def scanning(
 
     Args:
         tasks: One for each shard.
-        num_workers: Processes at most; 0 scans in this process, None takes one for each core (at most 16).
-        executor: Runs `scan_shard` instead of processes of our own.
+        num_workers: Processes at most; 0 scans in this process, None takes one for each core (at most 16). For an
+            executor: shards handed over at a time, at least 1; None is 1,024.
+        executor: Runs `scan_remotely` instead of processes of our own.
 
     Raises:
-        ConfigError: `num_workers` is negative.
-        WorkerError: A process died.
+        ConfigError: `num_workers` is negative, or 0 for an executor.
+        WorkerError: A process died, or the executor failed for good.
     """
+    if executor is not None:
+        ahead = TASKS_AHEAD if num_workers is None else num_workers
+        with contextlib.closing(scan_with(executor, tasks, ahead=ahead)) as results:
+            yield results
+        return
     workers = default_workers() if num_workers is None else num_workers
     if workers < 0:
         raise ConfigError(f"num_workers is {workers}: give 0 (no processes) or more.")
     total_bytes = sum(map(_size_bytes, tasks))
-    if executor is not None:
-        with contextlib.closing(_scan_with(executor, tasks)) as results:
-            yield results
-    elif workers <= 1 or len(tasks) == 1:
+    if workers <= 1 or len(tasks) == 1:
         yield map(_scan_one, tasks)
     elif total_bytes > (_FORK_ABOVE_BYTES if may_fork() else BEGIN_HERE_BELOW_BYTES):
         with ScanProcesses(tasks, workers) as processes:
@@ -67,18 +69,6 @@ def _scan_one(task: ScanTask) -> Result:
         return task, scan_shard(task)
     except (EnergonGrainError, OSError) as error:
         return task, error
-
-
-def _scan_with(executor: Executor, tasks: Sequence[ScanTask]) -> Generator[Result]:
-    running: set[Future[Result]] = {executor.submit(_scan_one, task) for task in tasks}
-    try:
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def _begin_here(tasks: Sequence[ScanTask], workers: int, total_bytes: int) -> Generator[Result]:

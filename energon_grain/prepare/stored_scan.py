@@ -1,4 +1,4 @@
-"""The scan of one shard as a file: how it gets from a worker process to `prepare`, and from a killed run to the next.
+"""The scan of one shard as bytes: how it gets from a worker to `prepare`, and as a file from a killed run to the next.
 
 Layout: 8 bytes of magic; as little-endian uint32, the length of the header, and the CRC-32 of all that follows (begun
 with that length), because these files are not flushed to disk one by one; the header as JSON, padded with spaces to a
@@ -53,10 +53,9 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lengths: tuple[int, ...]
 
 
-def store_scan(path: Path, identity: ShardIdentity, scan: ShardScan) -> None:
-    """Put a scan at `path`, by a rename, without waiting for the disk."""
+def encode_scan(identity: ShardIdentity, scan: ShardScan) -> bytes:
+    """Write a scan as the bytes of such a file: 24 bytes a sample, 20 a part, and the keys."""
     columns = [np.ascontiguousarray(getattr(scan, name), dtype) for name, dtype in _COLUMNS.items()]
-    body = b"".join(_padded(column) for column in columns)
     header = msgspec.json.encode(
         _Header(
             shard=identity,
@@ -65,10 +64,40 @@ def store_scan(path: Path, identity: ShardIdentity, scan: ShardScan) -> None:
         )
     )
     header += b" " * (-len(header) % 8)
+    pieces = [header]
+    for column in columns:
+        pieces += [column.tobytes(), bytes(-column.nbytes % 8)]
+    crc32 = len(header)
+    for piece in pieces:
+        crc32 = zlib.crc32(piece, crc32)
+    return b"".join([_MAGIC, _PREFIX.pack(len(header), crc32), *pieces])
+
+
+def decode_scan(content: bytes) -> tuple[ShardIdentity, ShardScan] | None:
+    """Read what `encode_scan` wrote, and which file it is of; None where it is damaged. The arrays share memory."""
+    header_start = len(_MAGIC) + _PREFIX.size
+    if not content.startswith(_MAGIC) or len(content) < header_start:
+        return None
+    header_bytes, crc32 = _PREFIX.unpack_from(content, len(_MAGIC))
+    if zlib.crc32(memoryview(content)[header_start:], header_bytes) != crc32:
+        return None
+    offset = header_start + header_bytes
+    try:
+        header = msgspec.json.decode(content[header_start:offset], type=_Header)
+    except msgspec.DecodeError:
+        return None  # of another version of this library
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for (name, dtype), length in zip(_COLUMNS.items(), header.lengths, strict=True):
+        columns[name] = np.frombuffer(content, dtype, length, offset)
+        offset += -(-columns[name].nbytes // 8) * 8
+    part_names = tuple(_from_json(name) for name in header.part_names)
+    return header.shard, ShardScan(size_bytes=header.shard.size_bytes, part_names=part_names, **columns)
+
+
+def store_scan(path: Path, content: bytes) -> None:
+    """Put an encoded scan at `path`, by a rename, without waiting for the disk."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(_MAGIC + _PREFIX.pack(len(header), zlib.crc32(body, zlib.crc32(header, len(header)))) + header)
-        file.write(body)
+    temporary.write_bytes(content)
     os.replace(temporary, path)
 
 
@@ -78,27 +107,8 @@ def load_scan(path: Path, identity: ShardIdentity) -> ShardScan | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    header_start = len(_MAGIC) + _PREFIX.size
-    if not content.startswith(_MAGIC) or len(content) < header_start:
-        return None
-    header_bytes, crc32 = _PREFIX.unpack_from(content, len(_MAGIC))
-    if zlib.crc32(memoryview(content)[header_start:], header_bytes) != crc32:
-        return None
-    offset = header_start + header_bytes
-    header = msgspec.json.decode(content[header_start:offset], type=_Header)
-    if header.shard != identity:
-        return None
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for (name, dtype), length in zip(_COLUMNS.items(), header.lengths, strict=True):
-        columns[name] = np.frombuffer(content, dtype, length, offset)
-        offset += -(-columns[name].nbytes // 8) * 8
-    part_names = tuple(_from_json(name) for name in header.part_names)
-    return ShardScan(size_bytes=identity.size_bytes, part_names=part_names, **columns)
-
-
-def _padded(column: npt.NDArray[Any]) -> bytes:
-    data = column.tobytes()
-    return data + bytes(-len(data) % 8)
+    found, scan = decode_scan(content) or (None, None)
+    return scan if found == identity else None
 
 
 def _to_json(name: str) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
-from energon_grain.prepare.stored_scan import ShardIdentity, load_scan, store_scan
+from energon_grain.prepare.stored_scan import ShardIdentity, encode_scan, load_scan, store_scan
 from energon_grain.testing import write_tars
 
 COLUMNS = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
@@ -20,7 +20,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ShardIdentit
     write_tars(root, [{"__key__": f"k{i}", "txt": "x" * i, "json": i} for i in range(5)])
     identity = ShardIdentity.of(root, "shard_000.tar")
     scan = scan_tar(root / "shard_000.tar")
-    store_scan(root / "x.scan", identity, scan)
+    store_scan(root / "x.scan", encode_scan(identity, scan))
     return root / "x.scan", identity, scan
 
 
@@ -43,7 +43,7 @@ def test_names_that_are_not_utf8(tmp_path: Path, stored: tuple[Path, ShardIdenti
         part_names=("é", b"\xff\xfe".decode("utf-8", "surrogateescape")),
         **{name: getattr(scan, name) for name in COLUMNS},
     )
-    store_scan(tmp_path / "x", identity, odd)
+    store_scan(tmp_path / "x", encode_scan(identity, odd))
     loaded = load_scan(tmp_path / "x", identity)
     assert loaded is not None
     assert loaded.part_names == odd.part_names
