@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError, WorkerError
-from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.executor_scans import scan_with
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask, find_stored, scan_remotely
 from energon_grain.testing import write_tars
@@ -186,22 +186,24 @@ def test_leaving_early_cancels_what_waits(tasks: list[ScanTask]) -> None:
 
 
 def test_a_pool_that_breaks_keeps_what_is_finished(tasks: list[ScanTask]) -> None:
-    """The kernel kills the process of a pool on its last shard; the next run has that one left."""
-    last = tasks[-1].tar_path
-    root = last.parent
-    hidden = last.rename(root / "hidden")
+    """The kernel kills the process of a pool before its last shard; the next run has that one left."""
+    root = Path(tasks[0].root)
 
-    def kill(now: object) -> None:
-        if now.stage == "scan" and now.shards_done == 0:  # type: ignore[attr-defined]
-            last.unlink()
-            os.mkfifo(last)  # whoever opens it waits for a writer
-        if now.shards_done == COUNT - 1:  # type: ignore[attr-defined]
-            (worker,) = executor._processes  # type: ignore[misc]
+    class Busy(ProcessPoolExecutor):
+        def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+            if args[1] == tasks[-1].name:
+                super().submit(time.sleep, 600)
+            return super().submit(fn, *args, **kwargs)
+
+    def kill(now: PrepareProgress) -> None:
+        if now.shards_done == COUNT - 1:
+            (worker,) = executor._processes
             os.kill(worker, signal.SIGKILL)
 
-    shutil.copy2(hidden, last)
-    with spawning(1) as executor, pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with them"):
+    with (
+        Busy(1, mp_context=multiprocessing.get_context("spawn")) as executor,
+        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with them"),
+    ):
         prepare_dataset(root, split_ratio={"all": 1}, executor=executor, progress=kill)
-    hidden.replace(last)
     report = prepare_dataset(root, num_workers=0, split_ratio={"all": 1})
     assert (report.shards_reused, report.samples) == (COUNT - 1, 3 * COUNT)
