@@ -51,7 +51,7 @@ class ColumnarIndex:
         shard_bytes: (S,) size of each tar file when the index was written.
         shard_first: (S + 1,) number of the first sample of each shard; the last entry is the number of samples.
         part_names: Distinct part names.
-        content_id: 32 hex digits that change whenever any key, part, place or size does.
+        content_id: 32 hex digits; see `ColumnarHeader.content_id`.
     """
 
     root: Path

@@ -26,7 +26,6 @@ from energon_grain.formats.columnar_header import (
     Column,
     ColumnarHeader,
     columnar_folder,
-    content_id,
     encode_header,
     mending,
     read_header,
@@ -187,7 +186,6 @@ def _write_columns(
         shards=described,
         part_names=list(part_names),
         columns=columns,
-        content_id=content_id(described, list(part_names), columns),
     )
 
 

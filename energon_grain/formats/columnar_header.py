@@ -26,6 +26,7 @@ COLUMN_TYPES = {
     "key_order": "int64",
 }
 """The columns in the order in which they are written, and the type of each."""
+_CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_size")
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,6 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
         shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
         part_names: Distinct part names; `part_name.npy` holds places in this list.
         columns: Length and checksum of each column.
-        content_id: `content_id` of the rest: which samples these are, and where they lie.
         info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
     """
 
@@ -53,8 +53,19 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[tuple[str, int, int]]
     part_names: list[str]
     columns: dict[str, Column]
-    content_id: str
     info_stamp: tuple[int, int] | None = None
+
+    @property
+    def content_id(self) -> str:
+        """16 bytes, in hex, that change whenever a key, a part's name or size, or a shard's number of samples does.
+
+        They say which samples these are, not how they are kept: the same ones have the same id in tars and in
+        ArrayRecord files, whatever the shards are called. Nothing but the checksums of columns is looked at.
+        """
+        counts = [samples for _, _, samples in self.shards]
+        checksums = [self.columns[name].checksum for name in _CONTENT_COLUMNS]
+        described = encode_json([counts, self.part_names, checksums])
+        return hashlib.blake2b(described, digest_size=16).hexdigest()
 
     def fits(self, info: DatasetInfo) -> bool:
         """Say whether this describes the shards of `info`, in that order and with as many samples each."""
@@ -63,15 +74,6 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
             name == shard and samples == count
             for (name, _, samples), (shard, count) in zip(self.shards, counts.items(), strict=True)
         )
-
-
-def content_id(shards: list[tuple[str, int, int]], part_names: list[str], columns: dict[str, Column]) -> str:
-    """Return 16 bytes, in hex, that change whenever a key, part, place or size anywhere in the dataset does.
-
-    `key_order` follows from the keys and has no part in it, nor has the folder of the dataset.
-    """
-    described = {name: columns[name] for name in COLUMN_TYPES if name != "key_order"}
-    return hashlib.blake2b(encode_json([shards, part_names, described]), digest_size=16).hexdigest()
 
 
 def columnar_folder(root: Path) -> Path:

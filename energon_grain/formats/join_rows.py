@@ -45,7 +45,7 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         path: The dataset, relative to the folder of the metadataset where it has one.
         split_part: Name of its split part.
-        content_id: Of its columnar index: changes with any key, place or size in it. Of an array, see `ArraySource`,
+        content_id: Of its columnar index: changes with any key, part or size in it. Of an array, see `ArraySource`,
             and a digest of the keys of its rows.
         uuid: What its `prepare` called it; None where it has none.
         samples: Samples of the whole dataset, or rows of the array.

@@ -56,7 +56,7 @@ class DatasetSummary:
         payload_bytes: Bytes of all parts.
         energon_version: The release whose format the dataset follows, as `.info.json` has it.
         uuid: Identity that the last `prepare` gave it.
-        content_id: Digest over all keys, parts, places and sizes.
+        content_id: Digest over all keys, and over names and sizes of all parts.
         has_sqlite: Whether `index.sqlite` is there.
         parts: By part name.
         splits: By split part; empty without a split file.
