@@ -41,6 +41,20 @@ def write_array(
     return path
 
 
+def write_group(path: Path, driver: str = "zarr3", **arrays: npt.NDArray[Any]) -> Path:
+    """Write a group with these arrays, in chunks of seven rows."""
+    path.mkdir(parents=True)
+    name, content = {
+        "zarr3": ("zarr.json", '{"zarr_format": 3, "node_type": "group", "attributes": {}}'),
+        "zarr": (".zgroup", '{"zarr_format": 2}'),
+        "n5": ("attributes.json", '{"n5": "2.0.0"}'),
+    }[driver]
+    (path / name).write_text(content)
+    for array, values in arrays.items():
+        write_array(path / array, values, driver, chunk=(7, *values.shape[1:]))
+    return path
+
+
 def numbered(rows: int, *shape: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
     """An array whose rows say which they are: row i begins with i times the elements of a row."""
     return np.arange(rows * int(np.prod(shape)), dtype=dtype).reshape(rows, *shape)

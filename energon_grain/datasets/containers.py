@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, Dataset
 from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
+from energon_grain.sources.array_group import ArrayGroupSource
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
@@ -98,9 +99,7 @@ def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
 
 def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
-    for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
-        if given not in (None, DEFAULT_DATASET_CONFIG):
-            raise ConfigError(f"{leaf.path}: {name}={given!r}, but a JSONL file has no {name}; leave it out")
+    _refuse_configuration(leaf, "a JSONL file")
     definition = leaf.definition
     if definition is None:
         decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
@@ -112,7 +111,35 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 
+def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
+    """An array or a group of them: one split part, whatever it is called, of crude samples whose parts are rows."""
+    _refuse_configuration(leaf, "an array")
+    definition = leaf.definition or SampleDefinition(part_filter=leaf.part_filter)
+    field_map, parts = definition.field_map, definition.part_filter
+    if field_map is not None:
+        parts = frozenset(field_map.parts)
+    source = ArrayGroupSource(leaf.path, parts=parts)
+    if field_map is not None:
+        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    if leaf.subset is not None and not whole:
+        start, stop = leaf.subset.resolve(len(source))
+        source = ArrayGroupSource(leaf.path, parts=parts, start=start, stop=stop)
+    # Rows are values as they are, whatever their arrays are called.
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
+
+
+def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
+    raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
+
+
+def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
+    for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
+        if given not in (None, DEFAULT_DATASET_CONFIG):
+            raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
+
+
 _KINDS = {
     DatasetKind.WEBDATASET: Container(open=_open_shards, store=_store_of_shards),
     DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
+    DatasetKind.ARRAY: Container(open=_open_arrays, store=_no_store_of_rows),
 }

@@ -5,6 +5,8 @@ Read without TensorStore: opening an array there starts threads, and a process t
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +16,6 @@ import msgspec
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
 from energon_grain.formats.json_text import decode_json
 
-_FILES = ("zarr.json", ".zarray", "attributes.json")
-_GROUP = ".zgroup"
 T = TypeVar("T")
 
 
@@ -26,7 +26,7 @@ class ArrayMetadata:
     Attributes:
         driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
         shape: Rows first; at least one.
-        type_name: The type of its numbers, as the format calls it.
+        type_name: The type of its elements, as the format calls it; not all are numbers.
         file_shape: Shape of what lies in one file, a chunk or shard; None: the files are cut in a way that is not
             known here.
         prefix: Begins the names of the files.
@@ -48,30 +48,51 @@ class ArrayMetadata:
         return self.prefix + self.separator.join(map(str, numbers))
 
 
-def read_array_metadata(path: Path) -> ArrayMetadata:
+def read_array_metadata(path: str | os.PathLike[str]) -> ArrayMetadata:
     """Read what an array is.
 
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata file is damaged.
-        ConfigError: It has no rows to count (a single number), or holds what cannot be made numbers.
+        ConfigError: It has no rows to count (a single number).
         EmptyDatasetError: It has zero rows.
     """
-    file = next((path / name for name in _FILES if (path / name).is_file()), None)
-    if file is None:
-        found = "a group; name one of the arrays in it" if (path / _GROUP).is_file() else _what_is(path)
-        raise DatasetNotFoundError(f"{path}: here must be a zarr (v2, v3) or N5 array, but there is {found}")
-    metadata = {"zarr.json": _zarr3, ".zarray": _zarr2, "attributes.json": _n5}[file.name](file)
-    if not metadata.shape:
-        raise ConfigError(f"{path}: is a single number without a first axis, so it has no rows")
-    if not metadata.shape[0]:
-        raise EmptyDatasetError(f"{path}: the array has shape {list(metadata.shape)}, so it has no rows")
-    return metadata
+    path = Path(path)
+    found = find_array_metadata(path)
+    if found is None:
+        what = "a group; name one of the arrays in it" if is_array_group(path) else _what_is(path)
+        raise DatasetNotFoundError(f"{path}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
+    return found
+
+
+def find_array_metadata(path: Path) -> ArrayMetadata | None:
+    """Read what an array is; None where there is none. Raises as `read_array_metadata`, DatasetNotFoundError apart."""
+    for name, read in _READERS.items():
+        file = path / name
+        metadata = read(file) if file.is_file() else None
+        if metadata is None:
+            continue
+        if not metadata.shape:
+            raise ConfigError(f"{path}: is a single number without a first axis, so it has no rows")
+        if not metadata.shape[0]:
+            raise EmptyDatasetError(f"{path}: the array has shape {list(metadata.shape)}, so it has no rows")
+        return metadata
+    return None
+
+
+def is_array_group(path: Path) -> bool:
+    """Whether a folder is a group of arrays. Raises FormatError when its metadata file is damaged."""
+    if (path / ".zgroup").is_file():
+        return True
+    zarr3, n5 = path / "zarr.json", path / "attributes.json"
+    if zarr3.is_file():
+        return _decoded(zarr3, _Zarr3).node_type == "group"
+    return n5.is_file() and _decoded(n5, _N5).version is not None
 
 
 def _what_is(path: Path) -> str:
     if path.is_dir():
-        return f"a folder without {', '.join(_FILES)}"
+        return f"a folder without {', '.join(_READERS)}"
     return "a file" if path.exists() else "nothing"
 
 
@@ -94,6 +115,7 @@ class _N5(msgspec.Struct):
     dimensions: tuple[int, ...] | None = None
     block_size: tuple[int, ...] | None = msgspec.field(name="blockSize", default=None)
     data_type: Any = msgspec.field(name="dataType", default=None)
+    version: Any = msgspec.field(name="n5", default=None)
 
 
 class _ChunkGrid(msgspec.Struct):
@@ -118,16 +140,16 @@ def _zarr2(file: Path) -> ArrayMetadata:
     return ArrayMetadata(
         driver="zarr",
         shape=found.shape,
-        type_name=_name_of_type(found.dtype, file),
+        type_name=_name_of_type(found.dtype),
         file_shape=found.chunks,
         separator=found.dimension_separator,
     )
 
 
-def _zarr3(file: Path) -> ArrayMetadata:
+def _zarr3(file: Path) -> ArrayMetadata | None:
     found = _decoded(file, _Zarr3)
     if found.node_type != "array":
-        raise DatasetNotFoundError(f"{file.parent}: is a {found.node_type}, not an array; name one of the arrays in it")
+        return None
     grid, encoding = _converted(found.chunk_grid, _Regular), _converted(found.chunk_key_encoding, _KeyEncoding)
     known = grid is not None and encoding is not None and encoding.name in ("default", "v2")
     as_v2 = encoding is not None and encoding.name == "v2"
@@ -135,23 +157,31 @@ def _zarr3(file: Path) -> ArrayMetadata:
     return ArrayMetadata(
         driver="zarr3",
         shape=found.shape,
-        type_name=_name_of_type(found.data_type, file),
+        type_name=_name_of_type(found.data_type),
         file_shape=grid.configuration.chunk_shape if grid is not None and known else None,
         prefix="" if as_v2 else f"c{separator}",
         separator=separator,
     )
 
 
-def _n5(file: Path) -> ArrayMetadata:
+def _n5(file: Path) -> ArrayMetadata | None:
     found = _decoded(file, _N5)
     if found.dimensions is None:
-        raise DatasetNotFoundError(f"{file.parent}: is an N5 group, not an array; name one of the arrays in it")
+        return None
     return ArrayMetadata(
         driver="n5",
         shape=found.dimensions,
-        type_name=_name_of_type(found.data_type, file),
+        type_name=_name_of_type(found.data_type),
         file_shape=found.block_size,
     )
+
+
+_READERS: dict[str, Callable[[Path], ArrayMetadata | None]] = {
+    "zarr.json": _zarr3,
+    ".zarray": _zarr2,
+    "attributes.json": _n5,
+}
+"""Of the files that say what an array is; None: it says that there is a group."""
 
 
 def _decoded(file: Path, form: type[T]) -> T:
@@ -168,7 +198,6 @@ def _converted(value: Any, form: type[T]) -> T | None:
         return None
 
 
-def _name_of_type(written: Any, file: Path) -> str:
-    if isinstance(written, str):
-        return written
-    raise ConfigError(f"{file.parent}: its elements are of type {written!r}; rows can be arrays of plain numbers only")
+def _name_of_type(written: Any) -> str:
+    """What the format says, as text; what is no name (several fields, types with parameters) names no type of ours."""
+    return written if isinstance(written, str) else repr(written)

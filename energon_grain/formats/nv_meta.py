@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError
+from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.json_text import decode_json
 from energon_grain.storage.atomic import atomic_write_text
 
@@ -27,9 +28,10 @@ COMPATIBLE_ENERGON_VERSION = "7.4.0"
 
 
 class DatasetKind(enum.Enum):
-    """What lies at a path, decided in Energon's order."""
+    """What lies at a path, decided in Energon's order; arrays, which it does not know, come last."""
 
     JSONL = "jsonl"
+    ARRAY = "array"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
     FILESYSTEM = "filesystem"
@@ -59,7 +61,8 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     """Say what lies at `path`. Never raises: what is not there is INVALID.
 
     A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
-    when it has an info file in `.nv-meta`, and a plain folder of files when it has only `index.sqlite` there.
+    when it has an info file in `.nv-meta`, and a plain folder of files when it has only `index.sqlite` there;
+    else it is an array, or a group of them, by the metadata file of a zarr or N5 array or group.
     """
     path = Path(path)
     if path.is_file():
@@ -69,7 +72,9 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     meta = path / META_FOLDER
     if (meta / INFO_JSON).is_file() or (meta / INFO_YAML).is_file():
         return DatasetKind.WEBDATASET
-    return DatasetKind.FILESYSTEM if (meta / INDEX_SQLITE).is_file() else DatasetKind.INVALID
+    if (meta / INDEX_SQLITE).is_file():
+        return DatasetKind.FILESYSTEM
+    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:

@@ -24,7 +24,7 @@ class LeafReference:
         written: The path as the file has it.
         through: Paths of the nested metadatasets that lead here, as written, outermost first.
         path: Absolute path, or a URL.
-        kind: WEBDATASET or JSONL; INVALID where nothing is there, which only `require_data=False` lets pass.
+        kind: WEBDATASET, JSONL or ARRAY; INVALID where nothing is there, which only `require_data=False` lets pass.
         split_part: The part to read.
         subflavors: Tags, without those of the dataset's own `dataset.yaml`, which give way to these.
         shuffle_over_epochs_multiplier: Passes shuffled as one; -1: with replacement; None: no shuffling.

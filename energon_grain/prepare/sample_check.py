@@ -32,7 +32,7 @@ class SampleRecipe:
         note: Why not all that a loader does is checked; None where it is.
     """
 
-    decoders: Mapping[str, Callable[[bytes], object] | None]
+    decoders: Mapping[str, Callable[[Any], object] | None]
     sample_type: type[Any] | None
     field_map: FieldMap | None
     parts: frozenset[str] | None
@@ -84,7 +84,7 @@ def make_recipe(
         note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."
     if parts is None and config is not None and isinstance(config.part_filter, tuple):
         parts = frozenset(config.part_filter)
-    decoders: dict[str, Callable[[bytes], object] | None] = dict.fromkeys(part_names)
+    decoders: dict[str, Callable[[Any], object] | None] = dict.fromkeys(part_names)
     if config is None or not config.raw_bytes:
         options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
         if config is not None and config.decoder is not None:

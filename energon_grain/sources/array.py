@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, FormatError, ReadError, StaleIndexError, WorkerError
 from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
 from energon_grain.formats.json_text import encode_json
+from energon_grain.sources.array_reads import OpenArray, read_rows
+from energon_grain.sources.array_store import check_process, numpy_type, open_array
 from energon_grain.sources.source import SampleLocation
 
 Int64Array = npt.NDArray[np.int64]
 
-CACHE_BYTES = 256 << 20
-"""Chunks that are kept, decompressed, for the next read: of all arrays of a process together."""
-IN_FLIGHT_BYTES = 64 << 20
-"""Chunks that one read decompresses at a time; one chunk at least."""
 _DIGESTED_BYTES = 1 << 20
-_NO_NUMBERS = "OSUMm"
 
 
 class ArraySource:
@@ -39,6 +34,7 @@ class ArraySource:
 
     Args:
         path: The array's folder.
+        metadata: What is known of it already.
 
     Raises:
         DatasetNotFoundError: There is no array.
@@ -47,12 +43,12 @@ class ArraySource:
         EmptyDatasetError: It has zero rows.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, metadata: ArrayMetadata | None = None) -> None:
         self._path = os.fspath(path)
-        self._metadata = read_array_metadata(Path(path))
-        self._dtype = _numpy_type(self._path, self._metadata.type_name)
-        self._content_id = _digest(Path(path), self._metadata, self._dtype)
-        self._store: Any = None
+        self._metadata = read_array_metadata(path) if metadata is None else metadata
+        self._dtype = numpy_type(self._path, self._metadata.type_name)
+        self._content_id = ""
+        self._open: OpenArray | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArraySource, (self._path,)
@@ -70,7 +66,10 @@ class ArraySource:
         """16 hex digits: of shape, type, and the beginning of the files with the first and the last row.
 
         So an array that was computed anew is noticed, and one of which only rows in between were written again is not.
+        The files are read when it is first asked for.
         """
+        if not self._content_id:
+            self._content_id = array_digest(self._path, self._metadata, self._dtype.name)
         return self._content_id
 
     @property
@@ -82,6 +81,11 @@ class ArraySource:
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one row; () where the array has one axis."""
         return self._metadata.shape[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self._dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
 
     def __len__(self) -> int:
         return self._metadata.shape[0]
@@ -99,133 +103,61 @@ class ArraySource:
             FormatError: TensorStore cannot read arrays of this kind.
             WorkerError: Rows were read in the process that this one was forked from.
         """
-        indices = self._checked(indices)
-        store = self._opened()
-        wanted, place = np.unique(indices, return_inverse=True)
-        found: list[npt.NDArray[Any]] = []
-        for piece in self._pieces(wanted, store):
-            try:
-                block: npt.NDArray[Any] = store[_as_range(piece)].read().result()
-            except Exception as error:
-                raise ReadError(f"{self._path}: rows {int(piece[0])} to {int(piece[-1])}: {error}") from error
-            found.extend(block[row, ...] for row in range(len(block)))
-        # Copies, as a sample that is kept for long would else keep the rows of all that were read with it.
-        return [found[row].copy() for row in place.tolist()]
-
-    def _pieces(self, wanted: Int64Array, store: Any) -> Iterator[Int64Array]:
-        """Cut rows, ascending, where the chunks that hold them become too many to be read at once."""
-        chunk_rows = int(store.chunk_layout.read_chunk.shape[0])
-        at_once = max(1, IN_FLIGHT_BYTES // max(1, chunk_rows * self._row_bytes))
-        number = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1
-        for piece in np.split(wanted, np.flatnonzero(np.diff(number // at_once)) + 1):
-            if len(piece):
-                yield piece
+        return read_arrays([self], indices)[0]
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
-        return np.full(len(self._checked(indices)), self._row_bytes, np.int64)
+        return np.full(len(self.check(indices)), self.row_bytes, np.int64)
 
     def locate(self, index: int) -> SampleLocation:
         """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
 
         Raises IndexError when `index` is out of range.
         """
-        self._checked(np.array([index], np.int64))
-        start = index * self._row_bytes
+        self.check(np.array([index], np.int64))
+        start = index * self.row_bytes
         return SampleLocation(
             index=index,
             shard=self._metadata.file_of(index),
             key=str(index),
             start=start,
-            stop=start + self._row_bytes,
+            stop=start + self.row_bytes,
             parts={},
         )
 
     def close(self) -> None:
         """Let go of the array; reading again opens it anew. What is cached of it stays."""
-        self._store = None
+        self._open = None
 
-    @property
-    def _row_bytes(self) -> int:
-        return self._dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-
-    def _checked(self, indices: Int64Array) -> Int64Array:
+    def check(self, indices: Int64Array) -> Int64Array:
+        """Check rows. Raises IndexError when one is out of range."""
         indices = np.asarray(indices, np.int64)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
             wrong = indices[(indices < 0) | (indices >= len(self))][0]
             raise IndexError(f"{self._path}: row {int(wrong)} asked for, but there are {len(self)}")
         return indices
 
-    def _opened(self) -> Any:
-        """TensorStore's array; threads that come here at once may open it twice, which does no harm."""
-        process, context = _context()
-        if process != os.getpid():
-            raise WorkerError(
-                f"{self._path}: arrays were read in the process that this one was forked from, and TensorStore cannot "
-                "be used in both; start workers with `spawn` or `forkserver`, or read no arrays before they start"
-            )
-        if self._store is None:
-            store = _open(self._path, self._metadata.driver, context)
-            if store.shape != self._metadata.shape or store.dtype.numpy_dtype != self._dtype:
-                raise StaleIndexError(
-                    f"{self._path}: is {store.dtype.name}{list(store.shape)} now, and was "
-                    f"{self._dtype}{list(self._metadata.shape)} when it was opened; begin anew, and let nothing write "
-                    "to it meanwhile"
-                )
-            self._store = store
-        return self._store
+    def opened(self) -> OpenArray:
+        """The array, to read from. Raises as `read`. Threads that come here at once may open it twice: no harm."""
+        check_process(self._path)
+        if self._open is None:
+            store = open_array(self._path, self._metadata, self._dtype)
+            self._open = OpenArray(path=self._path, store=store, row_bytes=self.row_bytes)
+        return self._open
 
 
-@functools.cache
-def _context() -> tuple[int, Any]:
-    """The process, and what its arrays share: the cache."""
-    import tensorstore
-
-    return os.getpid(), tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
-
-
-def _open(path: str, driver: str, context: Any) -> Any:
-    import tensorstore
-
-    spec = {
-        "driver": driver,
-        "kvstore": {"driver": "file", "path": os.path.join(path, "")},
-        # What was opened once counts as long as it is open: nothing is looked up on disk again for what is cached.
-        "recheck_cached_data": "open",
-        "recheck_cached_metadata": "open",
-    }
-    try:
-        return tensorstore.open(spec, open=True, read=True, context=context).result()
-    except Exception as error:
-        raise FormatError(f"{path}: TensorStore cannot open it: {error}") from error
+def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
+    """Read the same rows of several arrays at once. See `ArraySource.read`."""
+    for array in arrays:
+        indices = array.check(indices)
+    return read_rows([array.opened() for array in arrays], indices)
 
 
-def _as_range(rows: Int64Array) -> slice | Int64Array:
-    """Rows, ascending, as a slice where they are all there between the first and the last."""
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
-
-
-def _numpy_type(path: str, name: str) -> np.dtype[Any]:
-    """The type of the rows of an array, whose metadata calls it `name`."""
-    try:
-        found: Any = np.dtype(name).newbyteorder("=")
-    except TypeError:
-        import tensorstore  # it knows more types (bfloat16, float8); this starts no threads
-
-        try:
-            found = tensorstore.dtype(name).numpy_dtype
-        except ValueError:
-            found = None
-    if found is None or found.kind in _NO_NUMBERS or not found.itemsize:
-        raise ConfigError(f"{path}: its elements are of type {name}; rows can be arrays of plain numbers only")
-    return found
-
-
-def _digest(path: Path, metadata: ArrayMetadata, dtype: np.dtype[Any]) -> str:
-    digest = hashlib.blake2b(encode_json([list(metadata.shape), dtype.name]), digest_size=8)
+def array_digest(path: str, metadata: ArrayMetadata, type_name: str) -> str:
+    """16 hex digits: of shape, type, and the beginning of the files with the first and the last row of an array."""
+    digest = hashlib.blake2b(encode_json([list(metadata.shape), type_name]), digest_size=8)
     for name in sorted({metadata.file_of(0), metadata.file_of(metadata.shape[0] - 1)}):
-        file = path / name
+        file = Path(path) / name
         digest.update(b"\0" + name.encode() + b"\0")
         if file.is_file():
             with open(file, "rb") as opened:

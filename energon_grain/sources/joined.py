@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.array import ArraySource
-from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.raw import PartValue, RawBatch
 from energon_grain.sources.source import SampleLocation
 from energon_grain.sources.webdataset import WebDatasetSource
 
@@ -60,7 +60,7 @@ class JoinedBatch(RawBatch):
         indices: Int64Array,
         keys: list[str],
         shards: list[str],
-        columns: dict[str, list[bytes | None]],
+        columns: Mapping[str, Sequence[PartValue | None]],
         members: list[MemberBatch],
     ) -> None:
         super().__init__(indices=indices, keys=keys, shards=shards, columns=columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -58,13 +58,13 @@ class JsonlFileStore(FileStore[bytes]):
                     f"{self.get_path()}: there is no {key!r}; keys go from '0.{PART}' to "
                     f"'{len(self._source) - 1}.{PART}'"
                 )
-        raw = self._source.read(np.array(numbers, np.int64))
+        if not keys:
+            return []
+        lines = cast("list[bytes]", self._source.read(np.array(numbers, np.int64)).columns[PART])
+        path, shard = self.get_path(), self._source.shard
         return [
-            (
-                sample.parts[PART],
-                SourceInfo(dataset_path=self.get_path(), index=key, shard_name=sample.shard, file_names=(key,)),
-            )
-            for key, sample in zip(keys, raw, strict=True)
+            (line, SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
+            for key, line in zip(keys, lines, strict=True)
         ]
 
     def _number(self, key: str) -> int | None:

@@ -1,13 +1,18 @@
-"""Raw samples: parts as bytes, not yet decoded."""
+"""Raw samples: parts as they are stored, bytes that are not yet decoded, or rows of arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from itertools import repeat
+from operator import is_not
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
+
+PartValue: TypeAlias = bytes | npt.NDArray[Any]
+"""The bytes of a part, or a row of an array, which needs no decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,7 @@ class RawSample:
     """Name of the shard, relative to the dataset."""
     index: int
     """Index of the sample in its source."""
-    parts: Mapping[str, bytes]
+    parts: Mapping[str, PartValue]
     """Payload by part name, in the order of the shard."""
 
 
@@ -34,7 +39,7 @@ class RawBatch(Sequence[RawSample]):
         indices: (n,) index of each sample in its source.
         keys: Key of each sample.
         shards: Shard of each sample.
-        columns: For each part name, one value a sample: its bytes, or None where the sample lacks the part.
+        columns: For each part name, one value a sample, or None where the sample lacks the part.
     """
 
     __slots__ = ("columns", "indices", "keys", "shards")
@@ -45,7 +50,7 @@ class RawBatch(Sequence[RawSample]):
         indices: npt.NDArray[np.int64],
         keys: list[str],
         shards: list[str],
-        columns: dict[str, list[bytes | None]],
+        columns: Mapping[str, Sequence[PartValue | None]],
     ) -> None:
         self.indices = indices
         self.keys = keys
@@ -71,4 +76,10 @@ class RawBatch(Sequence[RawSample]):
 
     def nbytes(self) -> int:
         """Payload bytes of all parts."""
-        return sum(len(value) for column in self.columns.values() for value in column if value is not None)
+        values = (value for column in self.columns.values() for value in column if value is not None)
+        return sum(len(value) if isinstance(value, bytes) else value.nbytes for value in values)
+
+    def is_complete(self, part: str) -> bool:
+        """Whether every sample has the part."""
+        # Not `None in column`: that compares, which an array does number by number.
+        return all(map(is_not, self.columns[part], repeat(None)))

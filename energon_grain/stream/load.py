@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import Any, cast
@@ -12,7 +12,7 @@ from energon_grain.errors import DecodingError
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.sources.provenance import LazySources
-from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.raw import PartValue, RawBatch
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.spec import HookSpec
 
@@ -95,25 +95,26 @@ class LeafLoader:
         for part, column in flow.raw.columns.items():
             decode = self._decoder(part)
             if decode is None:
-                columns[part] = column
+                columns[part] = list(column)
                 continue
             with suppress(Exception):
-                columns[part] = self._decoded_whole(part, decode, column, groups)
+                columns[part] = self._decoded_whole(flow.raw, part, decode, groups)
                 continue
             columns[part] = self._decoded_one_by_one(flow, part, decode, column)
         if flow.dropped:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns
 
-    def _decoded_whole(
-        self, part: str, decode: Decode, column: list[bytes | None], groups: tuple[range, ...]
-    ) -> list[Any]:
-        if None in column:
+    def _decoded_whole(self, raw: RawBatch, part: str, decode: Decode, groups: tuple[range, ...]) -> list[Any]:
+        column = raw.columns[part]
+        if not raw.is_complete(part):
             return [None if data is None else decode(data) for data in column]
         assert self._leaf.decoder is not None
         return self._leaf.decoder.decode_column(part, cast("list[bytes]", column), groups)
 
-    def _decoded_one_by_one(self, flow: Flow, part: str, decode: Decode, column: list[bytes | None]) -> list[Any]:
+    def _decoded_one_by_one(
+        self, flow: Flow, part: str, decode: Decode, column: Sequence[PartValue | None]
+    ) -> list[Any]:
         values: list[Any] = []
         for place, data in enumerate(column):
             try:
@@ -152,7 +153,7 @@ class LeafLoader:
         names = tuple(fields)
         samples = list(map(CrudeSample, map(zip, repeat(names), zip(*fields.values(), strict=True))))
         for part, column in raw.columns.items():
-            if None in column:
+            if not raw.is_complete(part):
                 for sample, data in zip(samples, column, strict=True):
                     if data is None:
                         del sample[part]
@@ -164,7 +165,7 @@ class LeafLoader:
         assert self._construct is not None
         metadata = self._metadata(flow)
         simple = field_map.simple
-        if simple is not None and not flow.dropped and all(_complete(flow.raw, part) for part in simple.values()):
+        if simple is not None and not flow.dropped and all(_has(flow.raw, part) for part in simple.values()):
             fields = {name: columns[part] for name, part in simple.items()}
         else:
             fields = self._fields_one_by_one(flow, columns)
@@ -188,7 +189,6 @@ class LeafLoader:
         return {name: [row[name] for row in rows] for name in field_map.fields}
 
 
-def _complete(raw: RawBatch, part: str) -> bool:
+def _has(raw: RawBatch, part: str) -> bool:
     """Whether every sample has the part."""
-    column = raw.columns.get(part)
-    return column is not None and None not in column
+    return part in raw.columns and raw.is_complete(part)

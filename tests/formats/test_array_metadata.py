@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon_grain.errors import DatasetNotFoundError, FormatError
 from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
 
 ZARR3: dict[str, Any] = {
@@ -71,5 +71,3 @@ def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     for content in ("{", '{"shape": [-1.5], "chunks": [1], "dtype": "<f4"}', '{"shape": [1]}', "[]"):
         with pytest.raises(FormatError, match=r"\.zarray: .*write the array anew"):
             read(tmp_path, ".zarray", content)
-    with pytest.raises(ConfigError, match="plain numbers"):
-        read(tmp_path, "zarr.json", {**ZARR3, "data_type": {"name": "fixed_length_utf32"}})

@@ -16,7 +16,7 @@ from arrays import DRIVERS, numbered, write_array
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import energon_grain.sources.array as module
+import energon_grain.sources.array_reads as module
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -212,6 +212,9 @@ def test_what_holds_no_rows_of_numbers_is_refused(tmp_path: Path) -> None:
         refused(ConfigError, "single number", tmp_path / f"{driver}_one")
         write_array(tmp_path / f"{driver}_none", numbered(0, 2), driver)
         refused(EmptyDatasetError, r"shape \[0, 2\]", tmp_path / f"{driver}_none")
+    text = write_array(tmp_path / "utf32", numbered(2)) / "zarr.json"
+    text.write_text(text.read_text().replace('"float32"', '{"name": "fixed_length_utf32"}'))
+    refused(ConfigError, "arrays of plain numbers only", tmp_path / "utf32")
     text = write_array(tmp_path / "text", numbered(2), "zarr") / ".zarray"
     for dtype in ('"|O"', '"<U3"', '"|S9"', '"<M8[ns]"', '"who knows"', '[["a", "<f4"]]'):
         text.write_text(f'{{"shape": [2], "chunks": [2], "dtype": {dtype}}}')

@@ -1,0 +1,120 @@
+"""Arrays as samples: the same numbers as slicing them in memory, for any rows of any number of arrays."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import DRIVERS, numbered, write_array, write_group
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import energon_grain.sources.array_reads as module
+from energon_grain.errors import ConfigError, EmptyDatasetError, ReadError
+from energon_grain.sources.array_group import ArrayGroupSource
+from energon_grain.sources.source import Source
+
+ROWS = 50
+ARRAYS = {"label": numbered(ROWS, dtype=np.int64), "image": numbered(ROWS, 3, 2), "mask": numbered(ROWS, 5) > 20}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("groups")
+    for driver in DRIVERS:
+        arrays = {name: values for name, values in ARRAYS.items() if driver != "n5" or name != "mask"}
+        write_group(folder / driver, driver, **arrays)
+    return folder
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    driver=st.sampled_from(DRIVERS),
+    wanted=st.lists(st.integers(0, ROWS - 12), max_size=40),
+    in_flight=st.sampled_from([1, 400, 1 << 20]),
+    sliced=st.sampled_from([1, 4, 64]),
+)
+def test_samples_are_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, driver: str, wanted: list[int], in_flight: int, sliced: int
+) -> None:
+    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", in_flight)
+    monkeypatch.setattr(module, "_SLICED_ROWS", sliced)
+    source = ArrayGroupSource(folder / driver, start=3, stop=ROWS - 8)
+    assert len(source) == ROWS - 11
+    samples = list(source.read(np.array(wanted, np.int64)))
+    assert [(sample.key, sample.index) for sample in samples] == [(str(index + 3), index) for index in wanted]
+    for sample, index in zip(samples, wanted, strict=True):
+        assert list(sample.parts) == sorted(source.part_names)
+        for name, value in sample.parts.items():
+            assert isinstance(value, np.ndarray)
+            expected = ARRAYS[name][index + 3, ...]
+            assert (value.dtype, value.shape, value.flags.owndata) == (expected.dtype, expected.shape, True)
+            assert np.array_equal(value, expected)
+
+
+def test_what_it_says_of_itself(folder: Path) -> None:
+    source = ArrayGroupSource(folder / "zarr3", start=10)
+    assert isinstance(source, Source)
+    assert source.sizes(np.array([0, 3])).tolist() == [8 + 24 + 5] * 2
+    assert source.read(np.array([1, 2])).nbytes() == 2 * 37
+    place = source.locate(2)
+    assert (place.index, place.shard, place.key, place.start, place.stop) == (2, "zarr3", "12", 12 * 37, 13 * 37)
+    assert place.parts == {"image": (12 * 24, 24), "label": (96, 8), "mask": (60, 5)}
+    assert source.place_of(2) == "zarr3: 12"
+    for ask in (source.read, source.sizes, lambda indices: source.locate(int(indices[0]))):
+        with pytest.raises(IndexError, match="sample 40 asked for, but there are 40"):
+            ask(np.array([40]))
+
+
+def test_only_wanted_arrays_are_opened(folder: Path, tmp_path: Path) -> None:
+    path = write_group(tmp_path / "g", a=numbered(ROWS, 2), b=numbered(ROWS), text=numbered(ROWS))
+    text = path / "text" / "zarr.json"
+    text.write_text(text.read_text().replace('"float32"', '"string"'))
+    (path / "b" / "c" / "0").write_bytes(b"damaged")
+    source = ArrayGroupSource(path, parts={"a"})
+    (sample,) = source.read(np.array([1]))
+    assert list(sample.parts) == ["a"]
+    with pytest.raises(ReadError, match=r"b: rows 1 to 1: "):
+        ArrayGroupSource(path, parts=lambda name: name != "text").read(np.array([1]))
+    with pytest.raises(ConfigError, match="elements are of type string"):
+        ArrayGroupSource(path)
+    with pytest.raises(ConfigError, match="lets none of its arrays pass: a, b, text"):
+        ArrayGroupSource(path, parts={"c"})
+    with pytest.raises(EmptyDatasetError):
+        ArrayGroupSource(path, parts={"a"}, start=5, stop=5)
+
+
+def test_content_ids(tmp_path: Path) -> None:
+    def content_id(name: str = "g", **options: Any) -> str:
+        return ArrayGroupSource(tmp_path / name, **options).content_id
+
+    write_group(tmp_path / "g", a=numbered(9, 2), b=numbered(9))
+    write_group(tmp_path / "elsewhere", a=numbered(9, 2), b=numbered(9))
+    assert content_id() == content_id("elsewhere") == content_id(parts={"a"})
+    others = {content_id(start=1), content_id(stop=8)}
+    for number, arrays in enumerate(({"a": numbered(9, 2)}, {"a": numbered(9, 2), "b": -numbered(9)})):
+        write_group(tmp_path / str(number), "zarr3", **arrays)
+        others.add(content_id(str(number)))
+    assert len(others | {content_id()}) == 5
+
+
+def test_copies_and_threads(folder: Path) -> None:
+    source = ArrayGroupSource(folder / "zarr", start=2, parts=frozenset({"label"}))
+    copy = pickle.loads(pickle.dumps(source))
+    assert (copy.content_id, len(copy), list(copy.arrays)) == (source.content_id, ROWS - 2, ["label"])
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda index: int(copy.read(np.array([index])).columns["label"][0]), range(ROWS - 2)))
+    assert found == list(range(2, ROWS))
+    copy.close()
+    assert int(copy.read(np.array([5])).columns["label"][0]) == 7
+
+
+def test_an_array_alone(tmp_path: Path) -> None:
+    source = ArrayGroupSource(write_array(tmp_path / "embeddings.zarr", numbered(4, 2)))
+    assert source.part_names == ("embeddings",)
+    assert [value.tolist() for value in source.read(np.array([2, 0])).columns["embeddings"]] == [[4, 5], [0, 1]]  # type: ignore[union-attr]
+    assert source.shard == "embeddings.zarr"
