@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from object_server import Bucket, ObjectServer, running_object_server
 
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.testing import make_text_dataset
@@ -69,3 +71,23 @@ def run_script(tmp_path: Path) -> RunScript:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    """A real S3 server on loopback; `bucket` is how tests get at it."""
+    with running_object_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A new bucket on a server without faults, reached by the environment, and an empty cache of blocks."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    object_server.reset()
+    made = object_server.make_bucket(f"test-{uuid.uuid4().hex[:12]}")
+    object_server.reset()
+    yield made
+    object_server.reset()

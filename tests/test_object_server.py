@@ -1,0 +1,136 @@
+"""The S3 server that other tests rely on."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from object_server import Bucket, Fault, running_object_server
+
+CONTENT = bytes(range(256)) * 1024
+
+
+@pytest.fixture
+def filled(bucket: Bucket) -> Bucket:
+    bucket.put("a/x.tar", CONTENT)
+    return bucket
+
+
+def test_objects_are_put_read_replaced_and_deleted(bucket: Bucket) -> None:
+    bucket.put("a b/ä.txt", b"1")
+    assert bucket.get("a b/ä.txt") == b"1"
+    bucket.put("a b/ä.txt", b"22")
+    assert bucket.get("a b/ä.txt") == b"22"
+    bucket.delete("a b/ä.txt")
+    with pytest.raises(OSError, match="NoSuchKey"):
+        bucket.get("a b/ä.txt")
+
+
+def test_a_folder_is_uploaded_with_its_hidden_files(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "x").write_bytes(b"1")
+    assert bucket.upload(tmp_path, "data") == f"{bucket.url}/data"
+    assert bucket.get("data/.nv-meta/x") == b"1"
+
+
+def test_one_connection_serves_many_requests_and_ranges(filled: Bucket) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", filled.server.port, timeout=10)
+    path = f"/{filled.name}/a/x.tar"
+    filled.put("a/x.tar", CONTENT, public=True)
+    connection.connect()
+    socket = connection.sock
+    for first, last in ((0, 9), (1000, 1999), (len(CONTENT) - 5, len(CONTENT) + 100)):
+        connection.request("GET", path, headers={"Range": f"bytes={first}-{last}"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (206, CONTENT[first : last + 1])
+        assert connection.sock is socket
+    connection.request("HEAD", path)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read(), answer.getheader("Content-Length")) == (200, b"", str(len(CONTENT)))
+    connection.close()
+
+
+def test_requests_are_on_record(filled: Bucket) -> None:
+    filled.server.ask("GET", f"/{filled.name}/a/x.tar", Range="bytes=5-14")
+    (request,) = filled.server.requests("x.tar")
+    assert (request.path, request.range, request.status) == (f"/{filled.name}/a/x.tar", "bytes=5-14", 206)
+    assert (request.sent_bytes, request.concurrent) == (10, 1)
+    assert len(filled.server.requests("x.tar", method="PUT")) == 1
+
+
+def test_requests_at_the_same_time_are_counted_and_delayed(filled: Bucket) -> None:
+    filled.server.delay(0.2)
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(filled.get, ["a/x.tar"] * 4)) == [CONTENT] * 4
+    assert 0.2 <= time.monotonic() - began_s < 0.8
+    assert sorted(request.concurrent for request in filled.server.requests()) == [1, 2, 3, 4]
+
+
+def test_bursts_of_errors_end(filled: Bucket) -> None:
+    filled.server.inject(Fault("status", status=503, times=2, match="x.tar"), Fault("status", status=500, times=1))
+    filled.put("other", b"1")
+    for status in (503, 503, 500):
+        with pytest.raises(OSError, match="SlowDown") as caught:
+            filled.get("a/x.tar")
+        assert caught.value.errno == status
+    assert filled.get("a/x.tar") == CONTENT
+    assert [request.status for request in filled.server.requests("x.tar")] == [503, 503, 500, 200]
+
+
+def test_connections_are_closed_and_reset(filled: Bucket) -> None:
+    filled.server.inject(Fault("close"))
+    with pytest.raises(http.client.RemoteDisconnected):
+        filled.get("a/x.tar")
+    filled.server.inject(Fault("reset"))
+    with pytest.raises(ConnectionResetError):
+        filled.get("a/x.tar")
+    filled.server.inject(Fault("reset", sent=0.5))
+    with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
+        filled.get("a/x.tar")
+    assert [request.status for request in filled.server.requests()] == [0, 0, 200]
+
+
+def test_bodies_are_cut(filled: Bucket) -> None:
+    filled.server.inject(Fault("close", sent=0.5), Fault("short", sent=0.5))
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        filled.get("a/x.tar")
+    assert caught.value.partial == CONTENT[: len(CONTENT) // 2]
+    assert filled.get("a/x.tar") == CONTENT[: len(CONTENT) // 2]
+
+
+@pytest.mark.parametrize("sent", [None, 0.5])
+def test_stalls_last_until_the_server_is_reset(filled: Bucket, sent: float | None) -> None:
+    filled.server.inject(Fault("stall", sent=sent))
+    connection = http.client.HTTPConnection("127.0.0.1", filled.server.port, timeout=0.3)
+    filled.put("a/x.tar", CONTENT, public=True)
+    connection.request("GET", f"/{filled.name}/a/x.tar")
+    with pytest.raises(TimeoutError):
+        connection.getresponse().read()
+    filled.server.reset()
+    connection.close()
+    assert filled.get("a/x.tar") == CONTENT
+
+
+def test_tensorstore_reads_it(filled: Bucket) -> None:
+    import tensorstore as ts
+
+    store = ts.KvStore.open(filled.kvstore("a/")).result()
+    assert store.read("x.tar", byte_range=slice(3, 9)).result().value == CONTENT[3:9]
+    assert store.list().result() == [b"x.tar"]
+    store.write("y.tar", b"1").result()
+    assert filled.get("a/y.tar") == b"1"
+    assert all(request.agent.startswith("tensorstore") for request in filled.server.requests("y.tar", "PUT"))
+
+
+def test_a_server_ends_with_its_block() -> None:
+    threads = threading.active_count()
+    with running_object_server() as server:
+        server.make_bucket("some")
+    with pytest.raises(OSError, match="refused"):
+        server.ask("GET", "/some")
+    assert threading.active_count() == threads
