@@ -12,6 +12,7 @@ from energon_grain.cli.sizes import format_bytes
 from energon_grain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_grain.prepare.array_summary import ArraySummary
     from energon_grain.prepare.dataset_summary import DatasetSummary, SizeBin
     from energon_grain.prepare.jsonl_summary import JsonlSummary
     from energon_grain.stream.mixture_summary import MixtureSummary
@@ -21,7 +22,7 @@ _BAR_WIDTH = 40
 
 
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, a JSONL file, or a metadataset (.yaml).")],
+    path: Annotated[Path, typer.Argument(help="Folder of a dataset or array, a JSONL file, or a metadataset (.yaml).")],
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
     dataset_config: Annotated[
         str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
@@ -68,7 +69,7 @@ def info(
 
 def _dataset(
     path: Path, split_config: str | None, dataset_config: str | None
-) -> tuple[DatasetSummary | JsonlSummary, list[str]]:
+) -> tuple[DatasetSummary | JsonlSummary | ArraySummary, list[str]]:
     if path.suffix == ".jsonl" and not path.is_dir():
         from energon_grain.prepare.jsonl_summary import summarize_jsonl
 
@@ -78,6 +79,15 @@ def _dataset(
         samples = f"  {found.samples:,} samples, {format_bytes(found.size_bytes)}"
         kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
         return found, [found.path, samples, kind, "", *_histogram(found.sizes)]
+    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+
+    if dataset_kind(path) is DatasetKind.ARRAY:
+        from energon_grain.prepare.array_summary import summarize_arrays
+
+        if split_config is not None or dataset_config is not None:
+            raise ConfigError(f"{path}: an array has neither --split-config nor --dataset-config")
+        arrays = summarize_arrays(path)
+        return arrays, _lines_of_arrays(arrays)
     from energon_grain.prepare.dataset_summary import summarize_dataset
 
     summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
@@ -136,6 +146,22 @@ def _lines(summary: DatasetSummary) -> list[str]:
             f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})"
         )
     return [*lines, "", *_histogram(summary.sizes)]
+
+
+def _lines_of_arrays(summary: ArraySummary) -> list[str]:
+    lines = [
+        summary.path,
+        f"  {summary.samples:,} samples, {format_bytes(summary.size_bytes)} of rows, not compressed",
+        "  samples are plain dicts, to be cooked by the program (crude); their parts are rows of arrays",
+        "",
+        "Parts",
+    ]
+    for name, array in summary.arrays.items():
+        form = f"{array.type}{list(array.row_shape)}"
+        lines.append(
+            f"  {name:16} {form:20} {format_bytes(array.row_bytes):>8}  in chunks of {array.chunk_rows:,} rows"
+        )
+    return lines
 
 
 def _histogram(sizes: Sequence[SizeBin]) -> list[str]:

@@ -172,6 +172,10 @@ def _check_kind(path: Path) -> None:
         )
     if not path.is_dir():
         raise DatasetNotFoundError(f"{path}: no such folder.")
+    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+
+    if dataset_kind(path) is DatasetKind.ARRAY:
+        raise ConfigError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
 
 
 def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

@@ -9,7 +9,7 @@ import typer
 
 
 def which(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, a JSONL file, or a metadataset (.yaml).")],
+    path: Annotated[Path, typer.Argument(help="Folder of a dataset or array, a JSONL file, or a metadataset (.yaml).")],
     step: Annotated[int, typer.Option(min=0, help="The step: 0 is the first batch.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in the batch of one host.")],
     split_part: Annotated[

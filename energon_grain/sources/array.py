@@ -87,6 +87,11 @@ class ArraySource:
         """Size of a row."""
         return self._dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
 
+    @property
+    def chunk_rows(self) -> int:
+        """Consecutive rows that are decompressed together. Opens the array; raises as `read`."""
+        return self.opened().chunk_rows
+
     def __len__(self) -> int:
         return self._metadata.shape[0]
 

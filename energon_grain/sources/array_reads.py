@@ -43,6 +43,11 @@ class OpenArray:
     store: Any
     row_bytes: int
 
+    @property
+    def chunk_rows(self) -> int:
+        """Consecutive rows that are decompressed together."""
+        return int(self.store.chunk_layout.read_chunk.shape[0])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Read:
@@ -95,7 +100,7 @@ def _reads(number: int, array: OpenArray, wanted: Int64Array) -> Iterator[_Read]
     """Cut rows, ascending, into reads of some chunks each, and into runs where these are long."""
     if not len(wanted):
         return
-    chunk_rows = int(array.store.chunk_layout.read_chunk.shape[0])
+    chunk_rows = array.chunk_rows
     chunk_bytes = max(1, chunk_rows * array.row_bytes)
     at_once = max(1, IN_FLIGHT_BYTES // _READS_IN_FLIGHT // chunk_bytes)
     chunk = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1  # numbered as they are read
