@@ -61,7 +61,7 @@ def context_spec(settings: StorageSettings) -> dict[str, Any]:
     spec: dict[str, Any] = {}
     for driver in ("s3", "gcs", "http"):
         spec[f"{driver}_request_concurrency"] = {"limit": settings.requests_in_flight}
-        spec[f"{driver}_request_retries"] = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"}
+        spec[f"{driver}_request_retries"] = {"max_retries": 0}
     return spec
 
 

@@ -6,6 +6,7 @@ TensorStore starts threads that a fork does not copy, and ends a forked process 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -81,7 +82,8 @@ class Objects(Protocol):
 
 _FINAL = ("OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 """What TensorStore's messages begin with where another attempt would fail alike."""
-_MESSAGE_CHARACTERS = 300
+_STALLED_BYTES_PER_S = 1024
+_MESSAGE_CHARACTERS = 600
 
 
 class TensorStoreObjects:
@@ -180,6 +182,7 @@ def shared_context(settings: StorageSettings) -> Any:
 
     spec = context_spec(settings)
     key = msgspec.json.encode(spec)
+    _give_up_stalled_requests(settings.timeout_s)
     with _lock:
         if not _contexts:
             # What lies in memory is one store for the whole process, whatever the settings.
@@ -187,3 +190,13 @@ def shared_context(settings: StorageSettings) -> Any:
         if key not in _contexts:
             _contexts[key] = tensorstore.Context(tensorstore.Context.Spec(spec), _contexts[b""])
         return _contexts[key]
+
+
+def _give_up_stalled_requests(timeout_s: float) -> None:
+    """Let TensorStore end requests that get nothing, once the client has given them up.
+
+    Else they keep their places among those in flight for ever: nothing cancels a request. TensorStore reads these
+    variables with its first request, so the first settings of a process count.
+    """
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(math.ceil(timeout_s)))
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", str(_STALLED_BYTES_PER_S))

@@ -1,0 +1,232 @@
+"""Requests to a real S3 server, also when it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunScript
+from object_server import Bucket, Fault
+
+from energon_grain.errors import RangeError, ReadError
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
+
+CONTENT = bytes(range(256)) * 4096
+Client = Callable[..., ObjectClient]
+PASSING = [
+    Fault("status", status=500),
+    Fault("status", status=503),
+    Fault("status", status=429),
+    Fault("close"),
+    Fault("reset"),
+    Fault("close", sent=0.5),
+    Fault("reset", sent=0.5),
+    Fault("stall"),
+    Fault("stall", sent=0.5),
+]
+
+
+def name_of(fault: Fault) -> str:
+    return f"{fault.status if fault.kind == 'status' else fault.kind}{'' if fault.sent is None else ' in the body'}"
+
+
+def repeated_by_curl(fault: Fault) -> bool:
+    """Whether it looks like a kept connection that the server no longer wants: curl then opens another one."""
+    return fault.kind in ("close", "reset") and fault.sent is None
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Client:
+    def make(**settings: Any) -> ObjectClient:
+        quick = {"timeout_s": 0.5, "attempts": 3, "first_pause_s": 0.01, "longest_pause_s": 0.02}
+        return ObjectClient(StorageSettings(**{**quick, "cache_dir": str(tmp_path / "objects"), **settings}))
+
+    return make
+
+
+@pytest.fixture
+def url(bucket: Bucket) -> str:
+    bucket.put("a b/ä.tar", CONTENT)
+    bucket.server.reset()
+    return f"{bucket.url}/a b/ä.tar"
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(None, None), (0, 1), (5, 1000), (1000, None), (-7, None), (len(CONTENT) - 1, len(CONTENT))]
+)
+def test_ranges_are_those_of_a_slice(client: Client, url: str, start: int | None, stop: int | None) -> None:
+    found = client().read(ObjectRange(url, start, stop))
+    assert found is not None
+    assert found.data == CONTENT[start:stop]
+
+
+def test_an_object_that_is_not_there_is_none(client: Client, bucket: Bucket) -> None:
+    assert client().read(ObjectRange(f"{bucket.url}/nothing")) is None
+    assert client().read(ObjectRange(f"{bucket.url}/nothing", 5, 9)) is None
+
+
+def test_a_range_behind_the_end_is_not_asked_for_again(client: Client, bucket: Bucket, url: str) -> None:
+    with pytest.raises(RangeError, match=rf"{url} bytes {len(CONTENT)} to {len(CONTENT) + 5}: the object ends before"):
+        client().read(ObjectRange(url, len(CONTENT), len(CONTENT) + 5))
+    assert len(bucket.server.requests("tar")) == 1
+
+
+def test_what_is_known_is_not_sent(client: Client, bucket: Bucket, url: str) -> None:
+    reader = client()
+    first = reader.read(ObjectRange(url))
+    assert first is not None
+    again = reader.read(ObjectRange(url, known=first.generation))
+    assert again is not None
+    assert (again.data, again.generation) == (None, first.generation)
+    assert [request.sent_bytes for request in bucket.server.requests("tar")] == [len(CONTENT), 0]
+    bucket.put("a b/ä.tar", b"new")
+    changed = reader.read(ObjectRange(url, known=first.generation))
+    assert changed is not None
+    assert changed.data == b"new"
+    assert changed.generation != first.generation
+
+
+def test_objects_are_written_listed_and_removed(client: Client, bucket: Bucket) -> None:
+    writer = client()
+    generation = writer.write(f"{bucket.url}/d/x/1", b"one")
+    writer.write(f"{bucket.url}/d/y", b"two")
+    writer.write(f"{bucket.url}/d0", b"beside")
+    assert bucket.get("d/x/1") == b"one"
+    read = writer.read(ObjectRange(f"{bucket.url}/d/x/1"))
+    assert read is not None
+    assert read.generation == generation
+    assert writer.list(f"{bucket.url}/d") == ["x/1", "y"]
+    writer.delete(f"{bucket.url}/d/y")
+    writer.delete(f"{bucket.url}/d/y")
+    assert writer.list(f"{bucket.url}/d") == ["x/1"]
+    assert writer.list(bucket.url) == ["d/x/1", "d0"]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=name_of)
+@pytest.mark.parametrize(("start", "stop"), [(None, None), (10, len(CONTENT) - 10), (99, None)])
+def test_a_failure_that_passes_is_not_noticed(
+    client: Client, bucket: Bucket, url: str, fault: Fault, start: int | None, stop: int | None, caplog: Any
+) -> None:
+    reader = client()
+    reader.list(bucket.url)  # makes a connection
+    reader.traffic = Traffic()
+    bucket.server.reset()
+    bucket.server.inject(fault)
+    with caplog.at_level(logging.WARNING, "energon_grain"):
+        found = reader.read(ObjectRange(url, start, stop))
+    assert found is not None
+    assert found.data == CONTENT[start:stop]
+    assert reader.traffic.bytes_read == len(found.data)
+    assert len(bucket.server.requests("tar")) == 2
+    if not repeated_by_curl(fault):
+        assert (reader.traffic.requests, reader.traffic.repeated) == (2, 1)
+        assert url in caplog.text
+        assert "attempt 2 of 3" in caplog.text
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=name_of)
+def test_a_failure_that_stays_names_object_range_and_attempts(
+    client: Client, bucket: Bucket, url: str, fault: Fault
+) -> None:
+    reader = client()
+    reader.list(bucket.url)
+    bucket.server.inject(Fault(fault.kind, fault.sent, fault.status, times=None))
+    with pytest.raises(ReadError, match=rf"reading {url} bytes 5 to 99999 failed: .* \(3 attempts in [0-9.]+ s\)"):
+        reader.read(ObjectRange(url, 5, 99_999))
+    assert len(bucket.server.requests("tar")) == 3 + repeated_by_curl(fault)
+
+
+def test_writing_and_listing_are_tried_again_too(client: Client, bucket: Bucket) -> None:
+    bucket.server.inject(Fault("status", times=2, method="PUT"), Fault("close", sent=0.5, times=2))
+    writer = client()
+    writer.write(f"{bucket.url}/x", b"1")
+    assert writer.list(bucket.url) == ["x"]
+    assert writer.traffic.repeated == 4
+    bucket.server.inject(Fault("status", times=None, method="PUT"))
+    with pytest.raises(ReadError, match=rf"writing {bucket.url}/y failed: .* \(3 attempts"):
+        writer.write(f"{bucket.url}/y", b"1")
+
+
+def test_pauses_become_longer(client: Client, bucket: Bucket, url: str) -> None:
+    bucket.server.inject(Fault("status", times=4))
+    began_s = time.monotonic()
+    assert client(attempts=5, first_pause_s=0.1, longest_pause_s=0.3).read(ObjectRange(url)) is not None
+    assert 0.5 <= time.monotonic() - began_s < 2  # half to all of 0.1 + 0.2 + 0.3 + 0.3 s
+
+
+def test_no_more_requests_than_allowed_are_made_at_a_time(client: Client, bucket: Bucket, url: str) -> None:
+    reader = client(requests_in_flight=3)
+    bucket.server.delay(0.05)
+    wanted = [ObjectRange(url, start, start + 10) for start in range(12)]
+    found = reader.map(reader.read, wanted)
+    assert [one.data for one in found if one is not None] == [CONTENT[start : start + 10] for start in range(12)]
+    assert max(request.concurrent for request in bucket.server.requests("tar")) == 3
+
+
+def test_after_a_failure_the_rest_is_not_begun(client: Client, bucket: Bucket, url: str) -> None:
+    reader = client(requests_in_flight=1)
+    bucket.server.inject(Fault("status", status=503, times=3))
+    with pytest.raises(ReadError, match="bytes 0 to 10"):
+        reader.map(reader.read, [ObjectRange(url, start, start + 10) for start in range(50)])
+    assert len(bucket.server.requests("tar")) < 10
+
+
+STALLS = """
+import sys
+from energon_grain.errors import ReadError
+from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.storage_settings import StorageSettings
+client = ObjectClient(StorageSettings(timeout_s=1, attempts=2, first_pause_s=0.01, requests_in_flight=2))
+try:
+    client.read(ObjectRange(sys.argv[1]))
+except ReadError:
+    print(len(client.read(ObjectRange(sys.argv[1])).data))
+"""
+
+
+def test_stalled_requests_do_not_keep_their_place(bucket: Bucket, url: str, run_script: RunScript) -> None:
+    bucket.server.inject(Fault("stall", times=2))
+    done = run_script(STALLS, url, timeout_s=30)
+    assert done.stdout.split() == [str(len(CONTENT))], done.stderr
+
+
+def test_credentials_that_do_not_do_are_said_at_once(client: Client, bucket: Bucket, url: str) -> None:
+    anonymous = {bucket.url: StoreSettings(anonymous=True)}
+    with pytest.raises(ReadError, match=r"not tried again.*credentials"):
+        client(stores=anonymous).read(ObjectRange(url))
+    assert len(bucket.server.requests("tar")) == 1
+
+
+def test_public_objects_are_read_without_credentials(
+    client: Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("x", CONTENT, public=True)
+    settings = StoreSettings(anonymous=True, endpoint=bucket.server.endpoint, region="us-east-1")
+    for name in bucket.server.environment:
+        monkeypatch.delenv(name)
+    found = client(stores={bucket.url: settings}).read(ObjectRange(f"{bucket.url}/x", 5, 9))
+    assert found is not None
+    assert found.data == CONTENT[5:9]
+
+
+def test_objects_of_the_web_are_read_by_range(client: Client, bucket: Bucket) -> None:
+    bucket.put("x", CONTENT, public=True)
+    url = f"{bucket.server.endpoint}/{bucket.name}/x"
+    found = client().read(ObjectRange(url, 5, 9))
+    assert found is not None
+    assert found.data == CONTENT[5:9]
+    assert bucket.server.requests("/x")[-1].range == "bytes=5-8"
+
+
+def test_a_prefix_can_be_another_name_of_a_folder(client: Client, bucket: Bucket) -> None:
+    bucket.put("team/x", CONTENT)
+    found = client(stores={"msc://team": StoreSettings(location=f"{bucket.url}/team")}).read(
+        ObjectRange("msc://team/x")
+    )
+    assert found is not None
+    assert found.data == CONTENT
