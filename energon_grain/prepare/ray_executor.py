@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import socket
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Executor, Future
@@ -11,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from energon_grain.errors import ConfigError
 
+_CONNECT_TIMEOUT_S = 10
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -43,8 +46,9 @@ class RayExecutor(Executor):
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             try:
+                _check_reachable(address)
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"Cannot connect to a Ray cluster at {address!r} ({error}). Start one on this machine by "
                     f"`ray start --head`, or give the HOST:PORT of a running one."
@@ -99,6 +103,15 @@ class RayExecutor(Executor):
         self._pending.discard(future)
         if future.cancelled():
             self._ray.cancel(task)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT, for which Ray would take more than three minutes."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", address)
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

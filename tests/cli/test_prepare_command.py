@@ -93,6 +93,7 @@ def test_tar_index_only(root: Path) -> None:
         (["--split-ratio=1", "--sample-type=TextSample"], "needs a field map"),
         (["--split-ratio=1", "--skip-dataset-yaml", "--crude"], "contradicts"),
         (["--tar-index-only", "--crude"], "--tar-index-only keeps"),
+        (["--split-ratio=1", "--ray-address=10.0.0.1:6379"], "is for --runner ray"),
     ],
 )
 def test_wrong_options(root: Path, arguments: list[str], message: str) -> None:
