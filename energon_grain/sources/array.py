@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import WorkerError
 from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
 from energon_grain.formats.json_text import encode_json
+from energon_grain.sources.array_helper import read_rows_by_helper
 from energon_grain.sources.array_reads import OpenArray, read_rows
-from energon_grain.sources.array_store import check_process, numpy_type, open_array
+from energon_grain.sources.array_store import StoredArray, numpy_type
 from energon_grain.sources.source import SampleLocation
+from energon_grain.storage.tensorstore_objects import inherited
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -29,8 +32,9 @@ class ArraySource:
     does not grow with the number of rows asked for but for the rows themselves. Rows that were never written have the
     array's fill value.
 
-    Opening reads the metadata only, and TensorStore's threads start with the first read: a process may be forked before
-    it, and its children read with threads of their own. Thread-safe and picklable (the path only).
+    Opening reads the metadata only, and TensorStore's threads start with the first read. They do not outlive a fork: a
+    process that was forked from one that had loaded TensorStore reads through a helper process of its own. Thread-safe
+    and picklable (the path only).
 
     Args:
         path: The array's folder.
@@ -44,22 +48,22 @@ class ArraySource:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, metadata: ArrayMetadata | None = None) -> None:
-        self._path = os.fspath(path)
-        self._metadata = read_array_metadata(path) if metadata is None else metadata
-        self._dtype = numpy_type(self._path, self._metadata.type_name)
+        path = os.fspath(path)
+        metadata = read_array_metadata(path) if metadata is None else metadata
+        self.stored = StoredArray(path=path, metadata=metadata, dtype=numpy_type(path, metadata.type_name))
         self._content_id = ""
         self._open: OpenArray | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArraySource, (self._path,)
+        return ArraySource, (self.path,)
 
     def __repr__(self) -> str:
-        return f"ArraySource({self._path!r}, rows={len(self)}, row={self._dtype}{list(self.row_shape)})"
+        return f"ArraySource({self.path!r}, rows={len(self)}, row={self.dtype}{list(self.row_shape)})"
 
     @property
     def path(self) -> str:
         """The array's folder."""
-        return self._path
+        return self.stored.path
 
     @property
     def content_id(self) -> str:
@@ -69,23 +73,23 @@ class ArraySource:
         The files are read when it is first asked for.
         """
         if not self._content_id:
-            self._content_id = array_digest(self._path, self._metadata, self._dtype.name)
+            self._content_id = array_digest(self.path, self.stored.metadata, self.dtype.name)
         return self._content_id
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the numbers."""
-        return self._dtype
+        return self.stored.dtype
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one row; () where the array has one axis."""
-        return self._metadata.shape[1:]
+        return self.stored.row_shape
 
     @property
     def row_bytes(self) -> int:
         """Size of a row."""
-        return self._dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+        return self.stored.row_bytes
 
     @property
     def chunk_rows(self) -> int:
@@ -93,7 +97,7 @@ class ArraySource:
         return self.opened().chunk_rows
 
     def __len__(self) -> int:
-        return self._metadata.shape[0]
+        return self.stored.metadata.shape[0]
 
     def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
@@ -106,7 +110,7 @@ class ArraySource:
             ReadError: A chunk could not be read or does not decode.
             StaleIndexError: The array has another shape or type now than when it was opened.
             FormatError: TensorStore cannot read arrays of this kind.
-            WorkerError: Rows were read in the process that this one was forked from.
+            WorkerError: This process was forked, and no helper process can be started.
         """
         return read_arrays([self], indices)[0]
 
@@ -123,7 +127,7 @@ class ArraySource:
         start = index * self.row_bytes
         return SampleLocation(
             index=index,
-            shard=self._metadata.file_of(index),
+            shard=self.stored.metadata.file_of(index),
             key=str(index),
             start=start,
             stop=start + self.row_bytes,
@@ -139,15 +143,22 @@ class ArraySource:
         indices = np.asarray(indices, np.int64)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
             wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self._path}: row {int(wrong)} asked for, but there are {len(self)}")
+            raise IndexError(f"{self.path}: row {int(wrong)} asked for, but there are {len(self)}")
         return indices
 
     def opened(self) -> OpenArray:
-        """The array, to read from. Raises as `read`. Threads that come here at once may open it twice: no harm."""
-        check_process(self._path)
+        """The array, to read from in this process. Threads that come here at once may open it twice: no harm.
+
+        Raises:
+            StaleIndexError, FormatError: As `read`.
+            WorkerError: This process was forked from one that had loaded TensorStore.
+        """
+        if inherited():
+            raise WorkerError(
+                f"{self.path}: TensorStore cannot open an array in a process that was forked after its use"
+            )
         if self._open is None:
-            store = open_array(self._path, self._metadata, self._dtype)
-            self._open = OpenArray(path=self._path, store=store, row_bytes=self.row_bytes)
+            self._open = OpenArray.of(self.stored)
         return self._open
 
 
@@ -155,6 +166,10 @@ def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list
     """Read the same rows of several arrays at once. See `ArraySource.read`."""
     for array in arrays:
         indices = array.check(indices)
+    if not len(indices):
+        return [[] for _ in arrays]
+    if inherited():
+        return read_rows_by_helper([array.stored for array in arrays], indices)
     return read_rows([array.opened() for array in arrays], indices)
 
 

@@ -28,7 +28,7 @@ class ArrayGroupSource:
     folder's name without the ending: `embeddings` of `embeddings.zarr`. The key of a sample is its row's number.
 
     A read issues the reads of all arrays before it awaits any. Of arrays that are not read only
-    the metadata is. What `ArraySource` says of processes holds here too.
+    the metadata is. What `ArraySource` says of forks holds here too.
 
     Args:
         path: Folder of the array or group.

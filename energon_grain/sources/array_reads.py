@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ReadError
+from energon_grain.sources.array_store import StoredArray
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -34,14 +35,17 @@ class OpenArray:
     """An array to read from.
 
     Attributes:
-        path: Its folder, for messages.
+        stored: Which it is.
         store: The `tensorstore.TensorStore`.
-        row_bytes: Size of a row.
     """
 
-    path: str
+    stored: StoredArray
     store: Any
-    row_bytes: int
+
+    @classmethod
+    def of(cls, stored: StoredArray) -> OpenArray:
+        """Open an array. Raises as `StoredArray.open`."""
+        return cls(stored=stored, store=stored.open())
 
     @property
     def chunk_rows(self) -> int:
@@ -76,7 +80,7 @@ def read_rows(arrays: Sequence[OpenArray], indices: Int64Array) -> list[list[npt
     for read in [*reads, None]:
         while waiting and (read is None or in_flight + read.chunk_bytes > IN_FLIGHT_BYTES):
             done, future = waiting.popleft()
-            found[done.array] += _finish(arrays[done.array].path, done.rows, future)
+            found[done.array] += _finish(arrays[done.array].stored.path, done.rows, future)
             in_flight -= done.chunk_bytes
         if read is not None:
             waiting.append((read, arrays[read.array].store[_as_range(read.rows)].read()))
@@ -92,7 +96,16 @@ def _finish(path: str, rows: Int64Array, future: Any) -> list[npt.NDArray[Any]]:
         block: npt.NDArray[Any] = future.result()
     except Exception as error:
         raise ReadError(f"{path}: rows {int(rows[0])} to {int(rows[-1])}: {error}") from error
-    # Copies, as a sample that is kept for long would else keep the rows of all that were read with it.
+    return separate_rows(block)
+
+
+def separate_rows(block: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """The rows of a block as arrays of their own; numbers as arrays without an axis.
+
+    Copies, as a sample that is kept for long would else keep the rows of all that were read with it.
+    """
+    if block.ndim > 1:
+        return [row.copy() for row in block]
     return [block[row, ...].copy() for row in range(len(block))]
 
 
@@ -101,7 +114,7 @@ def _reads(number: int, array: OpenArray, wanted: Int64Array) -> Iterator[_Read]
     if not len(wanted):
         return
     chunk_rows = array.chunk_rows
-    chunk_bytes = max(1, chunk_rows * array.row_bytes)
+    chunk_bytes = max(1, chunk_rows * array.stored.row_bytes)
     at_once = max(1, IN_FLIGHT_BYTES // _READS_IN_FLIGHT // chunk_bytes)
     chunk = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1  # numbered as they are read
     cuts = np.diff(chunk // at_once) != 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, FormatError, StaleIndexError, WorkerError
+from energon_grain.errors import ConfigError, FormatError, StaleIndexError
 from energon_grain.formats.array_metadata import ArrayMetadata
 
 CACHE_BYTES = 256 << 20
@@ -16,58 +17,65 @@ CACHE_BYTES = 256 << 20
 _NO_NUMBERS = "OSUMm"
 
 
-def open_array(path: str, metadata: ArrayMetadata, dtype: np.dtype[Any]) -> Any:
-    """Open an array for reading, as a `tensorstore.TensorStore`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredArray:
+    """An array that can be opened. Picklable and hashable.
 
-    Args:
+    Attributes:
         path: Its folder.
         metadata: What it was when it was found.
-        dtype: Likewise.
-
-    Raises:
-        StaleIndexError: It has another shape or type now.
-        FormatError: TensorStore cannot read arrays of this kind.
+        dtype: The type of its numbers.
     """
-    import tensorstore
 
-    spec = {
-        "driver": metadata.driver,
-        "kvstore": {"driver": "file", "path": os.path.join(path, "")},
-        # What was opened once counts as long as it is open: nothing is looked up on disk again for what is cached.
-        "recheck_cached_data": "open",
-        "recheck_cached_metadata": "open",
-    }
-    try:
-        store = tensorstore.open(spec, open=True, read=True, context=_context()[1]).result()
-    except Exception as error:
-        raise FormatError(f"{path}: TensorStore cannot open it: {error}") from error
-    if store.shape != metadata.shape or store.dtype.numpy_dtype != dtype:
-        raise StaleIndexError(
-            f"{path}: is {store.dtype.name}{list(store.shape)} now, and was {dtype}{list(metadata.shape)} when it was "
-            "opened; begin anew, and let nothing write to it meanwhile"
-        )
-    return store
+    path: str
+    metadata: ArrayMetadata
+    dtype: np.dtype[Any]
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row; () where the array has one axis."""
+        return self.metadata.shape[1:]
 
-def check_process(path: str) -> None:
-    """Check that no array was opened in a process that this one was forked from.
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
 
-    Raises:
-        WorkerError: There was one.
-    """
-    if _context()[0] != os.getpid():
-        raise WorkerError(
-            f"{path}: arrays were read in the process that this one was forked from, and TensorStore cannot "
-            "be used in both; start workers with `spawn` or `forkserver`, or read no arrays before they start"
-        )
+    def open(self) -> Any:
+        """Open it for reading, as a `tensorstore.TensorStore`.
+
+        Raises:
+            StaleIndexError: It has another shape or type now.
+            FormatError: TensorStore cannot read arrays of this kind.
+        """
+        import tensorstore
+
+        spec = {
+            "driver": self.metadata.driver,
+            "kvstore": {"driver": "file", "path": os.path.join(self.path, "")},
+            # What was opened once counts as long as it is open: nothing is looked up on disk again for what is cached.
+            "recheck_cached_data": "open",
+            "recheck_cached_metadata": "open",
+        }
+        try:
+            store = tensorstore.open(spec, open=True, read=True, context=_context()).result()
+        except Exception as error:
+            raise FormatError(f"{self.path}: TensorStore cannot open it: {error}") from error
+        if store.shape != self.metadata.shape or store.dtype.numpy_dtype != self.dtype:
+            raise StaleIndexError(
+                f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was "
+                f"{self.dtype}{list(self.metadata.shape)} when it was opened; begin anew, and let nothing write to it "
+                "meanwhile"
+            )
+        return store
 
 
 @functools.cache
-def _context() -> tuple[int, Any]:
-    """The process, and what its arrays share: the cache."""
+def _context() -> Any:
+    """What the arrays of this process share: the cache."""
     import tensorstore
 
-    return os.getpid(), tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
+    return tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
 
 
 def numpy_type(path: str, name: str) -> np.dtype[Any]:

@@ -144,7 +144,6 @@ def test_copies_in_other_processes_and_threads(folder: Path) -> None:
 FORKED = """
 import os, sys
 import numpy as np
-from energon_grain.errors import WorkerError
 from energon_grain.sources.array import ArraySource
 
 source = ArraySource(sys.argv[1])
@@ -152,19 +151,16 @@ if sys.argv[2] == "first":
     source.read(np.array([0]))
 child = os.fork()
 if child == 0:
-    try:
-        print(source.read(np.array([1]))[0].tolist(), flush=True)
-    except WorkerError as error:
-        print(error, flush=True)
+    print(source.read(np.array([1]))[0].tolist(), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 print(source.read(np.array([1]))[0].tolist())
 """
 
 
-@pytest.mark.parametrize(("when", "says"), [("later", "[[6.0"), ("first", "spawn")])
-def test_forks(folder: Path, when: str, says: str) -> None:
-    """Before the first read they are harmless; after it the child says what is wrong."""
+@pytest.mark.parametrize("when", ["later", "first"])
+def test_forks(folder: Path, when: str) -> None:
+    """Before the first read they are harmless; after it the child reads through a helper."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(folder / "zarr"), when],
         capture_output=True,
@@ -172,9 +168,7 @@ def test_forks(folder: Path, when: str, says: str) -> None:
         timeout=60,
         check=True,
     )
-    child, parent = done.stdout.splitlines()
-    assert says in child
-    assert parent.startswith("[[6.0")
+    assert done.stdout.splitlines() == ["[[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]"] * 2
 
 
 def test_opening_loads_no_tensorstore(folder: Path) -> None:
