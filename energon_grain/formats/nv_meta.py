@@ -23,6 +23,9 @@ INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"
 INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
+RECORDS_JSON = "records.json"
+RECORD_SUFFIX = ".array_record"
+"""How names of ArrayRecord files end."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 
@@ -34,8 +37,14 @@ class DatasetKind(enum.Enum):
     ARRAY = "array"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
+    ARRAY_RECORD = "array_record"
     FILESYSTEM = "filesystem"
     INVALID = "invalid"
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether it is a prepared folder of shards, of whatever kind these are."""
+        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +70,9 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     """Say what lies at `path`. Never raises: what is not there is INVALID.
 
     A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
-    when it has an info file in `.nv-meta`, and a plain folder of files when it has only `index.sqlite` there;
-    else it is an array, or a group of them, by the metadata file of a zarr or N5 array or group.
+    when it has an info file in `.nv-meta` (beside a `records.json`, its shards are ArrayRecord files), and a plain
+    folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
+    of a zarr or N5 array or group.
     """
     path = Path(path)
     if path.is_file():
@@ -71,7 +81,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
         return DatasetKind.METADATASET if path.name.endswith(".yaml") else DatasetKind.INVALID
     meta = path / META_FOLDER
     if (meta / INFO_JSON).is_file() or (meta / INFO_YAML).is_file():
-        return DatasetKind.WEBDATASET
+        return DatasetKind.ARRAY_RECORD if (meta / RECORDS_JSON).is_file() else DatasetKind.WEBDATASET
     if (meta / INDEX_SQLITE).is_file():
         return DatasetKind.FILESYSTEM
     return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
@@ -170,4 +180,14 @@ def _not_found_message(root: Path) -> str:
         return f"{root}: no such file or folder"
     if root.is_file():
         return f"{root}: is a file; a WebDataset is a folder with tar files that was prepared"
-    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `energon-grain prepare {root}`"
+    if is_array_folder(root):
+        return f"{root}: is an array, which is read as it is: it has no shards, indices or splits"
+    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+
+
+def preparing(root: str | os.PathLike[str]) -> str:
+    """The command that prepares the folder at `root`."""
+    command = f"energon-grain prepare {os.fspath(root)}"
+    if any(Path(root).glob(f"*{RECORD_SUFFIX}")):
+        command += " --records msgpack|tf_example|raw"
+    return command

@@ -109,3 +109,5 @@ def test_kinds(tmp_path: Path, meta: Path) -> None:
     assert dataset_kind(tmp_path) is DatasetKind.FILESYSTEM
     (meta / ".info.yaml").touch()
     assert dataset_kind(tmp_path) is DatasetKind.WEBDATASET
+    (meta / "records.json").touch()
+    assert dataset_kind(tmp_path) is DatasetKind.ARRAY_RECORD
