@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -159,19 +160,22 @@ class CachedObject:
 
 
 class Claim:
-    """The right to fetch some blocks; ends with `release`, with the `with` block, or with the process.
+    """The right to fetch some blocks; ends with `release`, with the `with` block, or with the process. Thread-safe.
 
     Attributes:
         blocks: Ascending; nobody else fetches them until they are put or released.
     """
 
-    __slots__ = ("_copy", "_held", "_locks", "_of", "_space", "blocks")
+    __slots__ = ("_copy", "_guard", "_held", "_locks", "_of", "_puts", "_released", "_space", "blocks")
 
     def __init__(
         self, of: ObjectVersion, space: BlockSpace, copy: BlockCopy | None, locks: RangeLocks | None, blocks: list[int]
     ) -> None:
         self.blocks = blocks
         self._held = set(blocks)
+        self._released = False
+        self._puts = 0
+        self._guard = threading.Lock()
         self._of = of
         self._space = space
         self._copy = copy
@@ -185,7 +189,7 @@ class Claim:
             data: Whole blocks; only the object's last one is shorter.
 
         Returns:
-            False: not kept, because the limit or the disk does not allow it.
+            False: not kept, because the limit or the disk does not allow it, or the claim was released.
 
         Raises:
             ValueError: Not whole blocks, or not claimed, or put before.
@@ -194,15 +198,30 @@ class Claim:
         start_bytes, stop_bytes = self._of.extent(first, stop)
         if len(data) != stop_bytes - start_bytes:
             raise ValueError(f"{len(data)} bytes are not blocks {first} to {stop} of {self._of}")
-        if not self._held.issuperset(range(first, stop)):
-            raise ValueError(f"blocks {first} to {stop} of {self._of} are not claimed: only {self.blocks} are")
-        self._held.difference_update(range(first, stop))
-        copy, locks, space = self._copy, self._locks, self._space
+        copy, locks = self._copy, self._locks
         if copy is None or locks is None or locks.descriptor < 0:
             return False
-        try:
-            if space.closed:
+        with self._guard:
+            if self._released:
                 return False
+            if not self._held.issuperset(range(first, stop)):
+                raise ValueError(f"blocks {first} to {stop} of {self._of} are not claimed: only {self._held} are")
+            self._held.difference_update(range(first, stop))
+            self._puts += 1
+        try:
+            return self._keep(copy, first, stop, data)
+        finally:
+            with self._guard:
+                self._puts -= 1
+                locks.drop(first, stop)
+                if self._released and self._puts == 0:
+                    locks.close()
+
+    def _keep(self, copy: BlockCopy, first: int, stop: int, data: bytes | memoryview) -> bool:
+        space = self._space
+        if space.closed:
+            return False
+        try:
             with space.lock():
                 if not space.allocate(copy.descriptor, *copy.data_range(first, stop)):
                     return False
@@ -210,15 +229,16 @@ class Claim:
         except OSError as error:
             space.give_up(error)
             return False
-        finally:
-            locks.drop(first, stop)
         return True
 
     def release(self) -> None:
-        """Let others fetch what was not put."""
-        self._held.clear()
-        if self._locks is not None:
-            self._locks.close()
+        """Let others fetch what was not put. What other threads are just putting is still put."""
+        if self._locks is None or self._locks.descriptor < 0:
+            return
+        with self._guard:
+            self._released = True
+            if self._puts == 0:
+                self._locks.close()
 
     def __enter__(self) -> Claim:
         return self

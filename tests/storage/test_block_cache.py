@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,22 @@ def test_only_whole_claimed_blocks_can_be_put(cache: BlockCache) -> None:
         with pytest.raises(ValueError, match="not claimed"):
             claim.put(2, data[:BLOCK])
     assert cached.missing(0, 11) == [0, 1, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_releasing_lets_others_finish_what_they_are_putting(cache: BlockCache) -> None:
+    cached, data = cache.open("a", b"1", SIZE), content("a")
+    claim = cached.claim([1, 2])
+    with cache.space.lock():  # a put waits for it
+        putting = threading.Thread(target=lambda: claim.put(1, data[BLOCK : 2 * BLOCK]))
+        putting.start()
+        while claim._puts == 0:
+            time.sleep(0.001)
+        claim.release()
+        assert not cached.wait([1, 2], timeout_seconds=0.01)
+    putting.join()
+    assert not claim.put(2, data[2 * BLOCK : 3 * BLOCK])
+    assert cached.wait([1, 2], timeout_seconds=0)
+    assert cached.missing(1, 3) == [2]
 
 
 def test_a_claim_keeps_others_out_until_blocks_are_put_or_released(cache: BlockCache) -> None:
