@@ -45,6 +45,8 @@ class RayExecutor(Executor):
         self._ray: Any = ray  # its types are not complete
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
+            if address == "auto":
+                address = os.environ.get("RAY_ADDRESS") or address
             try:
                 _check_reachable(address)
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
@@ -107,8 +109,6 @@ class RayExecutor(Executor):
 
 def _check_reachable(address: str) -> None:
     """Raise OSError where nobody listens at HOST:PORT, for which Ray would take more than three minutes."""
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", address)
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
