@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from energon_grain.prepare.report import PrepareReport
 
 
+class Records(StrEnum):
+    """How the records of ArrayRecord files become parts."""
+
+    MSGPACK = "msgpack"
+    TF_EXAMPLE = "tf_example"
+    RAW = "raw"
+
+
 class Runner(StrEnum):
     """What scans the shards."""
 
@@ -27,7 +35,10 @@ class Runner(StrEnum):
 
 
 def prepare(
-    path: Annotated[Path, typer.Argument(help="Folder with the tar files, a JSONL file, or a metadataset with joins.")],
+    path: Annotated[Path, typer.Argument(help="Folder with the shards, a JSONL file, or a metadataset with joins.")],
+    records: Annotated[
+        Records | None, typer.Option(help="The shards are ArrayRecord files, with records in this encoding.")
+    ] = None,
     split_ratio: Annotated[
         str | None,
         typer.Option(help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1."),
@@ -40,7 +51,7 @@ def prepare(
         ),
     ] = None,
     exclude: Annotated[
-        str | None, typer.Option(help="Leave out tar files in whose relative path this regular expression is found.")
+        str | None, typer.Option(help="Leave out shards in whose relative path this regular expression is found.")
     ] = None,
     shuffle_tars: Annotated[bool, typer.Option("--shuffle-tars", help="Shuffle the shards before splitting.")] = False,
     sample_type: Annotated[
@@ -81,6 +92,8 @@ def prepare(
 ) -> None:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
+    With --records, or where it was given before, the shards are the *.array_record files instead.
+
     A JSONL file is indexed and needs no more: it has neither splits nor sample types.
 
     Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
@@ -88,7 +101,7 @@ def prepare(
     """
     if path.suffix in (".yaml", ".yml", ".jsonl") and not path.is_dir():
         changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
-        if changes or tar_index_only or runner is not Runner.PROCESSES or ray_address:
+        if changes or records or tar_index_only or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
             kind = lines if path.suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
@@ -110,8 +123,10 @@ def prepare(
         )
 
     from energon_grain.cli.progress_bar import progress_bar
+    from energon_grain.formats.array_record_encoding import read_records_file
+    from energon_grain.formats.nv_meta import RECORD_SUFFIX
     from energon_grain.prepare.preparation import prepare_dataset
-    from energon_grain.prepare.shard_listing import find_shards
+    from energon_grain.prepare.shard_listing import TAR_SUFFIX, find_shards
     from energon_grain.prepare.split_patterns import parse_split_parts
     from energon_grain.prepare.split_ratio import parse_ratio
 
@@ -120,10 +135,12 @@ def prepare(
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
     fields = _parse_field_map(field_map) if field_map else None
+    encoding = None if records is None else records.value
     shards = None
     if not tar_index_only:
-        shards = find_shards(path, exclude=exclude)
-        typer.echo(f"Found {len(shards):,} tar files, {_first_and_last(shards)}.")
+        found = encoding or read_records_file(path)
+        shards = find_shards(path, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
+        typer.echo(f"Found {len(shards):,} {'ArrayRecord' if found else 'tar'} files, {_first_and_last(shards)}.")
         if not force_overwrite and not non_interactive:
             from energon_grain.cli.prepare_wizard import ask_overwrite
 
@@ -147,6 +164,7 @@ def prepare(
         report = prepare_dataset(
             path,
             shards=shards,
+            records=encoding,
             split_ratio=ratio,
             split_patterns=patterns,
             shuffle_tars=shuffle_tars,

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from energon_grain.errors import ConfigError, FieldMapError
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.formats.nv_meta import dataset_kind
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.dataset_scan import ScannedDataset
 from energon_grain.prepare.field_map_advice import propose_expression
@@ -31,7 +31,7 @@ _LEAVE_OUT = "-"
 
 def ask_overwrite(root: Path) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    if dataset_kind(root) is not DatasetKind.WEBDATASET:
+    if not dataset_kind(root).has_shards:
         return False
     typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?", abort=True)
     return True
@@ -72,7 +72,7 @@ def _show_samples(scanned: ScannedDataset) -> None:
     scan = load_scan(task.scan_path, outcome.shard)
     if scan is None:
         return
-    for preview in preview_samples(task.tar_path, scan):
+    for preview in preview_samples(task.shard_path, scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in preview.parts.items())
         typer.echo(f"Sample {preview.key!r} of {task.name}: {parts}")
         if preview.json_text is not None:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StaleIndexError
+from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.column_file import ColumnWriter, read_column
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -199,12 +200,18 @@ def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDAr
 
 def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
     """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
+    records = read_records_file(root)
     threads = min(_SCANNING_THREADS, len(os.sched_getaffinity(0)), max(1, len(info.shard_counts)))
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
         pending: deque[Future[ShardScan]] = deque()
         try:
+            first = 0
             for shard, count in info.shard_counts.items():
-                pending.append(pool.submit(scan_checked, root, shard, count))
+                if records is None:
+                    pending.append(pool.submit(scan_checked, root, shard, count))
+                else:
+                    pending.append(pool.submit(_scan_records_checked, root, shard, count, records, first))
+                first += count
                 if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:
@@ -244,6 +251,16 @@ def scan_checked(root: Path, shard: str, count: int) -> ShardScan:
         raise StaleIndexError(f"{path}: has {len(scan)} samples, but `.info.json` says {count}; {mending(root)}")
     if not _agrees(scan, count, expected):
         raise StaleIndexError(f"{path}: its samples do not lie where {tar_index_path(path).name} says; {mending(root)}")
+    return scan
+
+
+def _scan_records_checked(root: Path, shard: str, count: int, records: RecordEncoding, first: int) -> ShardScan:
+    from energon_grain.formats.array_record_scan import scan_records
+
+    path = root / shard
+    scan = scan_records(path, records, first=first)
+    if len(scan) != count:
+        raise StaleIndexError(f"{path}: has {len(scan)} records, but `.info.json` says {count}; {mending(root)}")
     return scan
 
 

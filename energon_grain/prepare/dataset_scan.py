@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from energon_grain.errors import StaleIndexError
+from energon_grain.formats.array_record_encoding import RecordEncoding
+from energon_grain.formats.array_record_scan import count_records
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.prepare.report import PrepareProgress
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask
@@ -39,7 +42,7 @@ class ScannedDataset:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all tar files."""
+        """Size of all shards."""
         return sum(outcome.shard.size_bytes for outcome in self.outcomes)
 
     @property
@@ -85,17 +88,30 @@ def scan_dataset(
     shards: Sequence[str],
     folder: Path,
     *,
+    records: RecordEncoding | None = None,
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] | None = None,
 ) -> ScannedDataset:
     """Scan every shard of `shards` and leave the scans in `folder`; those that lie there already are not made again.
 
+    Args:
+        root: The dataset.
+        shards: Names of the shards, in order.
+        folder: Where scans are kept.
+        records: How the records of ArrayRecord files are encoded; None for tars.
+        num_workers: See `scanning`.
+        executor: See `scanning`.
+        progress: Called after every shard.
+
     Raises:
-        TarError: Shards are damaged; the message lists up to five. The scans of the others are kept.
+        FormatError: Shards are damaged; the message lists up to five. The scans of the others are kept.
         StaleIndexError: A shard changed while it was read.
     """
-    tasks = tuple(ScanTask(root=str(root), name=name, folder=str(folder)) for name in shards)
+    tasks = tuple(
+        ScanTask(root=str(root), name=name, folder=str(folder), records=records, first=first)
+        for name, first in zip(shards, _first_records(root, shards, records), strict=True)
+    )
     now = PrepareProgress(
         stage="scan",
         shards_done=0,
@@ -123,6 +139,13 @@ def scan_dataset(
     if failures:
         raise _merge(failures, len(tasks))
     return ScannedDataset(root=root, tasks=tasks, outcomes=tuple(outcomes[task.name] for task in tasks))
+
+
+def _first_records(root: Path, shards: Sequence[str], records: RecordEncoding | None) -> list[int]:
+    """The number in the dataset of the first record of each shard, where a key may be made of it; else 0."""
+    if records in (None, "msgpack"):
+        return [0] * len(shards)
+    return [0, *itertools.accumulate(count_records(root / name) for name in shards)][:-1]
 
 
 def _tell(progress: Callable[[PrepareProgress], None] | None, now: PrepareProgress) -> None:

@@ -80,7 +80,7 @@ class _ExecutorScans:
     def submit(self, task: ScanTask, attempt: int = 1) -> None:
         root = task.root if is_url(task.root) else os.path.join(os.getcwd(), task.root)
         try:
-            future = self._executor.submit(scan_remotely, root, task.name)
+            future = self._executor.submit(scan_remotely, root, task.name, task.records, task.first)
         except RuntimeError as error:  # BrokenExecutor is one, and what an executor raises that was shut down
             raise _broken(error) from error
         self._running[future] = task, attempt
@@ -98,7 +98,7 @@ class _ExecutorScans:
             if attempt < _ATTEMPTS:
                 self.submit(task, attempt + 1)
                 return
-            failure = f"{task.tar_path}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
+            failure = f"{task.shard_path}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
             self._failed += 1
             if self._failed == _GIVE_UP_AFTER:
                 raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error

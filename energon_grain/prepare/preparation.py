@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.commit_journal import (
@@ -26,18 +27,25 @@ from energon_grain.formats.nv_meta import (
     INDEX_UUID,
     INFO_JSON,
     META_FOLDER,
+    RECORD_SUFFIX,
     DatasetInfo,
-    DatasetKind,
     dataset_kind,
     read_info,
 )
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
-from energon_grain.prepare.shard_listing import exclude_shards, find_shards, refuse_compressed
+from energon_grain.prepare.shard_listing import TAR_SUFFIX, exclude_shards, find_shards, refuse_compressed
 from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
-from energon_grain.prepare.staging import finish_staging, stage_definition, stage_indices, stage_info, stage_splits
+from energon_grain.prepare.staging import (
+    finish_staging,
+    stage_definition,
+    stage_indices,
+    stage_info,
+    stage_records_file,
+    stage_splits,
+)
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
@@ -52,6 +60,7 @@ def prepare_dataset(
     root: str | Path,
     *,
     shards: Sequence[str] | None = None,
+    records: RecordEncoding | None = None,
     split_ratio: Mapping[str, float] | Sequence[float] | None = None,
     split_patterns: Mapping[str, str | Sequence[str]] | None = None,
     exclude: str | None = None,
@@ -71,13 +80,17 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
 
+    Or the ArrayRecord files, for energon-grain alone; all of their records are read.
+
     The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
     process. A run that was killed keeps the scans of finished shards; the next one starts with them.
 
     Args:
         root: The dataset folder.
         shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
-            below `root`, sorted.
+            (`*.array_record`) below `root`, sorted.
+        records: The shards are ArrayRecord files, with records in this encoding: `msgpack`, `tf_example` or `raw`. None
+            takes tars, or what the dataset was prepared as before.
         split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are dealt in
             order by largest remainder, so none is lost, and each part of more than 0 gets at least one. The default,
             where no patterns are given either, is (0.8, 0.1, 0.1).
@@ -97,16 +110,18 @@ def prepare_dataset(
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
-            old ones, which would not fit any more.
+            old ones, which would not fit any more. ArrayRecord files, which Energon cannot read, never get them.
         progress: Called after every shard and at each stage.
         executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
             `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
             not write to it. It is not shut down.
 
     Raises:
-        DatasetNotFoundError: There are no tar files.
+        DatasetNotFoundError: There are no tar (ArrayRecord) files.
         ConfigError: An argument does not fit; nothing was written.
         TarError: A tar is compressed, damaged or empty.
+        FormatError: A record is not encoded as `records` says.
+        ReadError: An ArrayRecord file is damaged.
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
@@ -116,14 +131,16 @@ def prepare_dataset(
         raise ConfigError("give a split ratio or split patterns, not both.")
     if (root / META_FOLDER).is_dir():
         finish_interrupted_prepare(root)
-    prepared = dataset_kind(root) is DatasetKind.WEBDATASET
-    if prepared and not (force_overwrite or tar_index_only):
+    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only):
         raise ConfigError(
             f"{root}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces its splits; "
             f"tar_index_only (--tar-index-only) writes only the indices anew."
         )
     old_info = read_info(root) if tar_index_only else None
-    names = _list_shards(root, shards, exclude, old_info)
+    if tar_index_only and records is not None:
+        raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
+    records = records or read_records_file(root)
+    names = _list_shards(root, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
         split_parts = _split(names, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
@@ -135,7 +152,15 @@ def prepare_dataset(
     scans_folder.mkdir(parents=True, exist_ok=True)
     with preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
-        scanned = scan_dataset(root, names, scans_folder, num_workers=num_workers, executor=executor, progress=progress)
+        scanned = scan_dataset(
+            root,
+            names,
+            scans_folder,
+            records=records,
+            num_workers=num_workers,
+            executor=executor,
+            progress=progress,
+        )
         if old_info is not None:
             scanned.check_counts(old_info)
         elif choose_definition is not None:
@@ -145,7 +170,10 @@ def prepare_dataset(
         if progress is not None:
             progress(scanned.progress("index"))
         staging = new_staging_folder(root)
-        put, generation = stage_indices(staging, scanned.identities, sqlite=sqlite)
+        sqlite = sqlite and records is None
+        put, generation = stage_indices(staging, scanned.identities, tar_indices=records is None, sqlite=sqlite)
+        if records is not None and old_info is None:
+            put += stage_records_file(staging, records)
         if definition is not None:
             put += stage_definition(staging, dataset_yaml_name, definition)
         if old_info is None:
@@ -173,7 +201,7 @@ def prepare_dataset(
 
 
 def _list_shards(
-    root: Path, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None
+    root: Path, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None, suffix: str
 ) -> tuple[str, ...]:
     if old_info is not None:
         if shards is not None or exclude is not None:
@@ -182,7 +210,7 @@ def _list_shards(
             )
         return tuple(old_info.shard_counts)
     if shards is None:
-        return find_shards(root, exclude=exclude)
+        return find_shards(root, exclude=exclude, suffix=suffix)
     if not shards:
         raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
     for name in shards:

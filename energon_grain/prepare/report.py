@@ -16,8 +16,8 @@ class PrepareProgress:
         shards_done: Shards scanned so far, those of an interrupted run included.
         shards_total: Shards of the dataset.
         samples: Samples found so far.
-        bytes_done: Size of the tar files scanned so far.
-        bytes_total: Size of all tar files.
+        bytes_done: Size of the shards scanned so far.
+        bytes_total: Size of all shards.
     """
 
     stage: Literal["scan", "index", "commit"]
@@ -35,7 +35,7 @@ class PrepareReport:
     Attributes:
         root: The dataset.
         shard_counts: Samples of each shard, in the order of `.info.json`.
-        size_bytes: Size of all tar files.
+        size_bytes: Size of all shards.
         part_names: Distinct part names in order of first appearance, at most 50 for a shard.
         split_parts: Shards of each split part; empty where only indices were written.
         written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.

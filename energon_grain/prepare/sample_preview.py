@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
+from energon_grain.formats.array_record_files import ArrayRecordFile
 from energon_grain.formats.shard_scan import ShardScan
 
 _LIST_ITEMS = 3
@@ -20,7 +24,7 @@ class SamplePreview:
 
     Attributes:
         key: Its key.
-        parts: Its parts and their sizes in bytes, in the order of the tar.
+        parts: Its parts and their sizes in bytes, in the order of the shard.
         json_text: Its `json` part, shortened and indented; None without one that can be read.
     """
 
@@ -29,21 +33,31 @@ class SamplePreview:
     json_text: str | None
 
 
-def preview_samples(tar: Path, scan: ShardScan, count: int = 2) -> list[SamplePreview]:
-    """Look at the first `count` samples of a shard."""
+def preview_samples(
+    path: Path, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
+) -> list[SamplePreview]:
+    """Look at the first `count` samples of a shard: of a tar, or of records in this encoding."""
     previews: list[SamplePreview] = []
-    with open(tar, "rb") as file:
-        for sample in range(min(count, len(scan))):
-            rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
-            parts = {scan.part_names[int(scan.part_name[row])]: int(scan.part_size[row]) for row in rows}
-            json_text = None
-            for row in rows:
-                size = int(scan.part_size[row])
-                if scan.part_names[int(scan.part_name[row])] == "json" and size <= _JSON_BYTES:
-                    file.seek(int(scan.part_offset[row]))
-                    json_text = _pretty(file.read(size))
-            previews.append(SamplePreview(key=scan.key(sample), parts=parts, json_text=json_text))
+    for sample in range(min(count, len(scan))):
+        rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
+        parts = {scan.part_names[int(scan.part_name[row])]: int(scan.part_size[row]) for row in rows}
+        json_text = None
+        if parts.get("json", _JSON_BYTES + 1) <= _JSON_BYTES:
+            json_text = _pretty(_json_part(path, scan, rows) if records is None else _json_of(path, records, sample))
+        previews.append(SamplePreview(key=scan.key(sample), parts=parts, json_text=json_text))
     return previews
+
+
+def _json_part(tar: Path, scan: ShardScan, rows: range) -> bytes:
+    row = next(row for row in reversed(rows) if scan.part_names[int(scan.part_name[row])] == "json")
+    with open(tar, "rb") as file:
+        file.seek(int(scan.part_offset[row]))
+        return file.read(int(scan.part_size[row]))
+
+
+def _json_of(path: Path, encoding: RecordEncoding, record: int) -> object:
+    _, parts = record_decoder(encoding)(ArrayRecordFile(str(path)).read(np.array([record]))[0])
+    return parts["json"]
 
 
 def shorten(value: Any) -> Any:
@@ -57,7 +71,9 @@ def shorten(value: Any) -> Any:
     return value
 
 
-def _pretty(data: bytes) -> str | None:
+def _pretty(data: object) -> str | None:
+    if not isinstance(data, bytes):
+        return None
     try:
         return json.dumps(shorten(json.loads(data)), indent=2, ensure_ascii=False)
     except ValueError:

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, StaleIndexError, TarError, WorkerError
+from energon_grain.errors import (
+    DatasetNotFoundError,
+    EnergonGrainError,
+    FormatError,
+    StaleIndexError,
+    TarError,
+    WorkerError,
+)
+from energon_grain.formats.array_record_encoding import RecordEncoding
+from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.prepare.stored_scan import ShardIdentity, decode_scan, encode_scan, load_scan, store_scan
 
@@ -21,21 +30,27 @@ MAX_PART_NAMES = 50
 
 
 class ScanTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scan shard `name` of the dataset at `root`; the result goes into `folder`."""
+    """Scan shard `name` of the dataset at `root`; the result goes into `folder`.
+
+    An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them.
+    """
 
     root: str
     name: str
     folder: str
+    records: RecordEncoding | None = None
+    first: int = 0
 
     @property
-    def tar_path(self) -> Path:
-        """The tar file."""
+    def shard_path(self) -> Path:
+        """The tar or ArrayRecord file."""
         return Path(self.root) / self.name
 
     @property
     def scan_path(self) -> Path:
         """The file of the result; its name is a digest, so that no shard name can be too long or lead elsewhere."""
-        digest = hashlib.blake2b(self.name.encode("utf-8", "surrogateescape"), digest_size=16)
+        told = self.name if self.records is None else f"{self.name}\0{self.records}\0{self.first}"
+        digest = hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=16)
         return Path(self.folder) / f"{digest.hexdigest()}.scan"
 
 
@@ -57,18 +72,19 @@ def scan_shard(task: ScanTask) -> ScanOutcome:
     """Scan a shard, unless a stored scan of the very same file exists, and store the scan.
 
     Raises:
-        TarError: The tar is damaged, or holds no sample.
+        FormatError: The tar is damaged, or holds no sample; a record is not encoded as the task says.
+        ReadError: The ArrayRecord file is damaged.
         StaleIndexError: The file changed while it was read.
     """
     stored = find_stored(task)
     if stored is not None:
         return stored
-    identity, scan = _read_shard(task.root, task.name)
+    identity, scan = _read_shard(task.root, task.name, task.records, task.first)
     store_scan(task.scan_path, encode_scan(identity, scan))
     return _outcome(identity, scan, reused=False)
 
 
-def scan_remotely(root: str, name: str) -> bytes | Exception:
+def scan_remotely(root: str, name: str, records: RecordEncoding | None = None, first: int = 0) -> bytes | Exception:
     """Scan a shard and return the encoded scan; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
@@ -76,9 +92,11 @@ def scan_remotely(root: str, name: str) -> bytes | Exception:
     Args:
         root: The dataset, as an absolute path or a URL.
         name: The shard, relative to it.
+        records: See `ScanTask`.
+        first: See `ScanTask`.
     """
     try:
-        return encode_scan(*_read_shard(root, name))
+        return encode_scan(*_read_shard(root, name, records, first))
     except FileNotFoundError as error:
         return DatasetNotFoundError(
             f"{error.filename}: there is no such file on {socket.gethostname()}. Every machine that scans must see the "
@@ -108,24 +126,24 @@ def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
     identity, scan = decode_scan(content) or (None, None)
     if identity is None or scan is None or identity.name != task.name:
         raise WorkerError(
-            f"{task.tar_path}: what the worker sent is no scan of this shard. Are the versions of energon-grain there "
-            f"and here the same?"
+            f"{task.shard_path}: what the worker sent is no scan of this shard. Are the versions of energon-grain "
+            f"there and here the same?"
         )
     store_scan(task.scan_path, content)
     return _outcome(identity, scan, reused=False)
 
 
-def _read_shard(root: str, name: str) -> tuple[ShardIdentity, ShardScan]:
+def _read_shard(root: str, name: str, records: RecordEncoding | None, first: int) -> tuple[ShardIdentity, ShardScan]:
     folder = Path(root)
-    identity, tar_path = ShardIdentity.of(folder, name), folder / name
-    scan = scan_tar(tar_path)
+    identity, path = ShardIdentity.of(folder, name), folder / name
+    scan = scan_tar(path) if records is None else scan_records(path, records, first=first)
     if len(scan) == 0:
-        raise TarError(
-            f"{tar_path}: holds no sample (a regular file with an extension, such as 000.jpg). "
-            f"Remove it, or leave it out with --exclude."
+        rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
+        raise (TarError if records is None else FormatError)(
+            f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
         )
     if ShardIdentity.of(folder, name) != identity:
-        raise StaleIndexError(f"{tar_path}: changed while it was scanned. Prepare again when nothing writes to it.")
+        raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
     return identity, scan
 
 

@@ -87,6 +87,6 @@ def _begin_here(tasks: Sequence[ScanTask], workers: int, total_bytes: int) -> Ge
 
 def _size_bytes(task: ScanTask) -> int:
     try:
-        return task.tar_path.stat().st_size
+        return task.shard_path.stat().st_size
     except OSError:
         return 0  # the scan will say what is wrong

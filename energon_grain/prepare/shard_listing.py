@@ -1,4 +1,4 @@
-"""Which tar files make up a dataset: every `*.tar` below its folder, in an order that does not depend on the disk."""
+"""Which files make up a dataset: every `*.tar` below its folder, in an order that does not depend on the disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError
+from energon_grain.formats.nv_meta import RECORD_SUFFIX
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",
@@ -19,28 +20,33 @@ COMPRESSED_SUFFIXES = {
     ".tar.zst": "zstd",
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
-_TAR_SUFFIX = ".tar"
+TAR_SUFFIX = ".tar"
 
 
-def find_shards(root: Path, *, exclude: str | None = None) -> tuple[str, ...]:
-    """List the tar files below `root` as paths relative to it, sorted folder by folder.
+def find_shards(root: Path, *, exclude: str | None = None, suffix: str = TAR_SUFFIX) -> tuple[str, ...]:
+    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
 
     Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
 
     Args:
         root: The dataset folder.
         exclude: A regular expression; shards in whose relative path it is *found* are left out.
+        suffix: What their names end with: `.tar` or `.array_record`.
 
     Raises:
-        DatasetNotFoundError: `root` is no folder, or holds no tar file.
+        DatasetNotFoundError: `root` is no folder, or holds no such file.
         TarError: There are compressed tars among them, which cannot be read at random offsets.
         ConfigError: `exclude` is no regular expression, or leaves nothing.
     """
     if not root.is_dir():
-        raise DatasetNotFoundError(f"{root}: not a folder. Give the folder that holds the tar files.")
-    found = [name for name in _walk(root, root, frozenset()) if name.endswith((_TAR_SUFFIX, *COMPRESSED_SUFFIXES))]
+        raise DatasetNotFoundError(f"{root}: not a folder. Give the folder that holds the {suffix} files.")
+    endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
+    files = list(_walk(root, root, frozenset()))
+    found = [name for name in files if name.endswith(endings)]
     if not found:
-        raise DatasetNotFoundError(f"{root}: no *.tar files in it or in its subfolders.")
+        others = sum(name.endswith(RECORD_SUFFIX) for name in files)
+        advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
+        raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
     kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
     refuse_compressed(kept)
     return tuple(kept)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from energon_grain.errors import StaleIndexError
+from energon_grain.formats.array_record_encoding import RecordEncoding, encode_records_file
 from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
 from energon_grain.formats.nv_meta import (
@@ -20,6 +21,7 @@ from energon_grain.formats.nv_meta import (
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
+    RECORDS_JSON,
     DatasetInfo,
     write_info,
     write_uuid,
@@ -29,7 +31,7 @@ from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, writ
 from energon_grain.formats.tar_index import tar_index_path, write_tar_index
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
-from energon_grain.storage.atomic import atomic_write_text, sync_folder
+from energon_grain.storage.atomic import atomic_write_bytes, atomic_write_text, sync_folder
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
 _THREADS = 8  # most of them wait for the disk
 
 
-def stage_indices(staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, sqlite: bool) -> tuple[list[str], str]:
-    """Write `.tar.idx`, columnar index and, if wanted, `index.sqlite` and `index.uuid`.
+def stage_indices(
+    staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, tar_indices: bool, sqlite: bool
+) -> tuple[list[str], str]:
+    """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite` and `index.uuid`.
 
     Args:
         staging: The folder that mirrors the dataset.
         scans: What was scanned, in the order of `.info.json`.
+        tar_indices: Whether to write a `.tar.idx` beside each shard.
         sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
 
     Returns:
@@ -56,7 +61,8 @@ def stage_indices(staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, sql
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
         database = pool.submit(_stage_sqlite, staging, shards, scans) if sqlite else None
-        indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in scans.items()]
+        described = scans if tar_indices else {}
+        indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in described.items()]
         header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
         put = [future.result() for future in indices]
         put += [] if database is None else database.result()
@@ -73,6 +79,12 @@ def stage_info(root: Path, staging: Path, info: DatasetInfo) -> list[str]:
         put.append(f"{META_FOLDER}/{INFO_YAML}")
     write_info(staging, info)
     return put
+
+
+def stage_records_file(staging: Path, encoding: RecordEncoding) -> list[str]:
+    """Write `records.json` and return its path."""
+    atomic_write_bytes(staging / META_FOLDER / RECORDS_JSON, encode_records_file(encoding))
+    return [f"{META_FOLDER}/{RECORDS_JSON}"]
 
 
 def stage_splits(staging: Path, split_parts: Mapping[str, Sequence[str]]) -> list[str]:
