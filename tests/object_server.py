@@ -35,7 +35,7 @@ class Fault:
         sent: Share of the body that is sent first, after headers that promise all of it; `None` fails before them.
         status: Of the answer if that is the kind.
         times: Number of requests, `None` for all to come.
-        match: Part of the paths meant, the query included.
+        match: Part of what is meant: path, query, a space, and the header Range.
         method: Of the requests meant.
     """
 

@@ -67,11 +67,11 @@ class Behaviour:
         with self._lock:
             self._running -= 1
 
-    def fault(self, method: str, path: str) -> dict[str, Any] | None:
-        """What happens to this request."""
+    def fault(self, method: str, wanted: str) -> dict[str, Any] | None:
+        """What happens to this request, named as `Fault.match` says."""
         with self._lock:
             for fault in self.faults:
-                if fault["method"] == method and fault["match"] in path and fault["times"] != 0:
+                if fault["method"] == method and fault["match"] in wanted and fault["times"] != 0:
                     if fault["times"] is not None:
                         fault["times"] -= 1
                     return fault
@@ -110,7 +110,8 @@ class Handler(MotoRequestHandler):
             BEHAVIOUR.end()
 
     def _serve(self, body: bytes, concurrent: int) -> None:
-        fault = BEHAVIOUR.fault(self.command, self.path) or {"kind": None, "sent": 1.0}
+        ranges = self.headers.get("Range", "")
+        fault = BEHAVIOUR.fault(self.command, f"{self.path} {ranges}") or {"kind": None, "sent": 1.0}
         kind, share = fault["kind"], fault["sent"]
         if kind == "status":
             status, headers, content, share = (
@@ -128,7 +129,7 @@ class Handler(MotoRequestHandler):
             {
                 "method": self.command,
                 "path": self.path,
-                "range": self.headers.get("Range", ""),
+                "range": ranges,
                 "status": int(status.split()[0]),
                 "sent_bytes": length if self.command != "HEAD" else 0,
                 "concurrent": concurrent,

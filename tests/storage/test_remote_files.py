@@ -1,0 +1,335 @@
+"""Objects of a real S3 server as a byte store: few requests, no byte twice, never two versions mixed."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from object_server import Bucket, Fault, Request
+from remote_reading import digest, read, read_for_ever
+
+from energon_grain.errors import RangeError, ReadError, StaleIndexError
+from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
+from energon_grain.storage.storage_settings import StorageSettings
+
+SIZE = 20 * BLOCK_BYTES + 777
+CONTENT = np.random.default_rng(0).bytes(SIZE)
+OTHER = np.random.default_rng(1).bytes(SIZE)
+MakeFiles = Callable[..., RemoteFiles]
+
+
+@pytest.fixture
+def make_files(tmp_path: Path) -> MakeFiles:
+    def make(**changed: Any) -> RemoteFiles:
+        quick = {"timeout_s": 5.0, "attempts": 4, "first_pause_s": 0.01, "longest_pause_s": 0.05}
+        return RemoteFiles(StorageSettings(**{**quick, "cache_dir": str(tmp_path / "objects"), **changed}))
+
+    return make
+
+
+@pytest.fixture
+def url(bucket: Bucket) -> str:
+    bucket.put("x.tar", CONTENT)
+    bucket.server.reset()
+    return f"{bucket.url}/x.tar"
+
+
+def extent(request: Request) -> tuple[int, int]:
+    first, _, last = request.range.removeprefix("bytes=").partition("-")
+    return int(first), int(last) + 1
+
+
+def fetched_blocks(bucket: Bucket) -> Counter[int]:
+    """How often each block came, by what the server recorded."""
+    blocks: Counter[int] = Counter()
+    for request in bucket.server.requests("tar"):
+        if request.sent_bytes >= 777:  # not what a size is learnt by
+            start, stop = extent(request)
+            blocks.update(range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)))
+    return blocks
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, SIZE), st.integers(0, 700_000)), max_size=12))
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30, 3 * BLOCK_BYTES])
+def test_ranges_of_several_objects_are_those_of_slices(
+    shared: tuple[Bucket, str], cache_bytes: int, wanted: list[tuple[int, int, int]]
+) -> None:
+    bucket, folder = shared
+    files = RemoteFiles(StorageSettings(cache_dir=f"{folder}/{cache_bytes}", cache_bytes=cache_bytes))
+    file = np.array([one for one, _, _ in wanted], np.int64)
+    start = np.array([min(start, SIZE) for _, start, _ in wanted], np.int64)
+    stop = np.minimum(start + np.array([size for _, _, size in wanted], np.int64), SIZE)
+    found = files.read_spans([f"{bucket.url}/{name}" for name in "012"], file, start, stop)
+    assert all(type(data) is bytes for data in found)
+    assert found == [
+        (CONTENT, OTHER, CONTENT[::-1])[one][begin:end] for one, begin, end in zip(file, start, stop, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def shared(object_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bucket, str]]:
+    """A bucket with three objects, and a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in object_server.environment.items():
+            patch.setenv(name, value)
+        bucket = object_server.make_bucket("shared")
+        for name, content in zip("012", (CONTENT, OTHER, CONTENT[::-1]), strict=True):
+            bucket.put(name, content)
+        yield bucket, str(tmp_path_factory.mktemp("objects"))
+
+
+def test_neighbours_come_in_one_request(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    files.tails([url], [SIZE - 1])
+    bucket.server.reset()
+    ranges = [(start, start + 20_000) for start in range(0, 4_000_000, 25_000)]
+    assert read(files, url, ranges) == [CONTENT[start:stop] for start, stop in ranges]
+    (request,) = bucket.server.requests("tar")
+    assert extent(request) == (0, 16 * BLOCK_BYTES)
+    assert read(files, url, ranges) == [CONTENT[start:stop] for start, stop in ranges]
+    assert len(bucket.server.requests("tar")) == 1
+
+
+def test_what_lies_far_apart_does_not_bring_what_is_between(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    files.tails([url], [SIZE - 1])
+    bucket.server.reset()
+    assert read(files, url, [(5, 10), (19 * BLOCK_BYTES + 5, 19 * BLOCK_BYTES + 9)]) == [
+        CONTENT[5:10],
+        CONTENT[19 * BLOCK_BYTES + 5 : 19 * BLOCK_BYTES + 9],
+    ]
+    assert [request.sent_bytes for request in bucket.server.requests("tar")] == [BLOCK_BYTES] * 2
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_long_ranges_come_in_several_requests_at_a_time(
+    make_files: MakeFiles, bucket: Bucket, url: str, cache_bytes: int
+) -> None:
+    files = make_files(request_bytes=4 * BLOCK_BYTES, requests_in_flight=3, cache_bytes=cache_bytes)
+    files.tails([url], [SIZE - 1])
+    bucket.server.reset()
+    bucket.server.delay(0.1)
+    assert read(files, url, [(0, SIZE)]) == [CONTENT]
+    requests = bucket.server.requests("tar")
+    assert max(request.sent_bytes for request in requests) == 4 * BLOCK_BYTES
+    assert sum(request.sent_bytes for request in requests) == SIZE
+    assert max(request.concurrent for request in requests) == 3
+
+
+def test_the_end_of_an_object_and_its_size_are_one_request(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    bucket.put("y.tar", b"")
+    urls = [url, url.replace("x.tar", "y.tar"), url]
+    assert files.tails(urls, [SIZE - 1024, 0, SIZE]) == [CONTENT[-1024:], b"", b""]
+    assert files.size(url) == SIZE
+    assert files.size(urls[1]) == 0
+    assert len(bucket.server.requests("tar")) == 3
+    with pytest.raises(RangeError, match=url):
+        files.tails([url], [SIZE + 5])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 777, 300_000, SIZE])
+def test_a_size_alone_is_found_out(make_files: MakeFiles, bucket: Bucket, size: int) -> None:
+    bucket.put("y.tar", CONTENT[:size])
+    bucket.server.reset()
+    assert make_files().size(f"{bucket.url}/y.tar") == size
+    assert sum(request.sent_bytes for request in bucket.server.requests("tar")) < 2_000
+    assert len(bucket.server.requests("tar")) <= 2
+
+
+def test_what_is_not_there_or_too_short_is_named(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    for ask in (files.size, lambda path: files.tails([path], [5]), lambda path: read(files, path, [(0, 1)])):
+        with pytest.raises(ReadError, match=rf"{bucket.url}/none: there is no such object"):
+            ask(f"{bucket.url}/none")
+    with pytest.raises(ReadError, match=rf"{url} has {SIZE} bytes, but bytes up to {SIZE + 1} were asked for"):
+        read(files, url, [(5, SIZE + 1)])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", status=503, times=3),
+        Fault("reset", times=2),
+        Fault("close", sent=0.7, times=3),
+        Fault("reset", sent=0.1, times=3),
+    ],
+    ids=["503", "dropped", "truncated", "reset"],
+)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_failures_that_pass_change_nothing(
+    make_files: MakeFiles, bucket: Bucket, url: str, fault: Fault, cache_bytes: int
+) -> None:
+    files = make_files(cache_bytes=cache_bytes, request_bytes=4 * BLOCK_BYTES)
+    files.tails([url], [SIZE - 1])
+    bucket.server.inject(fault)
+    assert read(files, url, [(5, SIZE - 5)]) == [CONTENT[5:-5]]
+
+
+def test_a_failure_names_object_range_and_attempts_and_blocks_nobody(
+    make_files: MakeFiles, bucket: Bucket, url: str
+) -> None:
+    files = make_files()
+    files.tails([url], [SIZE - 1])
+    bucket.server.inject(Fault("status", times=None))
+    with pytest.raises(ReadError, match=rf"reading {url} bytes 0 to {BLOCK_BYTES} failed: .*SlowDown.* \(4 attempts"):
+        read(files, url, [(5, 10)])
+    bucket.server.reset()
+    began_s = time.monotonic()
+    assert read(files, url, [(5, 10)]) == [CONTENT[5:10]]
+    assert time.monotonic() - began_s < 1
+
+
+def test_the_store_goes_through_pickle(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    assert digest(pickle.loads(pickle.dumps(files)), url, 1_000_000) == hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_an_object_that_was_replaced_is_an_error(
+    make_files: MakeFiles, bucket: Bucket, url: str, cache_bytes: int
+) -> None:
+    files = make_files(cache_bytes=cache_bytes)
+    assert read(files, url, [(0, 10)]) == [CONTENT[:10]]
+    bucket.put("x.tar", OTHER)
+    with pytest.raises(StaleIndexError, match=rf"{url}: was replaced while it was read \(version .* then, .* now\)"):
+        read(files, url, [(BLOCK_BYTES, BLOCK_BYTES + 10)])
+    with pytest.raises(StaleIndexError):
+        files.tails([url], [SIZE - 5])
+    files.close()
+    assert read(files, url, [(0, SIZE)]) == [OTHER]
+
+
+def test_what_a_reader_has_is_what_an_earlier_one_kept(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    assert digest(make_files(), url, 1_000_000) == hashlib.sha256(CONTENT).hexdigest()
+    bucket.put("x.tar", OTHER)
+    assert digest(make_files(), url, 1_000_000) == hashlib.sha256(OTHER).hexdigest()
+    bucket.put("x.tar", CONTENT)
+    bucket.server.reset()
+    assert digest(make_files(), url, 1_000_000) == hashlib.sha256(CONTENT).hexdigest()
+    assert fetched_blocks(bucket) == {}  # the first version's entity tag again
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_versions_are_never_mixed(
+    make_files: MakeFiles, bucket: Bucket, url: str, cache_bytes: int, tmp_path: Path
+) -> None:
+    bucket.server.delay(0.01)
+    over = threading.Event()
+
+    def replace() -> None:
+        while not over.wait(0.03):
+            bucket.put("x.tar", OTHER)
+            bucket.put("x.tar", CONTENT)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    outcomes: Counter[str] = Counter()
+    try:
+        for number in range(25):
+            files = make_files(
+                cache_bytes=cache_bytes,
+                request_bytes=2 * BLOCK_BYTES,
+                cache_dir=f"{make_files().settings.cache_folder}{number}",
+            )
+            try:
+                (found,) = read(files, url, [(0, SIZE)])
+            except StaleIndexError:
+                outcomes["error"] += 1
+            else:
+                assert found in (CONTENT, OTHER)
+                outcomes["whole"] += 1
+    finally:
+        over.set()
+        writer.join()
+    assert outcomes["error"]
+
+
+def test_two_processes_fetch_nothing_twice(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    bucket.server.delay(0.02)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = [pool.submit(digest, files, url, 100_000, backwards=backwards) for backwards in (False, True)]
+        assert [one.result(60) for one in found] == [hashlib.sha256(CONTENT).hexdigest()] * 2
+    assert fetched_blocks(bucket) == Counter(range(21))
+    assert len({request.agent for request in bucket.server.requests("tar")}) == 1
+
+
+def test_two_threads_fetch_nothing_twice(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    files.tails([url], [SIZE - 1])
+    bucket.server.reset()
+    bucket.server.delay(0.02)
+    readers = [threading.Thread(target=digest, args=(files, url, 100_000)) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert fetched_blocks(bucket) == Counter(range(21))
+
+
+def test_the_cache_keeps_its_bound(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    bound = 8 * BLOCK_BYTES
+    files = make_files(cache_bytes=bound)
+    for number in range(6):
+        bucket.put(f"{number}.tar", CONTENT[number:])
+    folder = Path(files.settings.cache_folder) / "blocks" / "objects"
+    for number in range(6):
+        path = f"{bucket.url}/{number}.tar"
+        for start in range(0, SIZE - 6, 3 * BLOCK_BYTES):
+            stop = min(start + 3 * BLOCK_BYTES, SIZE - 6)
+            assert read(files, path, [(start, stop)]) == [CONTENT[number + start : number + stop]]
+            assert sum(file.stat().st_blocks * 512 for file in folder.glob("*/*")) <= bound
+
+
+def test_a_process_killed_in_the_middle_of_a_fetch_hinders_nobody(
+    make_files: MakeFiles, bucket: Bucket, url: str
+) -> None:
+    files = make_files(timeout_s=20.0)
+    bucket.server.inject(Fault("stall", sent=0.5, match="x.tar bytes=0-"))
+    reader = multiprocessing.get_context("spawn").Process(target=read_for_ever, args=(files, url))
+    reader.start()
+    try:
+        while not any(request.sent_bytes > 1000 for request in bucket.server.requests("x.tar")):
+            time.sleep(0.01)
+    finally:
+        assert reader.pid is not None
+        os.kill(reader.pid, signal.SIGKILL)
+        reader.join()
+        reader.close()
+    bucket.server.reset()
+    began_s = time.monotonic()
+    assert digest(files, url, 1_000_000) == hashlib.sha256(CONTENT).hexdigest()
+    assert time.monotonic() - began_s < 5
+    assert fetched_blocks(bucket) == Counter(range(21))
+
+
+def test_damaged_blocks_are_fetched_again_by_the_next_process(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        assert pool.submit(digest, files, url, SIZE).result(60) == hashlib.sha256(CONTENT).hexdigest()
+    (copy,) = (Path(files.settings.cache_folder) / "blocks" / "objects").glob("*/*")
+    kept = copy.read_bytes()
+    with copy.open("r+b") as file:
+        file.seek(kept.index(CONTENT[5 * BLOCK_BYTES : 5 * BLOCK_BYTES + 100]) + 50_000)
+        file.write(bytes(4096))
+    bucket.server.reset()
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        assert pool.submit(digest, files, url, SIZE).result(60) == hashlib.sha256(CONTENT).hexdigest()
+    assert fetched_blocks(bucket) == Counter([5])
