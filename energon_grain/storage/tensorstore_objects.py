@@ -27,8 +27,8 @@ class ObjectError(Exception):
         out_of_range: Whether the object ends before the range does.
     """
 
-    def __init__(self, message: str, *, passing: bool, out_of_range: bool = False) -> None:
-        super().__init__(message, passing, out_of_range)
+    def __init__(self, message: str, passing: bool, out_of_range: bool = False) -> None:
+        super().__init__(message, passing, out_of_range)  # what it is made of again in another process
         self.message = message
         self.passing = passing
         self.out_of_range = out_of_range
