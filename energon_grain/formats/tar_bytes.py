@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from energon_grain.errors import TarError
 from energon_grain.formats.tar_header import BLOCK, checksum_holds
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.scanned_bytes import FileBytes, ScannedBytes
 
-_WINDOW_BYTES = 256 * 1024
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class TarBytes:
-    """One open tar file, read with `pread` only, so a file that shrinks meanwhile is an error and not a crash.
+    """One open tar file or object, never mapped, so one that shrinks meanwhile is an error and not a crash.
 
     Args:
-        path: The tar file.
+        path: The tar file, or its URL.
+
+    Attributes:
+        path: The same as text.
+        size_bytes: Of the tar.
+        data: Its bytes.
 
     Raises:
-        OSError: The file does not exist or may not be read.
+        OSError: It does not exist or may not be read.
         TarError: It is not a regular file, is empty, or is compressed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._window, self._window_at = b"", 0
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        self.path = located(path)
+        self.data: ScannedBytes = _open_object(self.path) if is_url(self.path) else self._open_file()
+        self.size_bytes = self.data.size_bytes
         try:
-            status = os.fstat(self.fd)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(f"{self.path}: a folder, not a tar file")
-            if not stat.S_ISREG(status.st_mode):
-                raise self.error(0, "not a regular file", "Shards must be files that can be read at any offset.")
-            self.size_bytes = status.st_size
             self._check_start()
         except BaseException:
-            os.close(self.fd)
+            self.data.close()
             raise
 
     def __enter__(self) -> TarBytes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self.fd)
+        self.data.close()
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Read exactly `size_bytes` at `offset`.
@@ -53,26 +53,24 @@ class TarBytes:
         Raises:
             TarError: The file ends before.
         """
-        data = os.pread(self.fd, size_bytes, offset)
-        while len(data) < size_bytes:
-            more = os.pread(self.fd, size_bytes - len(data), offset + len(data))
-            if not more:
-                raise self.truncated(offset, f"{size_bytes} bytes are needed here")
-            data += more
+        data = self.data.alone(offset, size_bytes)
+        if len(data) < size_bytes:
+            raise self.truncated(offset, f"{size_bytes} bytes are needed here")
         return data
 
     def block(self, offset: int) -> bytes:
-        """Read the header block at `offset` and nothing around it."""
-        block = os.pread(self.fd, BLOCK, offset)
-        return block if len(block) == BLOCK else self._last_block(offset)
+        """Read the header block at `offset`, and little around it."""
+        block = self.data.alone(offset, BLOCK)
+        if len(block) < BLOCK:
+            self._incomplete(offset, block)
+        return block
 
     def near_block(self, offset: int) -> bytes:
-        """Read the header block at `offset` through a window of 256 KiB: for small members."""
-        start = offset - self._window_at
-        if not 0 <= start <= len(self._window) - BLOCK:
-            self._window, self._window_at, start = os.pread(self.fd, _WINDOW_BYTES, offset), offset, 0
-        block = self._window[start : start + BLOCK]
-        return block if len(block) == BLOCK else self._last_block(offset)
+        """Read the header block at `offset` together with what follows: for small members."""
+        block = self.data.near(offset, BLOCK)
+        if len(block) < BLOCK:
+            self._incomplete(offset, block)
+        return block
 
     def error(self, offset: int, what: str, rule: str, member: bytes | None = None) -> TarError:
         """Make an error that names file, member and offset, then says what is wrong and what to do."""
@@ -96,11 +94,21 @@ class TarBytes:
             "The shard is damaged, or is not a tar file: copy or create it again.",
         )
 
-    def _last_block(self, offset: int) -> bytes:
-        """Read a block after a short read: whole after all, or the reason why not."""
-        rest = os.pread(self.fd, BLOCK, offset)
-        if len(rest) == BLOCK:
-            return rest
+    def _open_file(self) -> FileBytes:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(f"{self.path}: a folder, not a tar file")
+            if not stat.S_ISREG(mode):
+                raise self.error(0, "not a regular file", "Shards must be files that can be read at any offset.")
+            return FileBytes(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _incomplete(self, offset: int, rest: bytes) -> NoReturn:
+        """Say why a block is shorter than it must be."""
         if rest.strip(b"\0"):
             raise self.truncated(offset, f"a header of {BLOCK} bytes must be here")
         raise self.error(
@@ -114,7 +122,7 @@ class TarBytes:
     def _check_start(self) -> None:
         if not self.size_bytes:
             raise self.error(0, "the file is empty", "Even a tar without members has two zero blocks: create it again.")
-        start = os.pread(self.fd, BLOCK, 0)
+        start = self.data.alone(0, BLOCK)
         if len(start) == BLOCK and checksum_holds(start):  # a first member may well be called `BZh.txt`
             return
         for magic, name in _COMPRESSED.items():
@@ -124,3 +132,9 @@ class TarBytes:
                     f"the file is compressed with {name}",
                     "Samples are read at random offsets, so shards must be plain tar files: decompress it.",
                 )
+
+
+def _open_object(url: str) -> ScannedBytes:
+    from energon_grain.storage.object_bytes import ObjectBytes  # a process that scans files needs none of it
+
+    return ObjectBytes(url)

@@ -7,7 +7,6 @@ the run and is left to `tar_hops`.
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import numpy as np
@@ -60,7 +59,7 @@ class HeaderGrid:
         places: list[npt.NDArray[np.int64]] = []
         blocks, count = 0, 0
         while blocks < len(self._headers):
-            read = os.preadv(self._tar.fd, [self._piece.data.cast("B")], offset + blocks * BLOCK) // BLOCK
+            read = self._tar.data.fill(self._piece.data.cast("B"), offset + blocks * BLOCK) // BLOCK
             found = np.flatnonzero(self._first_words[:read] == _MAGIC)
             np.take(self._piece, found, axis=0, out=self._headers[count : count + len(found)], mode="clip")
             count += len(found)

@@ -14,7 +14,6 @@ from energon_grain.formats.tar_hops import hop
 
 Strategy = Literal["auto", "grid", "hops"]
 
-_SMALL_MEMBER_BYTES: Final = 16 * 1024  # below this mean the grid is faster
 _FIRST_HOPS: Final = 16
 _HOPS: Final = 4096
 _GOOD_RUN: Final = 1024  # headers
@@ -55,7 +54,7 @@ class HeaderWalk:
             if walked.error is not None:
                 raise walked.error
             if len(walked.batch):
-                small = (walked.next_offset - offset) < len(walked.batch) * _SMALL_MEMBER_BYTES
+                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.pass_over_bytes
             offset = walked.next_offset
             if walked.at_end:
                 self._check_tail(offset)
