@@ -1,0 +1,176 @@
+"""Whole datasets in a bucket: the same batches and states as from the same files on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from object_server import Bucket, Fault
+from stream_hosts import global_batch, quiet
+
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
+from energon_grain.formats import data_folder
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
+from energon_grain.testing import make_text_dataset
+
+Open = Callable[..., Stream]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two datasets, one of them without the columnar index, and metadatasets that name them by relative paths."""
+    root = tmp_path / "data"
+    make_text_dataset(root / "one", n=90, shards=4, text_bytes=3000)
+    make_text_dataset(root / "sub" / "two", n=70, shards=3, seed=1)
+    shutil.rmtree(root / "sub" / "two" / ".nv-meta" / "columnar")
+    write(root / "sub" / "two.yaml", {"path": "two"})
+    write(root / "mix.yaml", {"blend": [{"path": "./one", "weight": 2}, {"path": "sub/two.yaml", "weight": 1}]})
+    write(root / "single.yaml", {"path": "one"})
+    return root
+
+
+def write(path: Path, split: dict[str, Any]) -> None:
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split}}
+    path.write_text(yaml.safe_dump(document))
+
+
+@pytest.fixture
+def open_stream(bucket: Bucket) -> Open:
+    def make(
+        path: Any, *, host: int = 0, hosts: int = 1, workers: int = 0, kind: Any = "thread", **more: Any
+    ) -> Stream:
+        config = WorkerConfig(host, hosts, workers, worker_type=kind, global_error_handler=quiet)
+        options = {"batch_size": 6 // hosts, "shuffle_buffer_size": 20, "max_samples_per_sequence": 4, **more}
+        return Stream.of(get_train_dataset(path, worker_config=config, **options))
+
+    return make
+
+
+def batches(stream: Stream, count: int) -> list[Any]:
+    """Keys, texts and the state behind each of the next batches."""
+    found: list[Any] = []
+    for _ in range(count):
+        batch = next(stream)
+        found.append((batch.__key__, batch.text, stream.cursor()))
+    return found
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+def test_a_mixture_in_a_bucket_gives_what_it_gives_here(
+    bucket: Bucket, folder: Path, open_stream: Open, workers: int, kind: str
+) -> None:
+    url = bucket.upload(folder, "data sets")
+    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml", workers=workers, kind=kind) as there:
+        assert batches(there, 60) == batches(here, 60)
+        assert there.stats() == here.stats()
+
+
+def test_states_go_from_here_to_there(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = bucket.upload(folder)
+    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml") as there:
+        batches(here, 17)
+        there.restore(here.cursor())
+        assert batches(there, 20) == batches(here, 20)
+
+
+def test_any_number_of_hosts_gives_the_same_global_batches(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = f"{bucket.upload(folder)}/mix.yaml"
+    one, three = [open_stream(url)], [open_stream(url, host=host, hosts=3) for host in range(3)]
+    assert [global_batch(one) for _ in range(20)] == [global_batch(three) for _ in range(20)]
+    for stream in (*one, *three):
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("status", status=503, times=5), Fault("status", status=500, times=3, match=".tar")],
+        [Fault("reset", times=3), Fault("reset", sent=0.5, times=5, match=".tar")],
+        [Fault("close", sent=0.9, times=3), Fault("close", sent=0.1, times=4, match=".tar")],
+    ],
+    ids=["errors", "drops", "truncation"],
+)
+def test_failures_that_pass_do_not_change_the_stream(
+    bucket: Bucket, folder: Path, open_stream: Open, faults: list[Fault]
+) -> None:
+    url = bucket.upload(folder)
+    use_storage(StorageSettings(attempts=12, first_pause_s=0.001, longest_pause_s=0.01))
+    bucket.server.inject(*faults)
+    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml", workers=2) as there:
+        assert batches(there, 60) == batches(here, 60)
+        assert there.stats() == here.stats()
+
+
+def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = bucket.upload(folder)
+    use_storage(StorageSettings(attempts=3, first_pause_s=0.001, longest_pause_s=0.01, cache_bytes=0))
+    with open_stream(folder / "single.yaml") as here, open_stream(f"{url}/single.yaml") as there:
+        assert batches(there, 3) == batches(here, 3)
+        bucket.server.inject(Fault("status", times=None))
+        with pytest.raises(ReadError, match=rf"reading {url}/one/shard_00.\.tar bytes \d+ to \d+ failed: .*3 attempts"):
+            batches(there, 60)
+        bucket.server.reset()
+        there.restore(here.cursor())
+        assert batches(there, 60) == batches(here, 60)
+
+
+def test_a_shard_that_is_replaced_is_an_error(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = bucket.upload(folder)
+    use_storage(StorageSettings(cache_bytes=0))
+    with open_stream(f"{url}/single.yaml") as stream:
+        batches(stream, 2)
+        for shard in sorted((folder / "one").glob("*.tar")):
+            content = bytearray(shard.read_bytes())
+            content[600] ^= 1
+            bucket.put(f"one/{shard.name}", bytes(content))
+        with pytest.raises(StaleIndexError, match=rf"{url}/one/shard_00.\.tar: was replaced"):
+            batches(stream, 60)
+
+
+def test_a_dataset_that_was_prepared_anew_is_read_anew(
+    bucket: Bucket, folder: Path, open_stream: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = bucket.upload(folder)
+    monkeypatch.setattr(data_folder, "_FRESH_SECONDS", 0)  # for so long a process does not look again
+    with open_stream(f"{url}/single.yaml") as stream:
+        batches(stream, 2)
+    make_text_dataset(folder / "one", n=55, shards=4, seed=7)
+    for key in bucket_keys(bucket, "one/"):
+        bucket.delete(key)
+    bucket.upload(folder)
+    with open_stream(folder / "single.yaml") as here, open_stream(f"{url}/single.yaml") as there:
+        assert batches(there, 30) == batches(here, 30)
+
+
+def bucket_keys(bucket: Bucket, prefix: str) -> list[str]:
+    return [prefix + key for key in shared_client(storage_settings()).list(f"{bucket.url}/{prefix}".rstrip("/"))]
+
+
+def test_a_second_opening_fetches_no_index_again_and_a_second_pass_nothing(
+    bucket: Bucket, folder: Path, open_stream: Open
+) -> None:
+    url = bucket.upload(folder)
+    with open_stream(f"{url}/single.yaml") as stream:
+        batches(stream, 60)
+    bucket.server.reset()
+    with open_stream(f"{url}/single.yaml") as stream:
+        batches(stream, 60)
+    sent = {request.path: request.sent_bytes for request in bucket.server.requests()}
+    assert sum(sent.values()) < 30_000, sent
+
+
+def test_a_bucket_without_the_dataset_says_so(bucket: Bucket, open_stream: Open) -> None:
+    with pytest.raises(EnergonGrainError, match=rf"{bucket.url}/nothing"):
+        open_stream(f"{bucket.url}/nothing")
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_environment() -> Any:
+    yield
+    use_storage(None)
