@@ -1,0 +1,31 @@
+"""DataLoader workers that read a dataset in a bucket, after their parent has read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_server import Bucket
+
+from energon_grain_torch import WorkerConfig, get_loader, get_train_dataset
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_read_what_is_in_a_bucket(text_dataset: Callable[..., Path], bucket: Bucket, method: str) -> None:
+    url = bucket.upload(text_dataset(53))
+
+    def batches(workers: int, **options: Any) -> list[tuple[str, ...]]:
+        config = WorkerConfig(0, 1, workers)
+        dataset = get_train_dataset(
+            url, worker_config=config, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=4
+        )
+        with get_loader(dataset, **options) as loader:
+            return [tuple(batch.text) for batch in islice(loader, 40)]
+
+    found = batches(2, multiprocessing_context=method)
+    sent_bytes = sum(request.sent_bytes for request in bucket.server.requests(".tar"))
+    assert sent_bytes < 1.5 * sum(shard.stat().st_size for shard in text_dataset(53).glob("*.tar"))  # and their ends
+    assert found == batches(0)
