@@ -57,6 +57,7 @@ class RayExecutor(Executor):
                 ) from error
         self._call = ray.remote(num_cpus=num_cpus, max_retries=max_retries)(_call)
         self._pending: set[Future[Any]] = set()
+        self._tasks: dict[Future[Any], Any] = {}  # who takes a future out, its result or its cancellation, settles it
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -66,7 +67,8 @@ class RayExecutor(Executor):
         task = self._call.remote(fn, args, kwargs)
         future: Future[T] = Future()
         self._pending.add(future)
-        future.add_done_callback(functools.partial(self._forget, task))
+        self._tasks[future] = task
+        future.add_done_callback(self._forget)
         task.future().add_done_callback(functools.partial(self._pass_on, future))
         return future
 
@@ -90,7 +92,7 @@ class RayExecutor(Executor):
 
     def _pass_on(self, future: Future[Any], done: Future[Any]) -> None:
         """Give `future` what Ray's own future has, which is not returned itself because it cannot cancel the task."""
-        if not future.set_running_or_notify_cancel():
+        if self._tasks.pop(future, None) is None or not future.set_running_or_notify_cancel():
             return
         error: Any = done.exception()
         if error is None:
@@ -101,9 +103,11 @@ class RayExecutor(Executor):
             error.cause.__cause__, error = error, error.cause
         future.set_exception(error)
 
-    def _forget(self, task: Any, future: Future[Any]) -> None:
+    def _forget(self, future: Future[Any]) -> None:
         self._pending.discard(future)
-        if future.cancelled():
+        task = self._tasks.pop(future, None)
+        if task is not None:  # cancelled: whoever waits for the future need not wait until the task notices
+            future.set_running_or_notify_cancel()
             self._ray.cancel(task)
 
 

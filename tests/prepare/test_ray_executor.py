@@ -153,9 +153,8 @@ def test_a_killed_driver_goes_on_from_the_command_line(cluster: str, root: Path,
 
 
 AN_EXECUTOR = """
-import os, sys, threading, time
+import os, sys, time
 import ray
-from concurrent.futures import CancelledError, wait
 from energon_grain.errors import TarError
 from energon_grain.prepare import RayExecutor
 
@@ -165,13 +164,18 @@ def damaged(path):
 def die():
     os._exit(1)
 
-def sleep_unless_cancelled(path):
+def sleep_until_cancelled(path):
     try:
+        open(path + ".begun", "w").close()
         while True:
             time.sleep(0.01)  # a longer one would not be interrupted
     except KeyboardInterrupt:
         open(path, "w").close()
         raise
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 with RayExecutor(sys.argv[1], max_retries=1, num_cpus=0.5) as executor:
     assert executor.submit(pow, 2, 3).result() == 8
@@ -184,12 +188,12 @@ with RayExecutor(sys.argv[1], max_retries=1, num_cpus=0.5) as executor:
     assert "in damaged" in str(error.__cause__), "the traceback of the node"
     assert isinstance(executor.submit(die).exception(), ray.exceptions.WorkerCrashedError)
 
-    running = executor.submit(sleep_unless_cancelled, sys.argv[2])
-    time.sleep(1)
+    running = executor.submit(sleep_until_cancelled, sys.argv[2])
+    wait_for(sys.argv[2] + ".begun")
     assert running.cancel() and running.cancelled()
-    while not os.path.exists(sys.argv[2]):
-        time.sleep(0.01)
+    wait_for(sys.argv[2])
     waiting = [executor.submit(time.sleep, 600) for _ in range(20)]
+    time.sleep(0.5)  # some of them run by now, and do not notice
     executor.shutdown(cancel_futures=True)
     assert all(future.cancelled() for future in waiting)
     try:
