@@ -16,6 +16,7 @@
     ├── UntrustedCodeError (PermissionError)   a data file asks to run code that the program did not allow
     ├── DecodingError (ValueError)             the bytes of a part do not decode; the sample is skipped by policy
     ├── ReadError (OSError)                    reading failed after retries; never skipped
+    │   └── RangeError                         a file or object ends before the bytes that were asked for
     ├── StateError (ValueError)                a saved state cannot be used
     │   └── FingerprintError                   a saved state belongs to another configuration or other data
     ├── FatalSampleError (RuntimeError)        too many failures in a row, or a failure that no policy may skip
@@ -96,6 +97,10 @@ class DecodingError(EnergonGrainError, ValueError):
 
 class ReadError(EnergonGrainError, OSError):
     """Reading failed after retries. Never skipped: a hiccup of a disk must not change the stream."""
+
+
+class RangeError(ReadError):
+    """A file or an object ends before the bytes that were asked for."""
 
 
 class StateError(EnergonGrainError, ValueError):

@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
 from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, dataset_kind, read_info
+from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.sources.array_group import ArrayGroupSource
+from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
 from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
     from energon_grain.datasets.leaf import LeafDataset
@@ -58,43 +60,57 @@ class Container:
 
 def container_at(path: str | os.PathLike[str]) -> Container:
     """The kind of what lies at a path. What is not there, or unknown, is taken for a WebDataset, which says so."""
-    return _KINDS.get(dataset_kind(path), _KINDS[DatasetKind.WEBDATASET])
+    return _KINDS.get(kind_at(located(path)), _KINDS[DatasetKind.WEBDATASET])
 
 
 def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
-    root = Path(leaf.path)
-    finish_interrupted_prepare(root)
-    info = read_info(root)
+    folder = open_folder(leaf.path)
+    with naming(folder):
+        return _open_indexed(folder, leaf, whole)
+
+
+def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content:
+    finish_interrupted_prepare(folder.local)
+    info = read_info(folder.local)
     if leaf.definition is None:
-        config = read_dataset_config(root, leaf.dataset_config)
+        config = read_dataset_config(folder.local, leaf.dataset_config)
         definition = define_samples(leaf, config)
     else:
         config, definition = DatasetConfig(kind="crude"), leaf.definition
     field_map, parts = definition.field_map, definition.part_filter
     if field_map is not None:
         parts = frozenset(field_map.parts)
-    source = WebDatasetSource(root, parts=parts) if whole else _split_part(leaf, config, info, parts)
+    source = open_prepared(folder, parts=parts) if whole else _split_part(folder, leaf, config, info, parts)
     if field_map is not None:
-        field_map.check_parts(source.part_names, where=f"{root}: field_map")
+        field_map.check_parts(source.part_names, where=f"{folder.location}: field_map")
     return Content(source=source, config=config, definition=definition)
 
 
-def _split_part(leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter) -> WebDatasetSource:
+def _split_part(
+    folder: DataFolder, leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter
+) -> PreparedSource:
     """The samples of the split part and the subset."""
-    root = Path(leaf.path)
-    splits = read_split_config(root, leaf.split_config or config.split_config or "split.yaml")
+    splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
     selected = select_shards(splits, config.split_part or leaf.split_part, info)
     total = sum(info.shard_counts[shard] for shard in selected.shards)
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
     start, stop = (0, total) if subset is None else subset.resolve(total)
-    return WebDatasetSource(
-        root, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
+    return open_prepared(
+        folder, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
     )
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    finish_interrupted_prepare(Path(path))
-    return WebdatasetFileStore(path)
+    folder = open_folder(path)
+    with naming(folder):
+        finish_interrupted_prepare(folder.local)
+        return WebdatasetFileStore(folder)
+
+
+def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
+    folder = open_folder(path)
+    finish_interrupted_prepare(folder.local)
+    return ArrayRecordFileStore(folder)
 
 
 def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
@@ -123,7 +139,7 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
         field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
     if leaf.subset is not None and not whole:
         start, stop = leaf.subset.resolve(len(source))
-        source = ArrayGroupSource(leaf.path, parts=parts, start=start, stop=stop)
+        source = source.cut(start, stop)
     # Rows are values as they are, whatever their arrays are called.
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
 
@@ -140,6 +156,7 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
 
 _KINDS = {
     DatasetKind.WEBDATASET: Container(open=_open_shards, store=_store_of_shards),
+    DatasetKind.ARRAY_RECORD: Container(open=_open_shards, store=_store_of_records),
     DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
     DatasetKind.ARRAY: Container(open=_open_arrays, store=_no_store_of_rows),
 }

@@ -64,6 +64,11 @@ class ColumnWriter:
         self._file.close()
 
 
+def column_file_bytes(dtype: npt.DTypeLike, rows: int, *, width: int | None = None) -> int:
+    """Size of the file of a column, in bytes."""
+    return _HEADER_BYTES + rows * (width or 1) * np.dtype(dtype).itemsize
+
+
 def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | None = None) -> npt.NDArray[Any]:
     """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
 
@@ -80,7 +85,7 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | Non
         IndexFileError: The file is damaged or not of this type and length.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
-    size_bytes = _HEADER_BYTES + rows * (width or 1) * dtype.itemsize
+    size_bytes = column_file_bytes(dtype, rows, width=width)
     with open(path, "rb") as file:
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:

@@ -16,7 +16,7 @@ Opening it costs one small JSON file and eight memory maps, whatever the number 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import IndexFileError, StaleIndexError
+from energon_grain.errors import IndexFileError
 from energon_grain.formats.column_file import read_column
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -34,10 +34,10 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_header,
 )
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import read_info
 
-_TAR_BLOCK_BYTES = 512
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
 
@@ -128,38 +128,6 @@ class ColumnarIndex:
         sample = int(self.key_order[low])
         return sample if self._key_bytes(sample) == wanted else None
 
-    def verify(self, *, shards: Iterable[int] | None = None) -> None:
-        """Check that tar files still have the size of the index and end where it says that they end.
-
-        Reads 512 bytes of each shard. Sources check the size of a shard by themselves when they first open it.
-
-        Args:
-            shards: Numbers of the shards to look at; all of them if None.
-
-        Raises:
-            StaleIndexError: A shard is missing or has changed.
-        """
-        for shard in range(len(self.shards)) if shards is None else shards:
-            self._verify_shard(shard)
-
-    def _verify_shard(self, shard: int) -> None:
-        path = self.root / self.shards[shard]
-        expected = int(self.shard_bytes[shard])
-        end = int(self.shard_sample_start(shard)[-1])
-        try:
-            size = path.stat().st_size
-            with open(path, "rb") as file:
-                file.seek(end)
-                marker = file.read(_TAR_BLOCK_BYTES)
-        except FileNotFoundError:
-            raise StaleIndexError(f"{path}: the index names this shard, but it is gone; {mending(self.root)}") from None
-        if size != expected:
-            raise StaleIndexError(f"{path}: has {size} bytes, but had {expected} when indexed; {mending(self.root)}")
-        if marker.strip(b"\0"):
-            raise StaleIndexError(
-                f"{path} @ {end}: the index expects the end of the archive here; {mending(self.root)}"
-            )
-
     def _join_keys_of_length(self, start: npt.NDArray[np.int64], length: int) -> bytes:
         """Return the keys that start at `start`, all of the same length, with a NUL after each."""
         starting_anywhere = np.ndarray(
@@ -181,42 +149,50 @@ class ColumnarIndex:
         return self.key_bytes[self.key_start[sample] : self.key_start[sample + 1]].tobytes()
 
 
-def open_columnar(root: Path, *, cache_dir: Path | None = None) -> ColumnarIndex:
-    """Open the columnar index of the prepared dataset at `root`; build it first where it is missing.
+def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path | None = None) -> ColumnarIndex:
+    """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
 
     An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
     again, say) counts as missing. The index is built from the tars and checked against their `.tar.idx`, and kept in
-    the dataset if that is writable, else in `cache_dir`. No tar file is looked at where it exists.
+    the dataset if that is writable, else in `cache_dir`; of a dataset in an object store in its mirror. No tar file is
+    looked at where it exists.
 
     Args:
-        root: A dataset that `energon-grain prepare` or `energon prepare` prepared.
+        path: A dataset that `energon-grain prepare` or `energon prepare` prepared.
         cache_dir: Where to keep the index of a read-only dataset: `$XDG_CACHE_HOME/energon-grain` if None.
 
     Raises:
-        DatasetNotFoundError: There is no prepared dataset at `root`.
+        DatasetNotFoundError: There is no prepared dataset at `path`.
         IndexFileError: The index is damaged.
         StaleIndexError: The tars do not fit `.info.json` or their `.tar.idx`.
+        ReadError: An object store cannot be reached.
     """
+    folder = open_folder(path)
+    with naming(folder):
+        return _opened(folder, cache_dir)
+
+
+def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
     from energon_grain.formats.columnar_build import build_columnar, info_stamp
 
-    root = Path(root)
+    root = folder.local
     info = read_info(root)
     own, cached = columnar_folder(root), index_cache_folder(root, cache_dir)
     for _ in range(3):
-        for folder in (own, cached):
-            header = read_header(folder, root)
+        for place in (own, cached):
+            header = read_header(place, root)
             if header is None or not header.fits(info):
                 continue
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
             try:
-                return load_generation(root, folder, header)
+                return load_generation(root, place, header)
             except FileNotFoundError:
-                if read_header(folder, root) == header:  # else it was replaced while we were opening it
+                if read_header(place, root) == header:  # else it was replaced while we were opening it
                     raise IndexFileError(
-                        f"{folder / header.generation}: columns named by {HEADER_NAME} are missing; {mending(root)}"
+                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {mending(root)}"
                     ) from None
-        build_columnar(root, info, cache_dir=cache_dir)
+        build_columnar(folder, info, cache_dir=cache_dir)
     raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
 
 

@@ -31,6 +31,7 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_header,
 )
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.duplicate_keys import DuplicateKeys
 from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.index_cache import index_cache_folder
@@ -104,7 +105,7 @@ def remove_old_generations(target: Path, current: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
+def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
     """Build the columnar index of a prepared dataset from its tars, checked against `info` and the `.tar.idx` files.
 
     Written into the dataset, or below `cache_dir` where the dataset is read-only. Of two processes that build at once
@@ -114,6 +115,7 @@ def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = No
         StaleIndexError: A tar does not have the samples that `.info.json` and its `.tar.idx` say.
         TarError: A tar is damaged.
     """
+    root = dataset.local
     target, stamp = columnar_folder(root), None
     if not _is_writable(target):
         target, stamp = index_cache_folder(root, cache_dir), info_stamp(root)
@@ -122,7 +124,7 @@ def build_columnar(root: Path, info: DatasetInfo, *, cache_dir: Path | None = No
         header = read_header(target, root)
         if header is not None and header.fits(info) and header.info_stamp == stamp:
             return
-        header = write_generation(target, list(info.shard_counts), _scan_all(root, info))
+        header = write_generation(target, list(info.shard_counts), _scan_all(dataset, info))
         commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
 
 
@@ -198,9 +200,9 @@ def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDAr
     return start, text
 
 
-def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
+def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
     """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
-    records = read_records_file(root)
+    records = read_records_file(dataset.local)
     threads = min(_SCANNING_THREADS, len(os.sched_getaffinity(0)), max(1, len(info.shard_counts)))
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
         pending: deque[Future[ShardScan]] = deque()
@@ -208,9 +210,9 @@ def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
             first = 0
             for shard, count in info.shard_counts.items():
                 if records is None:
-                    pending.append(pool.submit(scan_checked, root, shard, count))
+                    pending.append(pool.submit(scan_checked, dataset, shard, count))
                 else:
-                    pending.append(pool.submit(_scan_records_checked, root, shard, count, records, first))
+                    pending.append(pool.submit(_scan_records_checked, dataset, shard, count, records, first))
                 first += count
                 if len(pending) > threads:
                     yield pending.popleft().result()
@@ -221,13 +223,13 @@ def _scan_all(root: Path, info: DatasetInfo) -> Iterator[ShardScan]:
                 future.cancel()
 
 
-def scan_checked(root: Path, shard: str, count: int) -> ShardScan:
+def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
     Hidden files in folders make samples only where the index of the shard says that they do.
 
     Args:
-        root: The dataset.
+        dataset: Where it lies.
         shard: The shard, relative to it.
         count: Samples that it has by `.info.json`.
 
@@ -238,29 +240,37 @@ def scan_checked(root: Path, shard: str, count: int) -> ShardScan:
     from energon_grain.formats.shard_scan import scan_tar
     from energon_grain.formats.tar_index import read_tar_index, tar_index_path
 
-    path = root / shard
+    location = dataset.shard(shard)
+    advice = mending(dataset.location)
     try:
-        scan = scan_tar(path, hidden="skip")
-        expected = read_tar_index(tar_index_path(path)) if tar_index_path(path).exists() else None
+        scan = scan_tar(location, hidden="skip")
+        try:
+            expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
+        except FileNotFoundError:
+            expected = None
         if not _agrees(scan, count, expected):
             # Energon makes samples of dot files inside folders; its index says whether it did.
-            scan = scan_tar(path, hidden="keep")
+            scan = scan_tar(location, hidden="keep")
     except FileNotFoundError:
-        raise StaleIndexError(f"{path}: `.info.json` names this shard, but it is gone; {mending(root)}") from None
+        raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
     if len(scan) != count:
-        raise StaleIndexError(f"{path}: has {len(scan)} samples, but `.info.json` says {count}; {mending(root)}")
+        raise StaleIndexError(f"{location}: has {len(scan)} samples, but `.info.json` says {count}; {advice}")
     if not _agrees(scan, count, expected):
-        raise StaleIndexError(f"{path}: its samples do not lie where {tar_index_path(path).name} says; {mending(root)}")
+        raise StaleIndexError(f"{location}: its samples do not lie where {tar_index_path(shard).name} says; {advice}")
     return scan
 
 
-def _scan_records_checked(root: Path, shard: str, count: int, records: RecordEncoding, first: int) -> ShardScan:
+def _scan_records_checked(
+    dataset: DataFolder, shard: str, count: int, records: RecordEncoding, first: int
+) -> ShardScan:
     from energon_grain.formats.array_record_scan import scan_records
 
-    path = root / shard
-    scan = scan_records(path, records, first=first)
+    location = dataset.shard(shard)
+    scan = scan_records(location, records, first=first)
     if len(scan) != count:
-        raise StaleIndexError(f"{path}: has {len(scan)} records, but `.info.json` says {count}; {mending(root)}")
+        raise StaleIndexError(
+            f"{location}: has {len(scan)} records, but `.info.json` says {count}; {mending(dataset.location)}"
+        )
     return scan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -113,7 +114,7 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
     return header
 
 
-def mending(root: Path) -> str:
+def mending(root: str | os.PathLike[str]) -> str:
     """Return the advice that ends every error about an index."""
     return f"`energon-grain prepare {root} --force-overwrite` writes the index anew"
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.tar_header import BLOCK
 from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.read_whole import read_whole
 
 
 def tar_index_path(tar: str | os.PathLike[str]) -> Path:
@@ -25,12 +26,14 @@ def tar_index_path(tar: str | os.PathLike[str]) -> Path:
 def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
     """Read a `.tar.idx`: (n+1,) ascending offsets.
 
+    Args:
+        path: The index file, a path or a URL.
+
     Raises:
         OSError: The file is not there or may not be read.
         IndexFileError: It holds no whole number of offsets, or they are not ascending multiples of 512.
     """
-    path = Path(path)
-    data = path.read_bytes()
+    data = read_whole(os.fspath(path))
     if not data or len(data) % 8:
         raise IndexFileError(
             f"{path}: {len(data)} bytes are no whole number of 8-byte offsets, of which there must be at least one. "

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
@@ -29,6 +28,7 @@ from energon_grain.metadataset.references import (
     DatasetReference,
 )
 from energon_grain.metadataset.values import Amount, Passes, PathText, Tags, Text
+from energon_grain.storage.read_whole import read_whole
 
 
 class DatasetLoaderInterface(ABC):
@@ -232,7 +232,7 @@ def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
     """
     file = os.fspath(path)
     try:
-        data = Path(file).read_bytes()
+        data = read_whole(file)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(f"{file}: no such file") from None
     except OSError as error:

@@ -20,7 +20,7 @@ from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Re
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import TreeNode
 from energon_grain.metadataset.values import Passes, plain
-from energon_grain.storage.location import is_url
+from energon_grain.storage.location import is_url, join, located, name_of
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
 """A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
@@ -41,11 +41,11 @@ def load_dataset(source: Source, *, root: str | os.PathLike[str] | None = None) 
         return source
     if isinstance(source, Mapping):
         document = parse_document(source)
-        return document if root is None else replace(document, path=os.path.join(os.fspath(root), "metadataset"))
-    path = os.fspath(source)
-    if is_url(path) or os.path.isdir(path) or path.endswith(".jsonl"):
+        return document if root is None else replace(document, path=join(located(root), "metadataset"))
+    path = located(source)
+    if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
         return DatasetLoader(path=path)
-    if not os.path.exists(path) and not path.endswith(METADATASET_ENDINGS):
+    if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
         raise DatasetNotFoundError(f"{path}: no such file or folder")
     return read_document(path)
 
@@ -99,4 +99,4 @@ def _single(node: Any, outer: Inherited, resolver: Resolver) -> TreeNode:
     """A dataset by itself: the program may count samples, and its identity is its folder's name, wherever that lies."""
     assert isinstance(node, DatasetReference)
     leaf = resolver.node(replace(node, subset=outer.subset), replace(outer, subset=None), os.getcwd())
-    return replace(leaf, written=os.path.basename(os.path.normpath(node.path)))  # type: ignore[call-arg]
+    return replace(leaf, written=name_of(node.path))  # type: ignore[call-arg]

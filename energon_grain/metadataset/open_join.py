@@ -39,8 +39,7 @@ def join_inputs(
     for member in join.members:
         leaf = member.leaf
         if isinstance(leaf, ArrayReference):
-            keys = None if leaf.keys is None else Path(leaf.keys)
-            inputs.append(JoinArray(path=Path(leaf.path), keys=keys, nonmatch=member.nonmatch, written=leaf.written))
+            inputs.append(JoinArray(path=leaf.path, keys=leaf.keys, nonmatch=member.nonmatch, written=leaf.written))
             continue
         if is_url(leaf.path):
             raise ConfigError(f"{leaf.place.at('path')}: {leaf.path}: only local datasets can be joined")

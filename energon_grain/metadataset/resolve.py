@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.nv_meta import DatasetKind, preparing
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.joins import JoinArrayReference, JoinDatasetReference, MetadatasetJoin
@@ -32,9 +33,11 @@ from energon_grain.metadataset.tree import (
     LeafReference,
     TreeNode,
 )
-from energon_grain.storage.location import absolute, is_url
+from energon_grain.storage.location import absolute, folder_of, is_url
 
 _ONE = Fraction(1)
+_UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
+"""Kinds that are read as they are, without a configuration beside them."""
 METADATASET_ENDINGS = (".yaml", ".yml")
 Mode: TypeAlias = tuple[Literal["blend", "blend_epochized"], Place]
 
@@ -96,8 +99,8 @@ class Resolver:
         file = document.file
         if file is None:
             return self.node(node, inherited, os.getcwd())
-        here = (os.path.abspath(file), inherited.split_part)
-        return self.node(node, replace(inherited, chain=(*inherited.chain, here)), os.path.dirname(here[0]))
+        here = (absolute(os.fspath(file), os.getcwd()), inherited.split_part)
+        return self.node(node, replace(inherited, chain=(*inherited.chain, here)), folder_of(here[0]))
 
     def node(self, node: Node, inherited: Inherited, folder: str) -> TreeNode:
         """Resolve a node whose paths are relative to `folder`."""
@@ -137,10 +140,10 @@ class Resolver:
             return self._nested(node, inner, path, place)
         subset = _subset(node.subset, inherited.subset, place, leaf=True)
         kind = self._kind(path, place)
-        if kind is DatasetKind.JSONL:
+        if kind in _UNCONFIGURED:
             for name in ("dataset_config", "split_config"):
                 if getattr(node, name) is not None:
-                    raise wrong(place.at(name), f"a JSONL file has no `{name}`")
+                    raise wrong(place.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
         return LeafReference(
             written=node.path,
             through=inherited.through,
@@ -212,10 +215,9 @@ class Resolver:
     def _joined(self, member: JoinDatasetReference, outer: Inherited, folder: str, place: Place) -> LeafReference:
         path = absolute(member.path, folder)
         kind = DatasetKind.METADATASET if _is_metadataset(path, place) else self._kind(path, place)
-        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL):
-            raise wrong(
-                place.at("path"), f"{path}: only prepared WebDataset folders can be joined, not a {kind.value} file"
-            )
+        if kind is DatasetKind.METADATASET or kind in _UNCONFIGURED:
+            found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
+            raise wrong(place.at("path"), f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
         return LeafReference(
             written=member.path,
             through=outer.through,
@@ -236,9 +238,7 @@ class Resolver:
         if member.keys is not None:
             paths["keys"] = absolute(member.keys, folder)
         for name, path in paths.items():
-            if is_url(path):
-                raise wrong(place.at(name), f"{path}: only local arrays can be joined")
-            if self.require_data and not os.path.exists(path):
+            if self.require_data and not is_url(path) and not os.path.exists(path):
                 raise DatasetNotFoundError(f"{place.at(name)}: {path}: there is nothing there")
         return ArrayReference(
             written=member.array,
@@ -251,24 +251,24 @@ class Resolver:
 
     def _kind(self, path: str, place: Place) -> DatasetKind:
         """What lies at the path of a leaf."""
-        if is_url(path):
+        if is_url(path) and not self.require_data:
             return DatasetKind.JSONL if path.endswith(".jsonl") else DatasetKind.WEBDATASET
-        kind = dataset_kind(path)
+        kind = kind_at(path)
         if kind is DatasetKind.FILESYSTEM:
             raise wrong(place.at("path"), f"{path}: a plain folder of files can only be an auxiliary store (`aux`)")
         if kind is DatasetKind.INVALID and self.require_data:
-            found = "is not a prepared dataset" if os.path.exists(path) else "there is nothing there"
-            raise DatasetNotFoundError(f"{place.at('path')}: {path}: {found}; run `energon-grain prepare {path}`")
+            found = "is not a prepared dataset" if is_url(path) or os.path.exists(path) else "there is nothing there"
+            raise DatasetNotFoundError(f"{place.at('path')}: {path}: {found}; run `{preparing(path)}`")
         return kind
 
     def _aux(self, aux: AuxReference, folder: str, place: Place) -> AuxReference:
         path = absolute(aux.path, folder)
-        if self.require_data and not is_url(path):
-            if aux.kind == "filesystem" and not os.path.isdir(path):
+        if self.require_data:
+            if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and dataset_kind(path) is not DatasetKind.WEBDATASET:
+            if aux.kind == "webdataset" and not kind_at(path).has_shards:
                 raise DatasetNotFoundError(
-                    f"{place}: {path}: is not a prepared dataset; run `energon-grain prepare {path}`, or write "
+                    f"{place}: {path}: is not a prepared dataset; run `{preparing(path)}`, or write "
                     f"filesystem://{aux.path} for a folder of plain files"
                 )
         return AuxReference(kind=aux.kind, path=path, place=place)
@@ -277,9 +277,7 @@ class Resolver:
 def _is_metadataset(path: str, place: Place) -> bool:
     if not path.endswith(METADATASET_ENDINGS):
         return False
-    if is_url(path):
-        raise wrong(place.at("path"), f"{path}: metadatasets are read from files, not over the network")
-    return not os.path.isdir(path)
+    return is_url(path) or not os.path.isdir(path)
 
 
 def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: bool) -> Subset | None:
@@ -307,7 +305,7 @@ def _mode(node: MetadatasetBlend | MetadatasetBlendEpochized, inherited: Inherit
 
 def _check_chain(chain: tuple[tuple[str, str], ...], here: tuple[str, str], place: Place) -> None:
     """Check that a file and split is not one of those that lead to it."""
-    real = [(os.path.realpath(file), split) for file, split in (*chain, here)]
+    real = [(file if is_url(file) else os.path.realpath(file), split) for file, split in (*chain, here)]
     if real[-1] in real[:-1]:
         shown = " -> ".join(f"{file} [{split}]" for file, split in (*chain, here))
         raise wrong(place.at("path"), f"the metadataset refers to itself: {shown}")

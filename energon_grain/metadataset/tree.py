@@ -24,7 +24,8 @@ class LeafReference:
         written: The path as the file has it.
         through: Paths of the nested metadatasets that lead here, as written, outermost first.
         path: Absolute path, or a URL.
-        kind: WEBDATASET, JSONL or ARRAY; INVALID where nothing is there, which only `require_data=False` lets pass.
+        kind: WEBDATASET, ARRAY_RECORD, JSONL or ARRAY; INVALID where nothing is there, which only `require_data=False`
+            lets pass.
         split_part: The part to read.
         subflavors: Tags, without those of the dataset's own `dataset.yaml`, which give way to these.
         shuffle_over_epochs_multiplier: Passes shuffled as one; -1: with replacement; None: no shuffling.
@@ -58,8 +59,9 @@ class ArrayReference:
     Attributes:
         written: The path as the file has it.
         through: As of a leaf.
-        path: Absolute path of its folder.
-        keys: Absolute path of the file with the keys of its rows; None: a row has the number of the primary's sample.
+        path: Absolute path of its folder, or a URL.
+        keys: Absolute path, or URL, of the file with the keys of its rows; None: a row has the number of the primary's
+            sample.
         field: What the default merge calls it.
         place: Where the reference stands.
     """

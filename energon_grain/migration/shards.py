@@ -8,6 +8,7 @@ from pathlib import Path
 
 from energon_grain.errors import FormatError, StaleIndexError, TarError
 from energon_grain.formats.columnar_build import scan_checked
+from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.tar_index import tar_index_path
@@ -71,7 +72,7 @@ def look_at_shards(root: Path, info: DatasetInfo, options: CheckOptions, *, uniq
 def _scan(root: Path, shard: str, samples: int, findings: list[Finding]) -> ShardScan | None:
     path = root / shard
     try:
-        return scan_checked(root, shard, samples)
+        return scan_checked(open_folder(root), shard, samples)
     except StaleIndexError as error:
         energon = "reads whatever lies where the old index points"
         findings.append(refusal(path, error, energon=energon))

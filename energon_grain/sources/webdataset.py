@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import StaleIndexError
 from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.shard_check import check_shards
 from energon_grain.sources.indexed_samples import IndexedSamples
 from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
-from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
-
-_BLOCK_BYTES = 512
 
 
 class WebDatasetSource:
@@ -32,13 +29,12 @@ class WebDatasetSource:
     it still is the file that was indexed.
 
     Args:
-        path: The dataset's folder (the one that holds `.nv-meta`).
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
         shards: Names of the shards to serve, in order; default: all of them, in the order of `.info.json`.
         parts: Which parts to read: names, or a predicate on the name; default: all.
         start: First sample to serve, counted over `shards` before `excluded` are taken out.
         stop: One past the last sample, counted likewise; default: the end.
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
-        store: Where the bytes live; default: local files.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
 
     Raises:
@@ -49,44 +45,41 @@ class WebDatasetSource:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | DataFolder,
         *,
         shards: Sequence[str] | None = None,
         parts: PartFilter = None,
         start: int = 0,
         stop: int | None = None,
         excluded: Sequence[tuple[str, str]] = (),
-        store: ByteStore | None = None,
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._arguments = (os.fspath(path), shards, parts, start, stop, excluded, store, index_cache_dir)
-        self._root = Path(path)
-        self._store: ByteStore = store or LocalFiles()
-        self._index = open_columnar(
-            self._root, cache_dir=Path(index_cache_dir) if index_cache_dir is not None else None
-        )
+        self._folder = open_folder(path)
+        self._arguments = (self._folder, shards, parts, start, stop, excluded, index_cache_dir)
+        self._store = self._folder.store
+        self._index = open_columnar(self._folder, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
         self._samples = IndexedSamples(
             self._index,
-            where=os.fspath(self._root),
+            where=self._folder.location,
             shards=shards,
             parts=parts,
             start=start,
             stop=stop,
             excluded=excluded,
         )
-        self._paths = [os.fspath(self._root / name) for name in self._index.shards]
+        self._paths = [self._folder.shard(name) for name in self._index.shards]
         self._verified = np.zeros(len(self._index.shards), np.bool_)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, self._arguments
 
     def __repr__(self) -> str:
-        return f"WebDatasetSource({str(self._root)!r}, samples={len(self)}, content_id={self.content_id!r})"
+        return f"WebDatasetSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
 
     @property
     def path(self) -> str:
-        """The dataset's folder."""
-        return os.fspath(self._root)
+        """The dataset's folder, path or URL."""
+        return self._folder.location
 
     @property
     def content_id(self) -> str:
@@ -166,21 +159,9 @@ class WebDatasetSource:
         verified = self._verified[shard]
         if verified.all():
             return
-        for number in np.unique(shard[~verified]).tolist():
-            path, expected = self._paths[number], int(self._index.shard_bytes[number])
-            actual = self._store.size(path)
-            end = self._samples.shard_end(number)
-            marker = b""
-            if actual == expected:
-                file, start = np.zeros(1, np.int64), np.array([end], np.int64)
-                marker = self._store.read_spans([path], file, start, start + min(_BLOCK_BYTES, actual - end))[0]
-            if actual != expected or marker.strip(b"\0"):
-                found = f"it has {actual} bytes" if actual != expected else f"there is data at its end marker @ {end}"
-                raise StaleIndexError(
-                    f"{path} was indexed with {expected} bytes ending at {end}, but {found}; the shard was changed "
-                    f"after it was indexed: run `energon-grain prepare {self._root} --tar-index-only`"
-                )
-            self._verified[number] = True
+        numbers: list[int] = np.unique(shard[~verified]).tolist()
+        check_shards(self._folder, self._index, numbers)
+        self._verified[numbers] = True
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""
@@ -196,13 +177,12 @@ class WebDatasetSource:
 
 
 def _restore(
-    path: str,
+    path: DataFolder,
     shards: Sequence[str] | None,
     parts: PartFilter,
     start: int,
     stop: int | None,
     excluded: Sequence[tuple[str, str]],
-    store: ByteStore | None,
     index_cache_dir: str | None,
 ) -> WebDatasetSource:
     return WebDatasetSource(
@@ -212,6 +192,5 @@ def _restore(
         start=start,
         stop=stop,
         excluded=excluded,
-        store=store,
         index_cache_dir=index_cache_dir,
     )

@@ -14,20 +14,20 @@ import numpy.typing as npt
 
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.member_names import split_member_name
+from energon_grain.formats.shard_check import check_shards
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.index_pages import IndexPages
-from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
-_Arguments = tuple[str, ByteStore | None, str | None]
+_Arguments = tuple[DataFolder, str | None]
 
 # Samples may carry a store (a `Lazy` does): those that arrive from a worker process share one, instead of mapping the
 # index again each.
-_opened: weakref.WeakValueDictionary[tuple[str, str | None], WebdatasetFileStore] = weakref.WeakValueDictionary()
+_opened: weakref.WeakValueDictionary[_Arguments, WebdatasetFileStore] = weakref.WeakValueDictionary()
 _opened_lock = threading.Lock()
 
 
@@ -46,8 +46,7 @@ class WebdatasetFileStore(FileStore[bytes]):
     them. Opening maps the columnar index and reads no shard; shards that were read from stay open, 40 of them at most.
 
     Args:
-        path: The dataset's folder (the one that holds `.nv-meta`).
-        store: Where the bytes live; default: local files.
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
 
     Raises:
@@ -57,23 +56,21 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | DataFolder,
         *,
-        store: ByteStore | None = None,
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         cache_dir = None if index_cache_dir is None else os.fspath(index_cache_dir)
-        self._arguments: _Arguments = (os.fspath(path), store, cache_dir)
-        self._root = Path(path)
-        self._store: ByteStore = store or LocalFiles()
-        self._index = open_columnar(self._root, cache_dir=None if cache_dir is None else Path(cache_dir))
-        self._paths = [os.fspath(self._root / name) for name in self._index.shards]
+        self._folder = open_folder(path)
+        self._arguments: _Arguments = (self._folder, cache_dir)
+        self._store = self._folder.store
+        self._index = open_columnar(self._folder, cache_dir=None if cache_dir is None else Path(cache_dir))
+        self._paths = [self._folder.shard(name) for name in self._index.shards]
         self._parts = {name: number for number, name in enumerate(self._index.part_names)}
         self._pages = IndexPages(self._index.columns, samples=len(self._index), rows=self._index.rows)
         self._verified = np.zeros(len(self._paths), np.bool_)
-        if store is None:
-            with _opened_lock:
-                _opened[self._arguments[0], cache_dir] = self
+        with _opened_lock:
+            _opened[self._arguments] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self._arguments
@@ -85,11 +82,11 @@ class WebdatasetFileStore(FileStore[bytes]):
         return isinstance(other, WebdatasetFileStore) and self._arguments == other._arguments
 
     def __hash__(self) -> int:
-        return hash(self._arguments[0])
+        return hash(self._arguments)
 
     def get_path(self) -> str:
-        """The dataset's folder."""
-        return self._arguments[0]
+        """The dataset's folder, path or URL."""
+        return self._folder.location
 
     def __contains__(self, key: object) -> bool:
         """Whether a shard has a member of this name."""
@@ -155,7 +152,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         """Compare shards that have not been read from before with the index."""
         if not self._verified[shard].all():
             numbers: list[int] = np.unique(shard[~self._verified[shard]]).tolist()
-            self._index.verify(shards=numbers)
+            check_shards(self._folder, self._index, numbers)
             self._verified[numbers] = True
 
     def close(self) -> None:
@@ -163,11 +160,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         self._store.close()
 
 
-def _reopen(path: str, store: ByteStore | None, cache_dir: str | None) -> WebdatasetFileStore:
+def _reopen(folder: DataFolder, cache_dir: str | None) -> WebdatasetFileStore:
     """The store that this process has open, else a new one."""
-    if store is None:
-        with _opened_lock:
-            opened = _opened.get((path, cache_dir))
-        if opened is not None:
-            return opened
-    return WebdatasetFileStore(path, store=store, index_cache_dir=cache_dir)
+    with _opened_lock:
+        opened = _opened.get((folder, cache_dir))
+    return WebdatasetFileStore(folder, index_cache_dir=cache_dir) if opened is None else opened

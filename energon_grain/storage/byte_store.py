@@ -35,13 +35,14 @@ class ByteStore(Protocol):
         """
         ...
 
-    def tail(self, path: str, start: int) -> bytes:
-        """The bytes of an object from `start` to its end: what lies behind the last sample, and so the object's size.
+    def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
+        """The bytes of each object from `starts[i]` to its end: what lies behind the last sample, and so the sizes.
 
-        In an object store this is one request, where a size by itself may take several.
+        In an object store this is one request an object, where a size by itself may take several.
 
         Raises:
-            ReadError: The object does not exist, ends before `start`, or cannot be reached.
+            RangeError: An object ends before its start.
+            ReadError: One does not exist or cannot be reached.
         """
         ...
 
@@ -61,7 +62,8 @@ class ByteStore(Protocol):
             stop: (n,) one past the last byte.
 
         Raises:
-            ReadError: An object is missing, shorter than asked for, or unreadable after retries.
+            RangeError: An object is shorter than asked for.
+            ReadError: One is missing, or unreadable after retries.
         """
         ...
 

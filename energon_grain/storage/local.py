@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ReadError
+from energon_grain.errors import RangeError, ReadError
 
 _logger = logging.getLogger("energon_grain")
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
@@ -106,10 +106,20 @@ class LocalFiles:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""
         return self._file(path).size
 
-    def tail(self, path: str, start: int) -> bytes:
-        """The bytes of a file from `start` to its end. Raises ReadError when it ends before, or cannot be read."""
-        stop = max(start, self.size(path))
-        return self.read_spans([path], np.zeros(1, np.int64), np.array([start]), np.array([stop]))[0]
+    def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
+        """The bytes of each file from `starts[i]` to its end.
+
+        Raises:
+            RangeError: One ends before.
+            ReadError: One cannot be read.
+        """
+        tails: list[bytes] = []
+        for path, start in zip(paths, starts, strict=True):
+            stop = self.size(path)
+            if stop < start:
+                raise RangeError(f"{path} ends at byte {stop}, but byte {start} was asked for")
+            tails += self.read_spans([path], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
+        return tails
 
     def read_spans(
         self,
@@ -197,14 +207,14 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
 
     Raises:
         OSError: The kernel refuses.
-        ReadError: The file ends before the range does.
+        RangeError: The file ends before the range does.
     """
     pieces = [data]
     have = len(data)
     while have < size:
         piece = os.pread(descriptor, size - have, offset + have)
         if not piece:
-            raise ReadError(
+            raise RangeError(
                 f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the file "
                 f"was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
             )

@@ -9,7 +9,7 @@ time that each of these requests takes.
 from __future__ import annotations
 
 from energon_grain.errors import RangeError, StaleIndexError
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
 
@@ -98,3 +98,36 @@ class ObjectBytes:
         except RangeError as error:
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew") from error
         self._window_at = offset
+
+
+class ObjectStream:
+    """An object from its first byte to its last, as `open(path, "rb")` gives a file.
+
+    Args:
+        url: Of the object.
+
+    Raises:
+        ReadError: There is none, or it cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._data = ObjectBytes(url)
+        self._at = 0
+
+    def __enter__(self) -> ObjectStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.close()
+
+    def read(self, size_bytes: int) -> bytes:
+        """The next bytes; none at the end. Raises like `ObjectBytes`."""
+        data = self._data.near(self._at, size_bytes)
+        self._at += len(data)
+        return data
+
+
+def is_unchanged(url: str, generation: bytes) -> bool:
+    """Whether an object still is the version that it was. Raises ReadError where that cannot be told."""
+    found = shared_client(storage_settings()).read(ObjectRange(url, 0, 1, known=generation))
+    return found is not None and found.data is None

@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from energon_grain.errors import ReadError
+import msgspec
+
+from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.helper_objects import HelperObjects
 from energon_grain.storage.storage_settings import StorageSettings
 from energon_grain.storage.tensorstore_objects import Fetched, ObjectError, Objects, TensorStoreObjects, inherited
@@ -42,10 +44,6 @@ class ObjectRange:
         if self.start is None:
             return self.url
         return f"{self.url} bytes {self.start} to {'the end' if self.stop is None else self.stop}"
-
-
-class RangeError(ReadError):
-    """An object ends before a range of it does."""
 
 
 @dataclass(slots=True)
@@ -81,7 +79,7 @@ class ObjectClient:
         self._objects: Objects = HelperObjects(self.settings) if inherited() else TensorStoreObjects(self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectClient, (self.settings,)
+        return shared_client, (self.settings,)
 
     def read(self, wanted: ObjectRange) -> Fetched | None:
         """Read one range; None where there is no such object.
@@ -162,6 +160,19 @@ class ObjectClient:
             return ask(self._objects, self.settings.timeout_s)
 
 
+_shared: dict[bytes, ObjectClient] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_client(settings: StorageSettings) -> ObjectClient:
+    """The client of this process for these settings: its requests in flight and its traffic are everybody's."""
+    key = msgspec.json.encode(settings)
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = ObjectClient(settings)
+        return _shared[key]
+
+
 def _way_out(message: str) -> str:
     if message.startswith(("PERMISSION_DENIED", "UNAUTHENTICATED")):
         return (
@@ -172,6 +183,8 @@ def _way_out(message: str) -> str:
 
 
 def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
     # Threads are not copied, and whoever held a lock is not there. Registered after TensorStore's own note of the fork.
     for client in tuple(_all):
         client._begin()

@@ -1,0 +1,181 @@
+"""Where a dataset lies: its shards at a location, and what says how to read them in a folder of this machine.
+
+The files in `.nv-meta` are read whole or memory-mapped. Of a dataset in an object store they are mirrored, and brought
+up to date whenever the dataset is opened: one list, and a question for each file whether it changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from energon_grain.errors import EnergonGrainError, ReadError
+from energon_grain.formats.array_group import is_array_folder
+from energon_grain.formats.column_file import column_file_bytes
+from energon_grain.formats.columnar_header import (
+    COLUMN_TYPES,
+    COLUMNAR_FOLDER,
+    HEADER_NAME,
+    columnar_folder,
+    read_header,
+)
+from energon_grain.formats.nv_meta import (
+    INDEX_UUID,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    DatasetKind,
+    dataset_kind,
+)
+from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.mirror import Mirror
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import storage_settings
+
+_HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
+_USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
+"""Asked for by name where a store has no lists (`https://`)."""
+_FRESH_SECONDS = 5.0
+_up_to_date: dict[str, float] = {}
+"""When this process brought a mirror up to date last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFolder:
+    """Where a dataset lies. Picklable: copies in other processes of this machine use the same mirror as it is.
+
+    Attributes:
+        location: Path or URL of the folder, as messages name it.
+        local: The folder with `.nv-meta`: the same, or the mirror.
+        store: Where the bytes of shards are.
+    """
+
+    location: str
+    local: Path
+    store: ByteStore = field(compare=False)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards lie in an object store."""
+        return is_url(self.location)
+
+    def shard(self, name: str) -> str:
+        """The location of a shard."""
+        return join(self.location, name)
+
+
+def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
+    """Say where a dataset lies, and bring the mirror of a remote one up to date. Nothing is opened.
+
+    Raises:
+        ConfigError: The URL is of no store that can be read.
+        ReadError: The store cannot be reached.
+    """
+    if isinstance(path, DataFolder):
+        return path
+    location = located(path)
+    if not is_url(location):
+        return DataFolder(location=location, local=Path(location), store=LocalFiles())
+    settings = storage_settings()
+    mirror = mirror_dataset(location)
+    return DataFolder(location=location, local=mirror.folder, store=RemoteFiles(settings))
+
+
+def kind_at(location: str) -> DatasetKind:
+    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`.
+
+    Raises:
+        ConfigError: The URL is of no store that can be read.
+        ReadError: The store cannot be reached.
+    """
+    if not is_url(location):
+        return dataset_kind(location)
+    if location.endswith((".jsonl", ".yaml")):
+        return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
+    kind = dataset_kind(mirror_dataset(location).folder)
+    return DatasetKind.ARRAY if kind is DatasetKind.INVALID and is_array_folder(location) else kind
+
+
+def mirror_dataset(url: str) -> Mirror:
+    """Bring the copy of `.nv-meta` up to date, the columnar index included.
+
+    What this process did for the same URL a few seconds ago is not done again.
+
+    Raises:
+        ConfigError: The URL is of no store that can be read.
+        ReadError: The store cannot be reached.
+    """
+    mirror = Mirror(url, shared_client(storage_settings()))
+    done = _up_to_date.get(str(mirror.folder))
+    if done is not None and time.monotonic() - done < _FRESH_SECONDS and mirror.folder.is_dir():
+        return mirror
+    _bring_up_to_date(mirror)
+    _up_to_date[str(mirror.folder)] = time.monotonic()
+    return mirror
+
+
+def look_again(folder: DataFolder) -> None:
+    """The next time that a dataset is opened its mirror is brought up to date, however soon that is."""
+    _up_to_date.pop(str(folder.local), None)
+
+
+def _bring_up_to_date(mirror: Mirror) -> None:
+    with mirror.locked():
+        names = _small_files(mirror)
+        found = mirror.refresh(names)
+        _forget_others(mirror, set(found))
+        if _HEADER in found:
+            header = read_header(columnar_folder(mirror.folder), mirror.folder)
+            assert header is not None  # just written
+            sizes = {
+                f"{name}.npy": column_file_bytes(dtype, header.columns[name].rows)
+                for name, dtype in COLUMN_TYPES.items()
+            }
+            mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
+        elif any(found.get(f"{META_FOLDER}/{name}") for name in (INFO_JSON, INFO_YAML, INDEX_UUID)):
+            # The index that was built here is of a dataset that was prepared anew.
+            shutil.rmtree(columnar_folder(mirror.folder), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def naming(folder: DataFolder) -> Generator[None]:
+    """Let errors from inside name a remote dataset by its URL, not by its mirror."""
+    try:
+        yield
+    except EnergonGrainError as error:
+        if folder.is_remote and str(folder.local) in str(error):
+            text = str(error).replace(str(folder.local), folder.location)
+            raise type(error)(text) from error
+        raise
+
+
+def _small_files(mirror: Mirror) -> list[str]:
+    """The files of `.nv-meta` but for databases, journals and columns."""
+    try:
+        listed = shared_client(storage_settings()).list(f"{mirror.url}/{META_FOLDER}")
+    except ReadError:
+        if not mirror.url.startswith("http"):
+            raise
+        return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER]
+    files = [name for name in listed if "/" not in name and not name.endswith(".sqlite")]
+    if f"{COLUMNAR_FOLDER}/{HEADER_NAME}" in listed:
+        files.append(f"{COLUMNAR_FOLDER}/{HEADER_NAME}")
+    return [f"{META_FOLDER}/{name}" for name in files]
+
+
+def _forget_others(mirror: Mirror, names: set[str]) -> None:
+    """Remove copies of files that are gone. The columnar index goes only with what it was made from."""
+    meta = mirror.folder / META_FOLDER
+    if not meta.is_dir():
+        return
+    for file in meta.iterdir():
+        if file.is_file() and f"{META_FOLDER}/{file.name}" not in names:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""Copies of the small files of a remote folder on this machine: what is read whole, or memory-mapped.
+
+A mirror lies in the cache folder, under a name that tells what it mirrors. Several processes may use it at once: files
+appear whole or not at all, and one process at a time brings it up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Collection, Generator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from energon_grain.errors import ReadError
+from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.object_client import ObjectClient, ObjectRange
+
+_STATE = ".mirror.json"
+_LOCK = ".mirror.lock"
+
+
+class _State(msgspec.Struct):
+    """Generation of each file that was copied."""
+
+    generations: dict[str, bytes] = {}
+
+
+class Mirror:
+    """The copy of a remote folder.
+
+    Args:
+        url: The folder.
+        client: Reads it.
+
+    Attributes:
+        url: As given.
+        folder: Where the copies lie, at the paths that they have in the folder.
+    """
+
+    def __init__(self, url: str, client: ObjectClient) -> None:
+        self.url = url.rstrip("/")
+        self._client = client
+        scheme, _, rest = self.url.partition("://")
+        steps = [quote(step, safe="@=+,") for step in rest.split("/")]
+        # A step of dots alone would lead elsewhere.
+        steps = [step.replace(".", "%2E") if not step.strip(".") else step for step in steps]
+        self.folder = Path(client.settings.cache_folder, "mirror", scheme, *steps)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Be the only one to bring the mirror up to date."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / _LOCK, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks: then files are read twice
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def refresh(self, names: Collection[str]) -> dict[str, bool]:
+        """Bring files up to date; those that have not changed are not read again. To be called while `locked`.
+
+        Args:
+            names: Relative to the folder.
+
+        Returns:
+            Which of them exist, and whether each changed.
+
+        Raises:
+            ReadError: The store cannot be reached.
+        """
+        state = self._state()
+
+        def copy(name: str) -> tuple[str, bool | None]:
+            target = self.folder / name
+            known = state.generations.get(name) if target.is_file() else None
+            found = self._client.read(ObjectRange(f"{self.url}/{name}", known=known))
+            if found is None:
+                target.unlink(missing_ok=True)
+                state.generations.pop(name, None)
+                return name, None
+            if found.data is None:
+                return name, False
+            target.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(target, found.data)
+            state.generations[name] = found.generation
+            return name, True
+
+        try:
+            changes = self._client.map(copy, sorted(names))
+        finally:
+            atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
+        return {name: changed for name, changed in changes if changed is not None}
+
+    def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Copy files of known sizes, which never change, unless they are there. To be called while `locked`.
+
+        Args:
+            name: Their folder, relative to the mirrored one. It appears whole or not at all.
+            sizes: Bytes of each file of it.
+
+        Raises:
+            ReadError: One is missing, is of another size, or cannot be read.
+        """
+        target = self.folder / name
+        if all((target / file).is_file() and (target / file).stat().st_size == size for file, size in sizes.items()):
+            return
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        step = self._client.settings.request_bytes
+        pieces: list[tuple[str, int]] = []
+        for file, size in sizes.items():
+            with open(temporary / file, "wb") as opened:
+                opened.truncate(size)
+            pieces += [(file, start) for start in range(0, size, step)]
+
+        def copy(piece: tuple[str, int]) -> None:
+            file, start = piece
+            wanted = ObjectRange(f"{self.url}/{name}/{file}", start, min(start + step, sizes[file]))
+            found = self._client.read(wanted)
+            if found is None or found.data is None:
+                raise ReadError(f"{wanted.url}: there is no such object, though the index names it")
+            descriptor = os.open(temporary / file, os.O_WRONLY)
+            try:
+                os.pwrite(descriptor, found.data, start)
+            finally:
+                os.close(descriptor)
+
+        try:
+            self._client.map(copy, pieces)
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _state(self) -> _State:
+        try:
+            return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=_State)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return _State()
