@@ -6,8 +6,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
-from energon_grain.formats.array_metadata import ArrayMetadata, find_array_metadata, is_array_group
+from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, ReadError
+from energon_grain.formats.array_metadata import (
+    ArrayMetadata,
+    consolidated_names,
+    find_array_metadata,
+    is_array_group,
+)
+from energon_grain.storage.location import is_url, join, name_of
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,25 +24,32 @@ class NamedArray:
 
     Attributes:
         name: Of its folder in the group; of an array by itself, its folder's name without the ending.
-        path: Its folder.
+        location: Its folder.
         metadata: What it is.
     """
 
     name: str
-    path: str
+    location: str
     metadata: ArrayMetadata
 
 
-def is_array_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds an array or a group, by its metadata file. Never raises: a damaged file says yes."""
-    path = Path(path)
+def is_array_folder(location: str) -> bool:
+    """Whether a folder holds an array or a group, by its metadata file. A damaged file says yes.
+
+    Raises:
+        ReadError: An object store cannot be reached.
+    """
     try:
-        return is_array_group(path) or find_array_metadata(path) is not None
-    except EnergonGrainError:
+        return is_array_group(location) or find_array_metadata(location) is not None
+    except (FormatError, ConfigError, EmptyDatasetError):
+        return True
+    except ReadError:
+        if is_url(location):
+            raise
         return True
 
 
-def read_array_group(path: str | os.PathLike[str]) -> tuple[NamedArray, ...]:
+def read_array_group(location: str) -> tuple[NamedArray, ...]:
     """Read what the arrays are that lie directly in a group, by ascending names; an array is a group of one.
 
     Groups in the group are passed over, and so are folders whose names begin with `.` or `__`, which zarr reserves.
@@ -44,31 +59,45 @@ def read_array_group(path: str | os.PathLike[str]) -> tuple[NamedArray, ...]:
         FormatError: A metadata file is damaged.
         ConfigError: The arrays differ in length, or one of them is a single number.
         EmptyDatasetError: An array has zero rows.
+        ReadError: A metadata file or the store cannot be read.
     """
-    path = Path(path)
-    alone = find_array_metadata(path)
+    alone = find_array_metadata(location)
     if alone is not None:
-        return (NamedArray(name=path.stem, path=str(path), metadata=alone),)
-    if not is_array_group(path):
-        raise DatasetNotFoundError(f"{path}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
+        return (NamedArray(name=Path(name_of(location)).stem, location=location, metadata=alone),)
+    if not is_array_group(location):
+        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
     arrays: list[NamedArray] = []
     groups: list[str] = []
-    for name in sorted(entry.name for entry in os.scandir(path) if entry.is_dir()):
+    for name in sorted(_folders(location)):
         if name.startswith((".", "__")):
             continue
-        metadata = find_array_metadata(path / name)
+        inner = join(location, name)
+        metadata = find_array_metadata(inner)
         if metadata is not None:
-            arrays.append(NamedArray(name=name, path=str(path / name), metadata=metadata))
-        elif is_array_group(path / name):
+            arrays.append(NamedArray(name=name, location=inner, metadata=metadata))
+        elif is_array_group(inner):
             groups.append(name)
     if not arrays:
         advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""
-        raise DatasetNotFoundError(f"{path}: is a group without an array{advice}")
+        raise DatasetNotFoundError(f"{location}: is a group without an array{advice}")
     lengths = {array.name: array.metadata.shape[0] for array in arrays}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise ConfigError(
-            f"{path}: the arrays of a group must have the same number of rows, but {found}; name one of the arrays, or "
-            "keep those of another length in a group of their own"
+            f"{location}: the arrays of a group must have the same number of rows, but {found}; name one of the "
+            "arrays, or keep those of another length in a group of their own"
         )
     return tuple(arrays)
+
+
+def _folders(location: str) -> set[str]:
+    """The folders in a group.
+
+    Object stores list all that lies in a folder, every chunk; so there the group's own metadata are asked first.
+    """
+    if not is_url(location):
+        return {entry.name for entry in os.scandir(location) if entry.is_dir()}
+    named = consolidated_names(location)
+    if named is None:
+        named = {name.partition("/")[0] for name in shared_client(storage_settings()).list(location) if "/" in name}
+    return named

@@ -6,15 +6,16 @@ Read without TensorStore: opening an array there starts threads, and a process t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, ReadError
 from energon_grain.formats.json_text import decode_json
+from energon_grain.storage.location import is_url, join
+from energon_grain.storage.read_whole import read_whole
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class ArrayMetadata:
         return self.prefix + self.separator.join(map(str, numbers))
 
 
-def read_array_metadata(path: str | os.PathLike[str]) -> ArrayMetadata:
+def read_array_metadata(location: str) -> ArrayMetadata:
     """Read what an array is.
 
     Raises:
@@ -56,44 +57,72 @@ def read_array_metadata(path: str | os.PathLike[str]) -> ArrayMetadata:
         FormatError: Its metadata file is damaged.
         ConfigError: It has no rows to count (a single number).
         EmptyDatasetError: It has zero rows.
+        ReadError: A metadata file is there, but cannot be read.
     """
-    path = Path(path)
-    found = find_array_metadata(path)
+    found = find_array_metadata(location)
     if found is None:
-        what = "a group; name one of the arrays in it" if is_array_group(path) else _what_is(path)
-        raise DatasetNotFoundError(f"{path}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
+        what = "a group; name one of the arrays in it" if is_array_group(location) else _what_is(location)
+        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
     return found
 
 
-def find_array_metadata(path: Path) -> ArrayMetadata | None:
+def find_array_metadata(location: str) -> ArrayMetadata | None:
     """Read what an array is; None where there is none. Raises as `read_array_metadata`, DatasetNotFoundError apart."""
-    for name, read in _READERS.items():
-        file = path / name
-        metadata = read(file) if file.is_file() else None
+    for name, parse in _PARSERS.items():
+        data = _content(location, name)
+        metadata = None if data is None else parse(join(location, name), data)
         if metadata is None:
             continue
         if not metadata.shape:
-            raise ConfigError(f"{path}: is a single number without a first axis, so it has no rows")
+            raise ConfigError(f"{location}: is a single number without a first axis, so it has no rows")
         if not metadata.shape[0]:
-            raise EmptyDatasetError(f"{path}: the array has shape {list(metadata.shape)}, so it has no rows")
+            raise EmptyDatasetError(f"{location}: the array has shape {list(metadata.shape)}, so it has no rows")
         return metadata
     return None
 
 
-def is_array_group(path: Path) -> bool:
-    """Whether a folder is a group of arrays. Raises FormatError when its metadata file is damaged."""
-    if (path / ".zgroup").is_file():
+def is_array_group(location: str) -> bool:
+    """Whether a folder is a group of arrays. Raises FormatError and ReadError as `read_array_metadata`."""
+    if _content(location, ".zgroup") is not None:
         return True
-    zarr3, n5 = path / "zarr.json", path / "attributes.json"
-    if zarr3.is_file():
-        return _decoded(zarr3, _Zarr3).node_type == "group"
-    return n5.is_file() and _decoded(n5, _N5).version is not None
+    zarr3 = _content(location, "zarr.json")
+    if zarr3 is not None:
+        return _decoded(join(location, "zarr.json"), zarr3, _Zarr3).node_type == "group"
+    n5 = _content(location, "attributes.json")
+    return n5 is not None and _decoded(join(location, "attributes.json"), n5, _N5).version is not None
 
 
-def _what_is(path: Path) -> str:
-    if path.is_dir():
-        return f"a folder without {', '.join(_READERS)}"
-    return "a file" if path.exists() else "nothing"
+def consolidated_names(location: str) -> set[str] | None:
+    """Names of what lies in a zarr group, as its own metadata says; None where it says nothing, and of other groups.
+
+    Raises FormatError and ReadError as `read_array_metadata`.
+    """
+    zarr2, zarr3 = _content(location, ".zmetadata"), _content(location, "zarr.json")
+    found: Mapping[str, Any] | None = None
+    if zarr3 is not None:
+        consolidated = _decoded(join(location, "zarr.json"), zarr3, _Zarr3).consolidated_metadata
+        found = None if consolidated is None else consolidated.metadata
+    elif zarr2 is not None:
+        found = _decoded(join(location, ".zmetadata"), zarr2, _Consolidated).metadata
+    return None if found is None else {path.partition("/")[0] for path in found}
+
+
+def _what_is(location: str) -> str:
+    if is_url(location) or os.path.isdir(location):
+        return f"a folder without {', '.join(_PARSERS)}"
+    return "a file" if os.path.exists(location) else "nothing"
+
+
+def _content(location: str, name: str) -> bytes | None:
+    """A file in a folder, None where there is none."""
+    try:
+        return read_whole(join(location, name))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except ReadError:
+        raise
+    except OSError as error:
+        raise ReadError(f"cannot read {join(location, name)}: {error.strerror}") from error
 
 
 class _Zarr2(msgspec.Struct):
@@ -103,12 +132,17 @@ class _Zarr2(msgspec.Struct):
     dimension_separator: str = "."
 
 
+class _Consolidated(msgspec.Struct):
+    metadata: dict[str, Any] = {}
+
+
 class _Zarr3(msgspec.Struct):
     node_type: str
     shape: tuple[int, ...] = ()
     data_type: Any = None
     chunk_grid: Any = None
     chunk_key_encoding: Any = None
+    consolidated_metadata: _Consolidated | None = None
 
 
 class _N5(msgspec.Struct):
@@ -135,8 +169,8 @@ class _KeyEncoding(msgspec.Struct):
     configuration: _Separator = msgspec.field(default_factory=_Separator)
 
 
-def _zarr2(file: Path) -> ArrayMetadata:
-    found = _decoded(file, _Zarr2)
+def _zarr2(file: str, data: bytes) -> ArrayMetadata:
+    found = _decoded(file, data, _Zarr2)
     return ArrayMetadata(
         driver="zarr",
         shape=found.shape,
@@ -146,8 +180,8 @@ def _zarr2(file: Path) -> ArrayMetadata:
     )
 
 
-def _zarr3(file: Path) -> ArrayMetadata | None:
-    found = _decoded(file, _Zarr3)
+def _zarr3(file: str, data: bytes) -> ArrayMetadata | None:
+    found = _decoded(file, data, _Zarr3)
     if found.node_type != "array":
         return None
     grid, encoding = _converted(found.chunk_grid, _Regular), _converted(found.chunk_key_encoding, _KeyEncoding)
@@ -164,8 +198,8 @@ def _zarr3(file: Path) -> ArrayMetadata | None:
     )
 
 
-def _n5(file: Path) -> ArrayMetadata | None:
-    found = _decoded(file, _N5)
+def _n5(file: str, data: bytes) -> ArrayMetadata | None:
+    found = _decoded(file, data, _N5)
     if found.dimensions is None:
         return None
     return ArrayMetadata(
@@ -176,7 +210,7 @@ def _n5(file: Path) -> ArrayMetadata | None:
     )
 
 
-_READERS: dict[str, Callable[[Path], ArrayMetadata | None]] = {
+_PARSERS: dict[str, Callable[[str, bytes], ArrayMetadata | None]] = {
     "zarr.json": _zarr3,
     ".zarray": _zarr2,
     "attributes.json": _n5,
@@ -184,9 +218,9 @@ _READERS: dict[str, Callable[[Path], ArrayMetadata | None]] = {
 """Of the files that say what an array is; None: it says that there is a group."""
 
 
-def _decoded(file: Path, form: type[T]) -> T:
+def _decoded(file: str, data: bytes, form: type[T]) -> T:
     try:
-        return decode_json(file.read_bytes(), form)
+        return decode_json(data, form)
     except msgspec.MsgspecError as error:
         raise FormatError(f"{file}: {error}; it is not the metadata of an array, write the array anew") from error
 

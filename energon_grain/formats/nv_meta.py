@@ -84,7 +84,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
         return DatasetKind.ARRAY_RECORD if (meta / RECORDS_JSON).is_file() else DatasetKind.WEBDATASET
     if (meta / INDEX_SQLITE).is_file():
         return DatasetKind.FILESYSTEM
-    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
+    return DatasetKind.ARRAY if is_array_folder(str(path)) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
@@ -180,7 +180,7 @@ def _not_found_message(root: Path) -> str:
         return f"{root}: no such file or folder"
     if root.is_file():
         return f"{root}: is a file; a WebDataset is a folder with tar files that was prepared"
-    if is_array_folder(root):
+    if is_array_folder(str(root)):
         return f"{root}: is an array, which is read as it is: it has no shards, indices or splits"
     return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from energon_grain.formats.key_order import KeyWords
 from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, close_together
 from energon_grain.prepare.key_lines import KeyLines, read_key_lines
 from energon_grain.sources.array import ArraySource
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.read_whole import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -27,15 +30,15 @@ class JoinArray:
     """An array of a join.
 
     Attributes:
-        path: The array's folder.
-        keys: A text file with the key of each row; None: row i belongs to sample i of the whole primary dataset, its
-            shards in the order of its columnar index, whatever its split parts and excludes.
+        path: The array's folder, or its URL.
+        keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
+            dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
         nonmatch: What happens to a sample without a row.
         written: The path as it is shown and compared.
     """
 
-    path: Path
-    keys: Path | None = None
+    path: str | os.PathLike[str]
+    keys: str | os.PathLike[str] | None = None
     nonmatch: Nonmatch = "error"
     written: str = ""
 
@@ -61,7 +64,7 @@ class JoinedArray:
         self.source = ArraySource(member.path)
         self._content_id = self.source.content_id
         if member.keys is not None:
-            self._content_id += f"-{_digest(member.keys)}"
+            self._content_id += f"-{_digest(located(member.keys))}"
 
     @property
     def identity(self) -> tuple[str, str, Sequence[str], Sequence[str], str]:
@@ -89,13 +92,18 @@ class JoinedArray:
             ConfigError: There are more or fewer than rows.
         """
         assert self.input.keys is not None
-        lines = read_key_lines(self.input.keys, scratch)
+        keys = located(self.input.keys)
+        file = Path(keys)
+        if is_url(keys):
+            file = scratch / f"keys_{self._content_id}"
+            file.write_bytes(read_whole(keys))
+        lines = read_key_lines(file, scratch)
         if len(lines) != len(self.source):
             raise ConfigError(
-                f"{self.input.keys}: has {len(lines)} lines, but {self.input.path} has {len(self.source)} rows; there "
+                f"{keys}: has {len(lines)} lines, but {self.input.path} has {len(self.source)} rows; there "
                 "must be one line with a key for each row, in the same order"
             )
-        return ArrayKeys(self.input.keys, lines)
+        return ArrayKeys(keys, lines)
 
     def describe(self, missing: int = 0) -> JoinedMember:
         """What the header of a join says of this array."""
@@ -117,8 +125,8 @@ class ArrayKeys:
 
     instead_of_renaming = ""
 
-    def __init__(self, path: Path, lines: KeyLines) -> None:
-        self.label = str(path)
+    def __init__(self, location: str, lines: KeyLines) -> None:
+        self.label = location
         self.words = KeyWords(lines.start, lines.data)
         self._lines = lines
 
@@ -191,9 +199,13 @@ def only_datasets(members: JoinedMembers) -> list[JoinedSamples] | None:
     return datasets if len(datasets) == len(members) else None
 
 
-def _digest(path: Path) -> str:
+def _digest(location: str) -> str:
     try:
-        with open(path, "rb") as file:
+        if is_url(location):
+            return hashlib.blake2b(read_whole(location), digest_size=8).hexdigest()
+        with open(location, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise DatasetNotFoundError(f"{path}: here must be a text file with one key a line: {error.strerror}") from error
+        raise DatasetNotFoundError(
+            f"{location}: here must be a text file with one key a line: {error.strerror or 'there is none'}"
+        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,10 @@ from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metad
 from energon_grain.formats.json_text import encode_json
 from energon_grain.sources.array_helper import read_rows_by_helper
 from energon_grain.sources.array_reads import OpenArray, read_rows
-from energon_grain.sources.array_store import StoredArray, numpy_type
+from energon_grain.sources.array_store import StoredArray
 from energon_grain.sources.source import SampleLocation
+from energon_grain.storage.location import join, located
+from energon_grain.storage.read_whole import read_beginning
 from energon_grain.storage.tensorstore_objects import inherited
 
 Int64Array = npt.NDArray[np.int64]
@@ -34,36 +35,45 @@ class ArraySource:
 
     Opening reads the metadata only, and TensorStore's threads start with the first read. They do not outlive a fork: a
     process that was forked from one that had loaded TensorStore reads through a helper process of its own. Thread-safe
-    and picklable (the path only).
+    and picklable: a copy asks for no metadata again.
 
     Args:
-        path: The array's folder.
-        metadata: What is known of it already.
+        path: The array's folder, or its URL in an object store.
 
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata is damaged.
         ConfigError: It is a single number, or one of texts or other things that are no numbers.
         EmptyDatasetError: It has zero rows.
+        ReadError: Its metadata or the store cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, metadata: ArrayMetadata | None = None) -> None:
-        path = os.fspath(path)
-        metadata = read_array_metadata(path) if metadata is None else metadata
-        self.stored = StoredArray(path=path, metadata=metadata, dtype=numpy_type(path, metadata.type_name))
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        location = located(path)
+        self._begin(StoredArray.found(location, read_array_metadata(location)))
+
+    @classmethod
+    def of(cls, stored: StoredArray) -> ArraySource:
+        """The rows of an array that was found already."""
+        source = cls.__new__(cls)
+        source._begin(stored)
+        return source
+
+    def _begin(self, stored: StoredArray) -> None:
+        self.stored = stored
         self._content_id = ""
         self._open: OpenArray | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArraySource, (self.path,)
+        return ArraySource.of, (self.stored,)
 
     def __repr__(self) -> str:
         return f"ArraySource({self.path!r}, rows={len(self)}, row={self.dtype}{list(self.row_shape)})"
 
     @property
     def path(self) -> str:
-        """The array's folder."""
-        return self.stored.path
+        """The array's folder or URL."""
+        return self.stored.location
 
     @property
     def content_id(self) -> str:
@@ -173,13 +183,14 @@ def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list
     return read_rows([array.opened() for array in arrays], indices)
 
 
-def array_digest(path: str, metadata: ArrayMetadata, type_name: str) -> str:
-    """16 hex digits: of shape, type, and the beginning of the files with the first and the last row of an array."""
+def array_digest(location: str, metadata: ArrayMetadata, type_name: str) -> str:
+    """16 hex digits: of shape, type, and the beginning of the files with the first and the last row of an array.
+
+    Raises:
+        ReadError: A file cannot be read.
+    """
     digest = hashlib.blake2b(encode_json([list(metadata.shape), type_name]), digest_size=8)
     for name in sorted({metadata.file_of(0), metadata.file_of(metadata.shape[0] - 1)}):
-        file = Path(path) / name
         digest.update(b"\0" + name.encode() + b"\0")
-        if file.is_file():
-            with open(file, "rb") as opened:
-                digest.update(opened.read(_DIGESTED_BYTES))
+        digest.update(read_beginning(join(location, name), _DIGESTED_BYTES) if name else b"")
     return digest.hexdigest()

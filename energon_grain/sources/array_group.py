@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.array_group import read_array_group
+from energon_grain.formats.array_group import NamedArray, read_array_group
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.array import ArraySource, array_digest, read_arrays
+from energon_grain.sources.array_store import StoredArray
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
+from energon_grain.storage.location import located, name_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -27,11 +29,11 @@ class ArrayGroupSource:
     A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
     folder's name without the ending: `embeddings` of `embeddings.zarr`. The key of a sample is its row's number.
 
-    A read issues the reads of all arrays before it awaits any. Of arrays that are not read only
-    the metadata is. What `ArraySource` says of forks holds here too.
+    A read issues the reads of all arrays before it awaits any. Of arrays that are not wanted only the metadata is read.
+    What `ArraySource` says of forks and of copies holds here too.
 
     Args:
-        path: Folder of the array or group.
+        path: Folder of the array or group, or its URL in an object store.
         start: First row to serve.
         stop: One past the last row; default: the end.
         parts: Which arrays to read, names or a predicate.
@@ -42,6 +44,7 @@ class ArrayGroupSource:
         ConfigError: The arrays of the group differ in length, an array is a single number, one that is to be read holds
             no numbers, or none is to be read.
         EmptyDatasetError: There is no row, or none is left.
+        ReadError: The metadata or the store cannot be read.
     """
 
     def __init__(
@@ -52,34 +55,55 @@ class ArrayGroupSource:
         stop: int | None = None,
         parts: PartFilter = None,
     ) -> None:
-        self._path = os.fspath(path)
-        self._arguments = (self._path, start, stop, parts)
-        self._group = read_array_group(path)
-        self._arrays = {
-            array.name: ArraySource(array.path, metadata=array.metadata)
-            for array in self._group
+        location = located(path)
+        group = read_array_group(location)
+        arrays = {
+            array.name: ArraySource.of(StoredArray.found(array.location, array.metadata))
+            for array in group
             if accepts(parts, array.name)
         }
-        if not self._arrays:
-            raise ConfigError(f"{path}: part_filter lets none of its arrays pass: {', '.join(self.part_names)}")
-        self._selection = Selection(self._group[0].metadata.shape[0], start=start, stop=stop)
+        if not arrays:
+            raise ConfigError(
+                f"{path}: part_filter lets none of its arrays pass: {', '.join(each.name for each in group)}"
+            )
+        self._begin(location, group, arrays, start, stop)
+
+    def _begin(
+        self,
+        location: str,
+        group: tuple[NamedArray, ...],
+        arrays: dict[str, ArraySource],
+        start: int,
+        stop: int | None,
+    ) -> None:
+        self._path, self._group, self._arrays = location, group, arrays
+        self._selection = Selection(group[0].metadata.shape[0], start=start, stop=stop)
         self._content_id = ""
 
+    def cut(self, start: int, stop: int) -> ArrayGroupSource:
+        """Rows [start, stop) of the whole arrays.
+
+        Raises:
+            ConfigError: There are fewer.
+            EmptyDatasetError: There are none between.
+        """
+        return _restore(self._path, self._group, self._arrays, start, stop)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, self._arguments
+        return _restore, (self._path, self._group, self._arrays, self._selection.start, self._selection.stop)
 
     def __repr__(self) -> str:
         return f"ArrayGroupSource({self._path!r}, samples={len(self)}, arrays={list(self._arrays)})"
 
     @property
     def path(self) -> str:
-        """The folder."""
+        """The folder or URL."""
         return self._path
 
     @property
     def shard(self) -> str:
         """The name of the folder."""
-        return os.path.basename(os.path.normpath(self._path))
+        return name_of(self._path)
 
     @property
     def arrays(self) -> dict[str, ArraySource]:
@@ -97,7 +121,7 @@ class ArrayGroupSource:
         if not self._content_id:
             digest = hashlib.blake2b(digest_size=8)
             for array in self._group:
-                own = array_digest(array.path, array.metadata, array.metadata.type_name)
+                own = array_digest(array.location, array.metadata, array.metadata.type_name)
                 digest.update(f"{array.name}\0{own}\0".encode())
             self._content_id = f"{digest.hexdigest()}-{fold(self._selection.start, self._selection.stop):016x}"
         return self._content_id
@@ -150,5 +174,9 @@ class ArrayGroupSource:
             array.close()
 
 
-def _restore(path: str, start: int, stop: int | None, parts: PartFilter) -> ArrayGroupSource:
-    return ArrayGroupSource(path, start=start, stop=stop, parts=parts)
+def _restore(
+    location: str, group: tuple[NamedArray, ...], arrays: dict[str, ArraySource], start: int, stop: int
+) -> ArrayGroupSource:
+    source = ArrayGroupSource.__new__(ArrayGroupSource)
+    source._begin(location, group, arrays, start, stop)
+    return source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,7 +17,7 @@ from energon_grain.sources.array_store import StoredArray
 from energon_grain.storage.helper_process import helper_process, serve_connections
 
 Int64Array = npt.NDArray[np.int64]
-_Opened: TypeAlias = dict[StoredArray, OpenArray]
+_Opened: TypeAlias = dict[bytes, OpenArray]
 
 
 def read_rows_by_helper(arrays: Sequence[StoredArray], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
@@ -38,9 +39,9 @@ def read_rows_by_helper(arrays: Sequence[StoredArray], indices: Int64Array) -> l
         try:
             blocks = _ask(arrays, indices)
         except (EOFError, ConnectionError) as error:
+            where = ", ".join(array.location for array in arrays)
             raise ReadError(
-                f"{', '.join(array.path for array in arrays)}: the helper process that reads rows for a forked process "
-                "ended, twice; was it out of memory?"
+                f"{where}: the helper process that reads rows for a forked process ended, twice; was it out of memory?"
             ) from error
     return [
         separate_rows(np.frombuffer(block, array.dtype).reshape(len(indices), *array.row_shape))
@@ -86,6 +87,7 @@ def _serve(connection: Connection, opened: _Opened) -> None:
 
 
 def _opened(array: StoredArray, opened: _Opened) -> OpenArray:
-    if array not in opened:
-        opened[array] = OpenArray.of(array)
-    return opened[array]
+    key = pickle.dumps(array)
+    if key not in opened:
+        opened[key] = OpenArray.of(array)
+    return opened[key]

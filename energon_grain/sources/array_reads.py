@@ -80,7 +80,7 @@ def read_rows(arrays: Sequence[OpenArray], indices: Int64Array) -> list[list[npt
     for read in [*reads, None]:
         while waiting and (read is None or in_flight + read.chunk_bytes > IN_FLIGHT_BYTES):
             done, future = waiting.popleft()
-            found[done.array] += _finish(arrays[done.array].stored.path, done.rows, future)
+            found[done.array] += _finish(arrays[done.array].stored.location, done.rows, future)
             in_flight -= done.chunk_bytes
         if read is not None:
             waiting.append((read, arrays[read.array].store[_as_range(read.rows)].read()))

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from energon_grain.errors import ConfigError, FormatError, StaleIndexError
+from energon_grain.errors import ConfigError, FormatError, ReadError, StaleIndexError
 from energon_grain.formats.array_metadata import ArrayMetadata
+from energon_grain.storage.kvstore_spec import kvstore_spec
+from energon_grain.storage.location import is_url
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings
+from energon_grain.storage.tensorstore_objects import shared_context
 
 CACHE_BYTES = 256 << 20
-"""Chunks that are kept, decompressed, for the next read: of all arrays of a process together."""
+"""Chunks that are kept, decompressed, for the next read: of all local arrays of a process together, and as much of all
+remote ones."""
 _NO_NUMBERS = "OSUMm"
+_UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
+"""What TensorStore's messages begin with where the array itself may be all right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredArray:
-    """An array that can be opened. Picklable and hashable.
+    """An array that can be opened. Picklable.
 
     Attributes:
-        path: Its folder.
+        location: Its folder.
         metadata: What it was when it was found.
         dtype: The type of its numbers.
+        settings: How its store is reached; None: it lies on this machine.
     """
 
-    path: str
+    location: str
     metadata: ArrayMetadata
     dtype: np.dtype[Any]
+    settings: StorageSettings | None
+
+    @classmethod
+    def found(cls, location: str, metadata: ArrayMetadata) -> StoredArray:
+        """An array that was just found there.
+
+        Raises:
+            ConfigError: It holds no numbers.
+        """
+        return cls(
+            location=location,
+            metadata=metadata,
+            dtype=_numpy_type(location, metadata.type_name),
+            settings=storage_settings() if is_url(location) else None,
+        )
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -47,38 +69,60 @@ class StoredArray:
         Raises:
             StaleIndexError: It has another shape or type now.
             FormatError: TensorStore cannot read arrays of this kind.
+            ReadError: The store cannot be reached.
         """
         import tensorstore
 
+        kvstore, key = {"driver": "file"}, self.location
+        if self.settings is not None:
+            kvstore, key = kvstore_spec(self.location, self.settings)
         spec = {
             "driver": self.metadata.driver,
-            "kvstore": {"driver": "file", "path": os.path.join(self.path, "")},
-            # What was opened once counts as long as it is open: nothing is looked up on disk again for what is cached.
+            "kvstore": {**kvstore, "path": f"{key.rstrip('/')}/"},
+            # What was opened once counts as long as it is open: nothing is looked up again for what is cached.
             "recheck_cached_data": "open",
             "recheck_cached_metadata": "open",
         }
         try:
-            store = tensorstore.open(spec, open=True, read=True, context=_context()).result()
+            store = tensorstore.open(spec, open=True, read=True, context=_context(self.settings)).result()
         except Exception as error:
-            raise FormatError(f"{self.path}: TensorStore cannot open it: {error}") from error
+            kind = ReadError if str(error).startswith(_UNREACHABLE) else FormatError
+            raise kind(f"{self.location}: TensorStore cannot open it: {error}") from error
         if store.shape != self.metadata.shape or store.dtype.numpy_dtype != self.dtype:
             raise StaleIndexError(
-                f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was "
+                f"{self.location}: is {store.dtype.name}{list(store.shape)} now, and was "
                 f"{self.dtype}{list(self.metadata.shape)} when it was opened; begin anew, and let nothing write to it "
                 "meanwhile"
             )
         return store
 
 
-@functools.cache
-def _context() -> Any:
-    """What the arrays of this process share: the cache."""
+_contexts: dict[bytes, Any] = {}
+
+
+def _context(settings: StorageSettings | None) -> Any:
+    """What the arrays of this process share: the cache, and the bound on the requests to stores in flight.
+
+    Failed requests are repeated by TensorStore, whose reads consist of many.
+    """
     import tensorstore
 
-    return tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
+    key = msgspec.json.encode(settings)
+    if key not in _contexts:
+        spec: dict[str, Any] = {"cache_pool": {"total_bytes_limit": CACHE_BYTES}}
+        if settings is not None:
+            retries = {
+                "max_retries": settings.attempts - 1,
+                "initial_delay": f"{settings.first_pause_s}s",
+                "max_delay": f"{settings.longest_pause_s}s",
+            }
+            spec |= {f"{driver}_request_retries": retries for driver in ("s3", "gcs", "http")}
+        parent = None if settings is None else shared_context(settings)
+        _contexts.setdefault(key, tensorstore.Context(tensorstore.Context.Spec(spec), parent))
+    return _contexts[key]
 
 
-def numpy_type(path: str, name: str) -> np.dtype[Any]:
+def _numpy_type(location: str, name: str) -> np.dtype[Any]:
     """The type of the rows of an array, whose metadata calls it `name`.
 
     Raises:
@@ -94,5 +138,5 @@ def numpy_type(path: str, name: str) -> np.dtype[Any]:
         except ValueError:
             found = None
     if found is None or found.kind in _NO_NUMBERS or not found.itemsize:
-        raise ConfigError(f"{path}: its elements are of type {name}; rows can be arrays of plain numbers only")
+        raise ConfigError(f"{location}: its elements are of type {name}; rows can be arrays of plain numbers only")
     return found

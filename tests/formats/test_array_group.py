@@ -19,8 +19,8 @@ def test_arrays_of_a_group(tmp_path: Path, driver: str) -> None:
     (path / "plain folder").mkdir()
     (path / ".hidden").mkdir()
     write_group(path / "nested", driver, d=numbered(4))
-    found = read_array_group(path)
-    assert [(array.name, array.path, array.metadata.shape) for array in found] == [
+    found = read_array_group(str(path))
+    assert [(array.name, array.location, array.metadata.shape) for array in found] == [
         ("a", str(path / "a"), (9,)),
         ("b", str(path / "b"), (9, 2)),
     ]
@@ -30,37 +30,37 @@ def test_arrays_of_a_group(tmp_path: Path, driver: str) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_array_is_a_group_of_one(tmp_path: Path, driver: str) -> None:
     path = write_array(tmp_path / "some.embeddings.zarr", numbered(9, 2), driver)
-    (found,) = read_array_group(path)
-    assert (found.name, found.path) == ("some.embeddings", str(path))
+    (found,) = read_array_group(str(path))
+    assert (found.name, found.location) == ("some.embeddings", str(path))
     assert dataset_kind(path) is DatasetKind.ARRAY
 
 
 def test_lengths_must_agree(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g", a=numbered(9), b=numbered(8), c=numbered(9))
     with pytest.raises(ConfigError, match="a has 9, b has 8, c has 9; name one of the arrays"):
-        read_array_group(path)
+        read_array_group(str(path))
 
 
 def test_what_has_no_rows(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g")
     with pytest.raises(DatasetNotFoundError, match=r"is a group without an array$"):
-        read_array_group(path)
+        read_array_group(str(path))
     write_group(path / "train", a=numbered(3))
     write_group(path / "val", a=numbered(3))
     with pytest.raises(DatasetNotFoundError, match="name one of them: train, val"):
-        read_array_group(path)
+        read_array_group(str(path))
     write_array(path / "b", np.array(3.0))
     with pytest.raises(ConfigError, match="b: is a single number"):
-        read_array_group(path)
+        read_array_group(str(path))
     with pytest.raises(EmptyDatasetError, match=r"a: the array has shape \[0, 2\]"):
-        read_array_group(write_group(tmp_path / "h", a=numbered(0, 2)))
+        read_array_group(str(write_group(tmp_path / "h", a=numbered(0, 2))))
     with pytest.raises(DatasetNotFoundError, match="array or group, but there is none"):
-        read_array_group(tmp_path)
+        read_array_group(str(tmp_path))
 
 
 def test_other_folders(tmp_path: Path) -> None:
-    assert not is_array_folder(tmp_path)
-    assert not is_array_folder(tmp_path / "nothing")
+    assert not is_array_folder(str(tmp_path))
+    assert not is_array_folder(str(tmp_path / "nothing"))
     (tmp_path / "attributes.json").write_text('{"colour": "red"}')
     assert dataset_kind(tmp_path) is DatasetKind.INVALID
     (tmp_path / "zarr.json").write_text("damaged")

@@ -23,7 +23,7 @@ ZARR3: dict[str, Any] = {
 
 def read(folder: Path, name: str, content: Any) -> ArrayMetadata:
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    return read_array_metadata(folder)
+    return read_array_metadata(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_groups_are_told(tmp_path: Path) -> None:
 
 def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"but there is a folder without zarr\.json, \.zarray"):
-        read_array_metadata(tmp_path)
+        read_array_metadata(str(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(DatasetNotFoundError, match="but there is a file"):
-        read_array_metadata(tmp_path / "file")
+        read_array_metadata(str(tmp_path / "file"))
     for content in ("{", '{"shape": [-1.5], "chunks": [1], "dtype": "<f4"}', '{"shape": [1]}', "[]"):
         with pytest.raises(FormatError, match=r"\.zarray: .*write the array anew"):
             read(tmp_path, ".zarray", content)

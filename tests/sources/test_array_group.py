@@ -118,3 +118,12 @@ def test_an_array_alone(tmp_path: Path) -> None:
     assert source.part_names == ("embeddings",)
     assert [value.tolist() for value in source.read(np.array([2, 0])).columns["embeddings"]] == [[4, 5], [0, 1]]  # type: ignore[union-attr]
     assert source.shard == "embeddings.zarr"
+
+
+def test_paths_with_a_slash_behind_them(folder: Path) -> None:
+    source = ArrayGroupSource(f"{folder}/zarr3/")
+    assert source.shard == "zarr3"
+    assert int(source.read(np.array([7])).columns["label"][0]) == 7  # type: ignore[arg-type]
+    alone = ArrayGroupSource(f"{folder}/zarr3/label/")
+    assert alone.part_names == ("label",)
+    assert len(alone.read(np.array([7]))) == 1
