@@ -121,11 +121,11 @@ def test_failures_that_stay(folder: Path, bucket: Bucket) -> None:
         rows(source, [8, 1])
     assert len(bucket.server.requests("/c/1")) == 4
     bucket.server.inject(Fault("status", status=503, times=None, match="image"))
-    with pytest.raises(ReadError, match="g.zarr/image"):
+    with pytest.raises(ReadError, match=r"g\.zarr/image"):
         ArrayGroupSource(url)
     source.close()
     bucket.server.inject(Fault("status", status=503, times=None, match="label/zarr.json"))
-    with pytest.raises(ReadError, match="g.zarr/label: TensorStore cannot open it: .*attempts"):
+    with pytest.raises(ReadError, match=r"g\.zarr/label: TensorStore cannot open it: .*attempts"):
         rows(source, [8])
 
 
