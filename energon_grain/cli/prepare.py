@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.storage.location import is_url, located
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -35,7 +37,9 @@ class Runner(StrEnum):
 
 
 def prepare(
-    path: Annotated[Path, typer.Argument(help="Folder with the shards, a JSONL file, or a metadataset with joins.")],
+    path: Annotated[
+        str, typer.Argument(help="Folder with the shards, a JSONL file, both also by URL, or a metadataset with joins.")
+    ],
     records: Annotated[
         Records | None, typer.Option(help="The shards are ArrayRecord files, with records in this encoding.")
     ] = None,
@@ -99,22 +103,26 @@ def prepare(
     Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
     written; after a kill, the same command goes on where it was.
     """
-    if path.suffix in (".yaml", ".yml", ".jsonl") and not path.is_dir():
+    location = located(path)
+    suffix = PurePosixPath(location).suffix
+    if suffix in (".yaml", ".yml", ".jsonl") and not os.path.isdir(location):
         changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
         if changes or records or tar_index_only or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
-            kind = lines if path.suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
+            kind = lines if suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
-        if path.suffix == ".jsonl":
+        if suffix == ".jsonl":
             from energon_grain.cli.prepare_jsonl_file import prepare_jsonl_file
 
-            prepare_jsonl_file(path, progress=progress)
+            prepare_jsonl_file(location, progress=progress)
             return
         from energon_grain.cli.prepare_metadataset import prepare_metadataset_file
 
-        prepare_metadataset_file(path, progress=progress)
+        if is_url(location):
+            raise ConfigError(f"{path}: joins are prepared beside a metadataset on a disk: copy the file to one.")
+        prepare_metadataset_file(Path(location), progress=progress)
         return
-    _check_kind(path)
+    _check_kind(location)
     if skip_dataset_yaml and (sample_type or field_map or crude):
         raise ConfigError("--skip-dataset-yaml contradicts --sample-type, --field-map and --crude.")
     if tar_index_only and (sample_type or field_map or crude or split_ratio or split_parts or shuffle_tars or exclude):
@@ -125,7 +133,7 @@ def prepare(
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.formats.array_record_encoding import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
-    from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset
     from energon_grain.prepare.shard_listing import TAR_SUFFIX, find_shards
     from energon_grain.prepare.split_patterns import parse_split_parts
     from energon_grain.prepare.split_ratio import parse_ratio
@@ -138,13 +146,14 @@ def prepare(
     encoding = None if records is None else records.value
     shards = None
     if not tar_index_only:
-        found = encoding or read_records_file(path)
-        shards = find_shards(path, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
+        dataset = open_to_prepare(location)
+        found = encoding or read_records_file(dataset.local)
+        shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
         typer.echo(f"Found {len(shards):,} {'ArrayRecord' if found else 'tar'} files, {_first_and_last(shards)}.")
         if not force_overwrite and not non_interactive:
             from energon_grain.cli.prepare_wizard import ask_overwrite
 
-            force_overwrite = ask_overwrite(path)
+            force_overwrite = ask_overwrite(dataset.local)
         if ratio is None and patterns is None:
             if non_interactive:
                 raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
@@ -162,7 +171,7 @@ def prepare(
             return ask_definition(scanned, sample_type)
 
         report = prepare_dataset(
-            path,
+            location,
             shards=shards,
             records=encoding,
             split_ratio=ratio,
@@ -183,12 +192,14 @@ def prepare(
     _print_report(report, wants_yaml=not (tar_index_only or skip_dataset_yaml), yaml_name=dataset_yaml_name)
 
 
-def _check_kind(path: Path) -> None:
-    if path.is_file():
+def _check_kind(path: str) -> None:
+    if is_url(path):
+        return
+    if os.path.isfile(path):
         raise ConfigError(
             f"{path}: prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise DatasetNotFoundError(f"{path}: no such folder.")
     from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
@@ -224,6 +235,7 @@ def _first_and_last(shards: tuple[str, ...]) -> str:
 
 def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) -> None:
     from energon_grain.cli.sizes import format_bytes
+    from energon_grain.formats.data_folder import open_folder
 
     typer.echo(
         f"Prepared {report.root}: {report.samples:,} samples in {len(report.shard_counts):,} shards, "
@@ -237,7 +249,7 @@ def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) ->
     for note in report.notes:
         typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
     if wants_yaml and not any(path.endswith(f"/{yaml_name}") for path in report.written):
-        existing = (report.root / ".nv-meta" / yaml_name).exists()
+        existing = (open_folder(report.root).local / ".nv-meta" / yaml_name).exists()
         typer.echo(
             f"  {yaml_name}: the existing one was kept."
             if existing

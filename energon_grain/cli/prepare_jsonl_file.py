@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from energon_grain.cli.progress_bar import progress_bar
 from energon_grain.cli.sizes import format_bytes
 
 
-def prepare_jsonl_file(path: Path, *, progress: bool) -> None:
+def prepare_jsonl_file(path: str, *, progress: bool) -> None:
     """Index a file and say how many samples it has."""
     from energon_grain.prepare.jsonl_preparation import prepare_jsonl
 

@@ -72,7 +72,7 @@ def _show_samples(scanned: ScannedDataset) -> None:
     scan = load_scan(task.scan_path, outcome.shard)
     if scan is None:
         return
-    for preview in preview_samples(task.shard_path, scan, records=task.records):
+    for preview in preview_samples(task.location, scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in preview.parts.items())
         typer.echo(f"Sample {preview.key!r} of {task.name}: {parts}")
         if preview.json_text is not None:

@@ -40,13 +40,14 @@ class ProgressBar:
         self._progress.update(self._task, completed=done, total=total, detail=detail, description=label or self._label)
 
     def show_prepare(self, now: PrepareProgress) -> None:
-        """Show the progress of `prepare_dataset`; the bar runs over bytes, because shards differ in size."""
+        """Show the progress of `prepare_dataset`; the bar runs over bytes, where known: shards differ in size."""
         detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
         elapsed_s = time.monotonic() - self._started_s
         if now.stage == "scan" and now.bytes_done:
             detail += f", {format_bytes(now.bytes_done / elapsed_s)}/s"
         label = {"scan": None, "index": "Writing the index", "commit": "Putting it in place"}[now.stage]
-        self.advance_to(now.bytes_done, now.bytes_total, detail, label)
+        done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
+        self.advance_to(done, total, detail, label)
 
     def show_join(self, place: str, keys: int, total: int) -> None:
         """Show the progress of `prepare_metadataset`; the bar runs over the keys of all joined datasets."""

@@ -11,12 +11,16 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
+from energon_grain.storage.location import is_url, located
+
+if TYPE_CHECKING:
+    from energon_grain.storage.object_bytes import ObjectStream
 
 _BLOCK_BYTES = 1 << 20
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
@@ -41,15 +45,18 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[LineBlock]:
 
     Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
 
+    Args:
+        path: The file, or its URL.
+
     Raises:
-        OSError: The file cannot be read.
+        OSError: It cannot be read.
         DecodingError: Lines are neither blank nor hold an object; names the first five, and how many there are. Raised
             at the end, when all have been counted.
     """
     name = os.path.basename(path)
     wrong: list[str] = []
     count = lines = offset = 0
-    with open(path, "rb", buffering=0) as file:
+    with _open(path) as file:
         for block in _whole_lines(file):
             starts, malformed, found = _samples_of(block)
             count += len(malformed)
@@ -103,7 +110,16 @@ class LineNumbers:
             return line
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+def _open(path: str | os.PathLike[str]) -> BinaryIO | ObjectStream:
+    location = located(path)
+    if not is_url(location):
+        return open(location, "rb", buffering=0)
+    from energon_grain.storage.object_bytes import ObjectStream
+
+    return ObjectStream(location)
+
+
+def _whole_lines(file: BinaryIO | ObjectStream) -> Iterator[bytes]:
     """Blocks that end where a line does. A line that is longer than a block is one by itself."""
     open_line: list[bytes] = []
     while block := file.read(_BLOCK_BYTES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from energon_grain.prepare.report import PrepareProgress
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask
 from energon_grain.prepare.scanning import scanning
 from energon_grain.prepare.stored_scan import ShardIdentity
+from energon_grain.storage.location import is_url, join
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
 
 _LISTED_FAILURES = 5
 
@@ -26,7 +30,8 @@ _LISTED_FAILURES = 5
 class ScannedDataset:
     """Where the scans of all shards lie, in the order of the shards."""
 
-    root: Path
+    root: str
+    """Path or URL."""
     tasks: tuple[ScanTask, ...]
     outcomes: tuple[ScanOutcome, ...]
 
@@ -68,23 +73,32 @@ class ScannedDataset:
 
     def check_unchanged(self) -> None:
         """Raise StaleIndexError if a shard is not the file any more that was scanned."""
-        for outcome in self.outcomes:
-            path = self.root / outcome.shard.name
-            if not path.exists() or ShardIdentity.of(self.root, outcome.shard.name) != outcome.shard:
-                raise StaleIndexError(f"{path}: changed since it was scanned. Prepare again when nothing writes to it.")
+        # Side by side where it takes requests.
+        each = shared_client(storage_settings()).map if is_url(self.root) else map
+        for task, holds in zip(self.tasks, each(self._holds, self.outcomes), strict=True):
+            if not holds:
+                raise StaleIndexError(
+                    f"{task.location}: changed since it was scanned. Prepare again when nothing writes to it."
+                )
+
+    def _holds(self, outcome: ScanOutcome) -> bool:
+        try:
+            return outcome.shard.holds(self.root)
+        except FileNotFoundError:
+            return False
 
     def check_counts(self, info: DatasetInfo) -> None:
         """Raise StaleIndexError if the shards do not have as many samples as `.info.json` says."""
         for name, samples in self.shard_counts.items():
             if samples != info.shard_counts[name]:
                 raise StaleIndexError(
-                    f"{self.root / name}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
+                    f"{join(self.root, name)}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
                     f"indices alone cannot mend that: run `energon-grain prepare {self.root} --force-overwrite`."
                 )
 
 
 def scan_dataset(
-    root: Path,
+    root: str,
     shards: Sequence[str],
     folder: Path,
     *,
@@ -96,7 +110,7 @@ def scan_dataset(
     """Scan every shard of `shards` and leave the scans in `folder`; those that lie there already are not made again.
 
     Args:
-        root: The dataset.
+        root: Path or URL of the dataset.
         shards: Names of the shards, in order.
         folder: Where scans are kept.
         records: How the records of ArrayRecord files are encoded; None for tars.
@@ -109,7 +123,7 @@ def scan_dataset(
         StaleIndexError: A shard changed while it was read.
     """
     tasks = tuple(
-        ScanTask(root=str(root), name=name, folder=str(folder), records=records, first=first)
+        ScanTask(root=root, name=name, folder=str(folder), records=records, first=first)
         for name, first in zip(shards, _first_records(root, shards, records), strict=True)
     )
     now = PrepareProgress(
@@ -118,7 +132,8 @@ def scan_dataset(
         shards_total=len(shards),
         samples=0,
         bytes_done=0,
-        bytes_total=sum((root / name).stat().st_size for name in shards),
+        # A store tells the size of an object when it is read.
+        bytes_total=0 if is_url(root) else sum(os.stat(join(root, name)).st_size for name in shards),
     )
     outcomes: dict[str, ScanOutcome] = {}
     failures: list[Exception] = []
@@ -141,11 +156,11 @@ def scan_dataset(
     return ScannedDataset(root=root, tasks=tasks, outcomes=tuple(outcomes[task.name] for task in tasks))
 
 
-def _first_records(root: Path, shards: Sequence[str], records: RecordEncoding | None) -> list[int]:
+def _first_records(root: str, shards: Sequence[str], records: RecordEncoding | None) -> list[int]:
     """The number in the dataset of the first record of each shard, where a key may be made of it; else 0."""
     if records in (None, "msgpack"):
         return [0] * len(shards)
-    return [0, *itertools.accumulate(count_records(root / name) for name in shards)][:-1]
+    return [0, *itertools.accumulate(count_records(Path(root, name)) for name in shards)][:-1]
 
 
 def _tell(progress: Callable[[PrepareProgress], None] | None, now: PrepareProgress) -> None:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from energon_grain.errors import ConfigError, WorkerError
 from energon_grain.prepare.scan_task import Result, ScanTask, find_stored, keep_scan, scan_remotely
 from energon_grain.storage.location import is_url
+from energon_grain.storage.storage_settings import storage_settings
 
 TASKS_AHEAD = 1024
 """Shards handed over at a time: enough for a thousand cores, and a bound for the results that may wait here."""
@@ -78,9 +79,11 @@ class _ExecutorScans:
         return len(self._running)
 
     def submit(self, task: ScanTask, attempt: int = 1) -> None:
-        root = task.root if is_url(task.root) else os.path.join(os.getcwd(), task.root)
+        root, storage = os.path.join(os.getcwd(), task.root), None
+        if is_url(task.root):
+            root, storage = task.root, storage_settings()
         try:
-            future = self._executor.submit(scan_remotely, root, task.name, task.records, task.first)
+            future = self._executor.submit(scan_remotely, root, task.name, task.records, task.first, storage)
         except RuntimeError as error:  # BrokenExecutor is one, and what an executor raises that was shut down
             raise _broken(error) from error
         self._running[future] = task, attempt
@@ -98,7 +101,7 @@ class _ExecutorScans:
             if attempt < _ATTEMPTS:
                 self.submit(task, attempt + 1)
                 return
-            failure = f"{task.shard_path}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
+            failure = f"{task.location}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
             self._failed += 1
             if self._failed == _GIVE_UP_AFTER:
                 raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -21,6 +22,7 @@ from energon_grain.formats.commit_journal import (
     finish_interrupted_prepare,
     new_staging_folder,
 )
+from energon_grain.formats.data_folder import DataFolder, look_again, open_folder
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
@@ -35,7 +37,7 @@ from energon_grain.formats.nv_meta import (
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
-from energon_grain.prepare.shard_listing import TAR_SUFFIX, exclude_shards, find_shards, refuse_compressed
+from energon_grain.prepare.shard_listing import TAR_SUFFIX, exclude_shards, find_shards, list_files, refuse_compressed
 from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
 from energon_grain.prepare.staging import (
@@ -46,6 +48,8 @@ from energon_grain.prepare.staging import (
     stage_records_file,
     stage_splits,
 )
+from energon_grain.prepare.store_commit import commit_to_store
+from energon_grain.storage.location import is_url, join, located, scheme_of
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
@@ -85,8 +89,12 @@ def prepare_dataset(
     The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
     process. A run that was killed keeps the scans of finished shards; the next one starts with them.
 
+    In an object store the indices are written beside the data, and a few small files one after the other: a dataset
+    that is prepared for the first time appears whole, one that is prepared again should not be opened just then.
+    Of members above 256 KiB only headers are fetched.
+
     Args:
-        root: The dataset folder.
+        root: The dataset folder, or its URL.
         shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
             (`*.array_record`) below `root`, sorted.
         records: The shards are ArrayRecord files, with records in this encoding: `msgpack`, `tf_example` or `raw`. None
@@ -118,6 +126,7 @@ def prepare_dataset(
 
     Raises:
         DatasetNotFoundError: There are no tar (ArrayRecord) files.
+        ReadError: A store cannot be read or written.
         ConfigError: An argument does not fit; nothing was written.
         TarError: A tar is compressed, damaged or empty.
         FormatError: A record is not encoded as `records` says.
@@ -126,21 +135,24 @@ def prepare_dataset(
         WorkerError: A process died, or the executor failed.
     """
     start = time.perf_counter()
-    root = Path(root)
+    dataset = open_to_prepare(root)
+    root = dataset.local
     if split_ratio is not None and split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
     if (root / META_FOLDER).is_dir():
         finish_interrupted_prepare(root)
     if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only):
         raise ConfigError(
-            f"{root}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces its splits; "
-            f"tar_index_only (--tar-index-only) writes only the indices anew."
+            f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
+            f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
         )
     old_info = read_info(root) if tar_index_only else None
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
-    names = _list_shards(root, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
+    if records is not None and dataset.is_remote:
+        raise ConfigError(f"{dataset.location}: ArrayRecord files are prepared on a disk: copy the folder to one.")
+    names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
         split_parts = _split(names, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
@@ -153,7 +165,7 @@ def prepare_dataset(
     with preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
         scanned = scan_dataset(
-            root,
+            dataset.location,
             names,
             scans_folder,
             records=records,
@@ -183,12 +195,17 @@ def prepare_dataset(
         scanned.check_unchanged()
         if progress is not None:
             progress(scanned.progress("commit"))
-        finish_staging(root, staging, names[0])
-        commit_staged(root, staging, put=put, remove=() if sqlite else _SQLITE_FILES)
-        remove_old_generations(columnar_folder(root), generation)
+        remove = () if sqlite else _SQLITE_FILES
+        if dataset.is_remote:
+            commit_to_store(dataset, staging, put=put, remove=remove)
+            look_again(dataset)
+        else:
+            finish_staging(root, staging, names[0])
+            commit_staged(root, staging, put=put, remove=remove)
+            remove_old_generations(columnar_folder(root), generation)
         shutil.rmtree(root / PREPARE_FOLDER, ignore_errors=True)
     return PrepareReport(
-        root=root,
+        root=dataset.location if dataset.is_remote else root,
         shard_counts=scanned.shard_counts,
         size_bytes=scanned.size_bytes,
         part_names=scanned.part_names,
@@ -200,8 +217,16 @@ def prepare_dataset(
     )
 
 
+def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
+    """Say where a dataset lies that is to be written beside. Raises ConfigError where that cannot be."""
+    location = located(root)
+    if scheme_of(location) in ("http", "https"):
+        raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+    return open_folder(location)
+
+
 def _list_shards(
-    root: Path, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None, suffix: str
+    root: str, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None, suffix: str
 ) -> tuple[str, ...]:
     if old_info is not None:
         if shards is not None or exclude is not None:
@@ -213,9 +238,11 @@ def _list_shards(
         return find_shards(root, exclude=exclude, suffix=suffix)
     if not shards:
         raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
+    found = frozenset(list_files(root)) if is_url(root) else None
     for name in shards:
-        if not (root / name).is_file():
-            raise DatasetNotFoundError(f"{root / name}: listed as a shard, but there is no such file.")
+        path = join(root, name)
+        if not (os.path.isfile(path) if found is None else name in found):
+            raise DatasetNotFoundError(f"{path}: listed as a shard, but there is no such file.")
     if len(set(shards)) < len(shards):
         raise ConfigError(f"{root}: the list of shards names one twice.")
     kept = exclude_shards(shards, exclude)

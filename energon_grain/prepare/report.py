@@ -17,7 +17,7 @@ class PrepareProgress:
         shards_total: Shards of the dataset.
         samples: Samples found so far.
         bytes_done: Size of the shards scanned so far.
-        bytes_total: Size of all shards.
+        bytes_total: Size of all shards; 0 while shards in an object store are scanned.
     """
 
     stage: Literal["scan", "index", "commit"]
@@ -33,7 +33,7 @@ class PrepareReport:
     """What a `prepare` found and wrote.
 
     Attributes:
-        root: The dataset.
+        root: The dataset; a URL as text.
         shard_counts: Samples of each shard, in the order of `.info.json`.
         size_bytes: Size of all shards.
         part_names: Distinct part names in order of first appearance, at most 50 for a shard.
@@ -44,7 +44,7 @@ class PrepareReport:
         elapsed_s: Wall-clock time.
     """
 
-    root: Path
+    root: Path | str
     shard_counts: dict[str, int]
     size_bytes: int
     part_names: tuple[str, ...]

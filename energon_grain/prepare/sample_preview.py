@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
 from energon_grain.formats.array_record_files import ArrayRecordFile
 from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.tar_bytes import TarBytes
 
 _LIST_ITEMS = 3
 _TEXT_LENGTH = 40
@@ -34,9 +34,9 @@ class SamplePreview:
 
 
 def preview_samples(
-    path: Path, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
+    path: str, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
 ) -> list[SamplePreview]:
-    """Look at the first `count` samples of a shard: of a tar, or of records in this encoding."""
+    """Look at the first `count` samples of the shard at a path or URL: of a tar, or of records in this encoding."""
     previews: list[SamplePreview] = []
     for sample in range(min(count, len(scan))):
         rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
@@ -48,15 +48,14 @@ def preview_samples(
     return previews
 
 
-def _json_part(tar: Path, scan: ShardScan, rows: range) -> bytes:
+def _json_part(path: str, scan: ShardScan, rows: range) -> bytes:
     row = next(row for row in reversed(rows) if scan.part_names[int(scan.part_name[row])] == "json")
-    with open(tar, "rb") as file:
-        file.seek(int(scan.part_offset[row]))
-        return file.read(int(scan.part_size[row]))
+    with TarBytes(path) as tar:
+        return tar.read(int(scan.part_offset[row]), int(scan.part_size[row]))
 
 
-def _json_of(path: Path, encoding: RecordEncoding, record: int) -> object:
-    _, parts = record_decoder(encoding)(ArrayRecordFile(str(path)).read(np.array([record]))[0])
+def _json_of(path: str, encoding: RecordEncoding, record: int) -> object:
+    _, parts = record_decoder(encoding)(ArrayRecordFile(path).read(np.array([record]))[0])
     return parts["json"]
 
 

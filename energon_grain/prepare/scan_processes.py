@@ -101,7 +101,7 @@ class _Child:
 
     def died(self, task: ScanTask) -> errors.WorkerError:
         return errors.WorkerError(
-            f"{task.shard_path}: the process that scanned it ended unexpectedly (out of memory?). Run the same command "
+            f"{task.location}: the process that scanned it ended unexpectedly (out of memory?). Run the same command "
             f"again: shards that were finished are not scanned again. --num-workers 0 scans without processes."
         )
 

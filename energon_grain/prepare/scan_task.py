@@ -24,13 +24,15 @@ from energon_grain.errors import (
 from energon_grain.formats.array_record_encoding import RecordEncoding
 from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
-from energon_grain.prepare.stored_scan import ShardIdentity, decode_scan, encode_scan, load_scan, store_scan
+from energon_grain.prepare.stored_scan import ShardIdentity, decode_scan, encode_scan, read_scan, store_scan
+from energon_grain.storage.location import is_url, join
+from energon_grain.storage.storage_settings import StorageSettings, use_storage
 
 MAX_PART_NAMES = 50
 
 
 class ScanTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scan shard `name` of the dataset at `root`; the result goes into `folder`.
+    """Scan shard `name` of the dataset at `root`, a path or URL; the result goes into `folder`.
 
     An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them.
     """
@@ -42,9 +44,9 @@ class ScanTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     first: int = 0
 
     @property
-    def shard_path(self) -> Path:
-        """The tar or ArrayRecord file."""
-        return Path(self.root) / self.name
+    def location(self) -> str:
+        """Path or URL of the tar or ArrayRecord file."""
+        return join(self.root, self.name)
 
     @property
     def scan_path(self) -> Path:
@@ -84,7 +86,13 @@ def scan_shard(task: ScanTask) -> ScanOutcome:
     return _outcome(identity, scan, reused=False)
 
 
-def scan_remotely(root: str, name: str, records: RecordEncoding | None = None, first: int = 0) -> bytes | Exception:
+def scan_remotely(
+    root: str,
+    name: str,
+    records: RecordEncoding | None = None,
+    first: int = 0,
+    storage: StorageSettings | None = None,
+) -> bytes | Exception:
     """Scan a shard and return the encoded scan; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
@@ -94,7 +102,10 @@ def scan_remotely(root: str, name: str, records: RecordEncoding | None = None, f
         name: The shard, relative to it.
         records: See `ScanTask`.
         first: See `ScanTask`.
+        storage: How object stores are reached; None leaves what the worker has.
     """
+    if storage is not None:
+        use_storage(storage)
     try:
         return encode_scan(*_read_shard(root, name, records, first))
     except FileNotFoundError as error:
@@ -112,9 +123,13 @@ def find_stored(task: ScanTask) -> ScanOutcome | None:
     Raises:
         OSError: The shard cannot be looked at.
     """
-    identity = ShardIdentity.of(Path(task.root), task.name)
-    stored = load_scan(task.scan_path, identity)
-    return None if stored is None else _outcome(identity, stored, reused=True)
+    expected = None if is_url(task.root) else ShardIdentity.of(task.root, task.name)
+    identity, scan = read_scan(task.scan_path) or (None, None)
+    if identity is None or scan is None or identity.name != task.name:
+        return None
+    # An object is looked at only where there is a scan of it: that takes a request.
+    same = identity.holds(task.root) if expected is None else identity == expected
+    return _outcome(identity, scan, reused=True) if same else None
 
 
 def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
@@ -126,7 +141,7 @@ def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
     identity, scan = decode_scan(content) or (None, None)
     if identity is None or scan is None or identity.name != task.name:
         raise WorkerError(
-            f"{task.shard_path}: what the worker sent is no scan of this shard. Are the versions of energon-grain "
+            f"{task.location}: what the worker sent is no scan of this shard. Are the versions of energon-grain "
             f"there and here the same?"
         )
     store_scan(task.scan_path, content)
@@ -134,15 +149,17 @@ def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
 
 
 def _read_shard(root: str, name: str, records: RecordEncoding | None, first: int) -> tuple[ShardIdentity, ShardScan]:
-    folder = Path(root)
-    identity, path = ShardIdentity.of(folder, name), folder / name
-    scan = scan_tar(path) if records is None else scan_records(path, records, first=first)
+    path = join(root, name)
+    identity = None if is_url(root) else ShardIdentity.of(root, name)
+    scan = scan_tar(path) if records is None else scan_records(Path(path), records, first=first)
     if len(scan) == 0:
         rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
         raise (TarError if records is None else FormatError)(
             f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
         )
-    if ShardIdentity.of(folder, name) != identity:
+    if identity is None:  # an object that changes while it is scanned has been refused
+        return ShardIdentity(name=name, size_bytes=scan.size_bytes, generation=scan.generation), scan
+    if not identity.holds(root):
         raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
     return identity, scan
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError
-from energon_grain.formats.nv_meta import RECORD_SUFFIX
+from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",
@@ -23,25 +26,26 @@ COMPRESSED_SUFFIXES = {
 TAR_SUFFIX = ".tar"
 
 
-def find_shards(root: Path, *, exclude: str | None = None, suffix: str = TAR_SUFFIX) -> tuple[str, ...]:
+def find_shards(
+    root: str | os.PathLike[str], *, exclude: str | None = None, suffix: str = TAR_SUFFIX
+) -> tuple[str, ...]:
     """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
 
     Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
 
     Args:
-        root: The dataset folder.
+        root: The dataset folder, or its URL.
         exclude: A regular expression; shards in whose relative path it is *found* are left out.
         suffix: What their names end with: `.tar` or `.array_record`.
 
     Raises:
         DatasetNotFoundError: `root` is no folder, or holds no such file.
+        ReadError: The store cannot be listed.
         TarError: There are compressed tars among them, which cannot be read at random offsets.
         ConfigError: `exclude` is no regular expression, or leaves nothing.
     """
-    if not root.is_dir():
-        raise DatasetNotFoundError(f"{root}: not a folder. Give the folder that holds the {suffix} files.")
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
-    files = list(_walk(root, root, frozenset()))
+    files = list_files(root, what=suffix)
     found = [name for name in files if name.endswith(endings)]
     if not found:
         others = sum(name.endswith(RECORD_SUFFIX) for name in files)
@@ -50,6 +54,17 @@ def find_shards(root: Path, *, exclude: str | None = None, suffix: str = TAR_SUF
     kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
     refuse_compressed(kept)
     return tuple(kept)
+
+
+def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:
+    """List the files below a folder or URL, relative to it, without those in `.nv-meta`; see `find_shards`."""
+    location = located(root)
+    if is_url(location):
+        names = shared_client(storage_settings()).list(location)
+        return [name for name in names if META_FOLDER not in name.split("/") and not name.endswith("/")]
+    if not os.path.isdir(location):
+        raise DatasetNotFoundError(f"{location}: not a folder. Give the folder that holds the {what} files.")
+    return list(_walk(Path(location), Path(location), frozenset()))
 
 
 def exclude_shards(shards: Sequence[str], exclude: str | None) -> list[str]:
@@ -90,7 +105,7 @@ def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterat
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
-                if entry.name != ".nv-meta":
+                if entry.name != META_FOLDER:
                     yield from _walk(root, Path(entry.path), above | {identity})
             elif entry.is_file():
                 yield os.path.relpath(entry.path, root)

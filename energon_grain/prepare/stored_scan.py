@@ -3,7 +3,7 @@
 Layout: 8 bytes of magic; as little-endian uint32, the length of the header, and the CRC-32 of all that follows (begun
 with that length), because these files are not flushed to disk one by one; the header as JSON, padded with spaces to a
 multiple of 8 bytes; the arrays, each padded likewise. The header says which file was scanned (name, size, time of
-modification), so that the scan of another file is never taken for this one's.
+modification, or version of an object), so that the scan of another file is never taken for this one's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.storage.location import is_url, join
 
 _MAGIC = b"EGSCAN1\n"
 _PREFIX = struct.Struct("<II")
@@ -33,18 +34,34 @@ _COLUMNS: dict[str, type[Any]] = {
 }
 
 
-class ShardIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be unchanged for a stored scan to hold: the shard's name, size in bytes and time of modification."""
+class ShardIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What must be unchanged for a stored scan to hold.
+
+    Attributes:
+        name: Of the shard, relative to the dataset.
+        size_bytes: Of the file or object.
+        mtime_ns: When a file was modified.
+        generation: Version of an object.
+    """
 
     name: str
     size_bytes: int
-    mtime_ns: int
+    mtime_ns: int = 0
+    generation: bytes = b""
 
     @classmethod
-    def of(cls, root: Path, name: str) -> ShardIdentity:
+    def of(cls, root: str | os.PathLike[str], name: str) -> ShardIdentity:
         """Look at the file as it is now."""
-        status = os.stat(root / name)
+        status = os.stat(os.path.join(root, name))
         return cls(name=name, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+    def holds(self, root: str) -> bool:
+        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be told."""
+        if not is_url(root):
+            return ShardIdentity.of(root, self.name) == self
+        from energon_grain.storage.object_bytes import is_unchanged  # processes that scan files need none of it
+
+        return is_unchanged(join(root, self.name), self.generation)
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +108,9 @@ def decode_scan(content: bytes) -> tuple[ShardIdentity, ShardScan] | None:
         columns[name] = np.frombuffer(content, dtype, length, offset)
         offset += -(-columns[name].nbytes // 8) * 8
     part_names = tuple(_from_json(name) for name in header.part_names)
-    return header.shard, ShardScan(size_bytes=header.shard.size_bytes, part_names=part_names, **columns)
+    shard = header.shard
+    scan = ShardScan(size_bytes=shard.size_bytes, part_names=part_names, generation=shard.generation, **columns)
+    return shard, scan
 
 
 def store_scan(path: Path, content: bytes) -> None:
@@ -103,12 +122,16 @@ def store_scan(path: Path, content: bytes) -> None:
 
 def load_scan(path: Path, identity: ShardIdentity) -> ShardScan | None:
     """Read the scan at `path`; None where there is none, it is damaged, or the shard is not the same any more."""
+    found, scan = read_scan(path) or (None, None)
+    return scan if found == identity else None
+
+
+def read_scan(path: Path) -> tuple[ShardIdentity, ShardScan] | None:
+    """Read the scan at `path`, and which file it is of; None where there is none, or it is damaged."""
     try:
-        content = path.read_bytes()
+        return decode_scan(path.read_bytes())
     except FileNotFoundError:
         return None
-    found, scan = decode_scan(content) or (None, None)
-    return scan if found == identity else None
 
 
 def _to_json(name: str) -> str:

@@ -106,8 +106,8 @@ def test_few_are_handed_over_at_a_time(tasks: list[ScanTask]) -> None:
 
 
 def test_faults_of_shards_are_not_tried_again(tasks: list[ScanTask]) -> None:
-    tasks[1].shard_path.write_bytes(tasks[1].shard_path.read_bytes()[:700])
-    executor = Here(lambda name: tasks[2].shard_path.unlink() if name == tasks[2].name else None)
+    Path(tasks[1].location).write_bytes(Path(tasks[1].location).read_bytes()[:700])
+    executor = Here(lambda name: Path(tasks[2].location).unlink() if name == tasks[2].name else None)
     good, bad = collect(executor, tasks)
     assert executor.calls == [task.name for task in tasks]
     assert (len(good), set(bad)) == (COUNT - 2, {tasks[1].name, tasks[2].name})

@@ -16,7 +16,7 @@ def test_first_samples(tmp_path: Path) -> None:
         {"__key__": "c", "x": ""},
     ]
     (tar,) = write_tars(tmp_path, samples)
-    first, second = preview_samples(tar, scan_tar(tar))
+    first, second = preview_samples(str(tar), scan_tar(tar))
     assert (first.key, list(first.parts), first.parts["jpg"]) == ("a", ["json", "jpg"], 4)
     assert json.loads(first.json_text or "") == {
         "caption": "x" * 40 + "…",

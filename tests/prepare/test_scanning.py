@@ -87,7 +87,7 @@ def test_missing_shard(tasks: list[ScanTask]) -> None:
 def test_changed_shard_is_scanned_again(tasks: list[ScanTask]) -> None:
     assert not scan_shard(tasks[0]).reused
     assert scan_shard(tasks[0]).reused
-    os.utime(tasks[0].shard_path, ns=(1, 1))
+    os.utime(Path(tasks[0].location), ns=(1, 1))
     assert not scan_shard(tasks[0]).reused
 
 
