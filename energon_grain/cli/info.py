@@ -123,9 +123,10 @@ def _mixture(
 
 def _lines(summary: DatasetSummary) -> list[str]:
     tags = ", ".join(f"{name}={value}" for name, value in summary.subflavors.items())
+    files = "tar files" if summary.records is None else f"ArrayRecord files ({summary.records})"
     lines = [
         f"{summary.path}",
-        f"  {summary.samples:,} samples in {summary.shards:,} shards, {format_bytes(summary.tar_bytes)} of tar files "
+        f"  {summary.samples:,} samples in {summary.shards:,} shards, {format_bytes(summary.shard_bytes)} of {files} "
         f"({format_bytes(summary.payload_bytes)} of payload)",
         f"  format: energon {summary.energon_version or 'unknown'}, uuid {summary.uuid or 'none'}, "
         f"{'with' if summary.has_sqlite else 'no'} index.sqlite",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from energon_grain.errors import DecodingError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, T_co
@@ -70,7 +72,9 @@ class DecodeFileStore(FileStore[Any]):
         """Decode what the inner store has. Raises as `read` does."""
         return self._decoded(key, self.inner.decoded(key, data))
 
-    def _decoded(self, key: str, data: bytes) -> Any:
+    def _decoded(self, key: str, data: Any) -> Any:
+        if isinstance(data, np.ndarray):
+            return data  # numbers of a record, which need no decoding
         try:
             return self.decoder.decode(key, data)
         except DecodingError as error:

@@ -15,7 +15,7 @@ from energon_grain.metadataset.open_join import open_join
 from energon_grain.metadataset.tree import AuxReference, Join
 from energon_grain.sources.array import ArraySource
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.sources.prepared import PreparedSource
 from energon_grain.transforms.decode import SampleDecoder
 
 
@@ -172,7 +172,7 @@ class ResolvedJoin:
         return os.fspath(self.source.path)
 
 
-def _joinable(member: ResolvedLeaf | ResolvedArray) -> WebDatasetSource | ArraySource:
+def _joinable(member: ResolvedLeaf | ResolvedArray) -> PreparedSource | ArraySource:
     source = member.source
-    assert isinstance(source, WebDatasetSource | ArraySource)  # metadatasets refuse to join others
+    assert isinstance(source, PreparedSource | ArraySource)  # metadatasets refuse to join others
     return source

@@ -150,11 +150,11 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
     for exclude in config.exclude:
         if exclude in info.shard_counts:
             continue
-        shard = _shard_of(exclude, info)
-        if shard is None:
+        sample = excluded_sample(exclude, info)
+        if sample is None:
             unmatched.append(exclude)
-        elif shard in selected:
-            samples.append((shard, exclude[len(shard) + 1 :]))
+        elif sample[0] in selected:
+            samples.append(sample)
     return SelectedShards(
         shards=shards, excluded_samples=tuple(dict.fromkeys(samples)), unmatched_excludes=tuple(unmatched)
     )
@@ -175,12 +175,12 @@ def _expand(patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for pattern in patterns for name in braceexpand.braceexpand(pattern))
 
 
-def _shard_of(exclude: str, info: DatasetInfo) -> str | None:
-    """Return the shard that a sample exclude `<shard>/<key>` names."""
+def excluded_sample(exclude: str, info: DatasetInfo) -> tuple[str, str] | None:
+    """Return the shard and the key that a sample exclude `<shard>/<key>` names; None where there is no such shard."""
     place = exclude.find("/")
     while place >= 0:
         if exclude[:place] in info.shard_counts:
-            return exclude[:place]
+            return exclude[:place], exclude[place + 1 :]
         place = exclude.find("/", place + 1)
     return None
 

@@ -99,7 +99,7 @@ class _Metadataset:
         yield from repeated_findings([leaf for leaf in leaves if isinstance(leaf, LeafReference)])
 
     def _dataset(self, leaf: LeafReference) -> Iterator[Finding]:
-        if leaf.kind not in (DatasetKind.JSONL, DatasetKind.ARRAY):
+        if leaf.kind not in (DatasetKind.JSONL, DatasetKind.ARRAY, DatasetKind.ARRAY_RECORD):
             yield from self._folder(leaf.path, leaf.dataset_config, leaf.split_config, as_store=False)
         for aux in leaf.aux.values():
             if aux.kind == "webdataset":

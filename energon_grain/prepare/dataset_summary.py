@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
+from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
@@ -52,7 +53,8 @@ class DatasetSummary:
         path: Its folder.
         shards: Number of shards.
         samples: Number of samples.
-        tar_bytes: Size of all tar files, when they were indexed.
+        records: Encoding of the records of ArrayRecord files; None for tars.
+        shard_bytes: Size of all shards, when they were indexed.
         payload_bytes: Bytes of all parts.
         energon_version: The release whose format the dataset follows, as `.info.json` has it.
         uuid: Identity that the last `prepare` gave it.
@@ -70,7 +72,8 @@ class DatasetSummary:
     path: str
     shards: int
     samples: int
-    tar_bytes: int
+    records: RecordEncoding | None
+    shard_bytes: int
     payload_bytes: int
     energon_version: str | None
     uuid: str | None
@@ -105,7 +108,8 @@ def summarize_dataset(
         path=str(root),
         shards=len(index.shards),
         samples=len(index),
-        tar_bytes=int(index.shard_bytes.sum()),
+        records=read_records_file(root),
+        shard_bytes=int(index.shard_bytes.sum()),
         payload_bytes=int(payload.sum()),
         energon_version=info.energon_version,
         uuid=read_uuid(root),

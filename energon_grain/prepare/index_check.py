@@ -2,53 +2,74 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from energon_grain.errors import FormatError
+from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.formats.tar_index import read_tar_index, tar_index_path
 from energon_grain.prepare.lint_finding import LintFinding
 
 
-def check_shard(root: Path, shard: str, samples: int, index: ColumnarIndex | None) -> list[LintFinding]:
-    """Scan a shard anew and say what does not fit.
+class ShardCheck:
+    """Scans shards anew and says what does not fit.
 
     Args:
         root: The dataset.
-        shard: The shard, relative to it.
-        samples: Samples that it has by `.info.json`.
+        info: Its shards, with the number of samples of each.
         index: The columnar index; None where it could not be opened.
     """
-    tar = root / shard
-    if not tar.is_file():
-        return [_finding(shard, "the file is gone, but .info.json lists it; prepare again with --force-overwrite")]
-    try:
+
+    def __init__(self, root: Path, info: DatasetInfo, index: ColumnarIndex | None) -> None:
+        self._root, self._info, self._index = root, info, index
+        self._records: RecordEncoding | None = read_records_file(root)
+        self._first = dict(zip(info.shard_counts, accumulate(info.shard_counts.values(), initial=0), strict=False))
+
+    def __call__(self, shard: str) -> list[LintFinding]:
+        """Look at one shard."""
+        path = self._root / shard
+        if not path.is_file():
+            return [_finding(shard, "the file is gone, but .info.json lists it; prepare again with --force-overwrite")]
+        try:
+            if self._records is None:
+                scan, wrong = self._scan_tar(shard)
+            else:
+                scan, wrong = scan_records(path, self._records, first=self._first[shard]), []
+        except FileNotFoundError:
+            return [_finding(shard, f"{tar_index_path(path).name} is missing; write it with --tar-index-only")]
+        except (FormatError, OSError) as error:
+            return [_finding(shard, str(error))]
+        samples = self._info.shard_counts[shard]
+        if len(scan) != samples:
+            wrong.insert(
+                0,
+                f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed: prepare again with "
+                f"--force-overwrite",
+            )
+        if not wrong and self._index is not None and not _agrees(self._index, shard, scan):
+            wrong.append("the columnar index says otherwise; write it anew with --tar-index-only")
+        return [_finding(shard, reason) for reason in wrong]
+
+    def _scan_tar(self, shard: str) -> tuple[ShardScan, list[str]]:
+        """The scan of a tar, and how its `.tar.idx` differs."""
+        tar = self._root / shard
         starts = read_tar_index(tar_index_path(tar))
         scan = scan_tar(tar)
-        if len(scan) != samples or not np.array_equal(scan.sample_start, starts):
+        if len(scan) != self._info.shard_counts[shard] or not np.array_equal(scan.sample_start, starts):
             # Energon makes samples of dot files inside folders.
             scan = scan_tar(tar, hidden="keep")
-    except FileNotFoundError:
-        return [_finding(shard, f"{tar_index_path(tar).name} is missing; write it with --tar-index-only")]
-    except (FormatError, OSError) as error:
-        return [_finding(shard, str(error))]
-    wrong: list[str] = []
-    if len(scan) != samples:
-        wrong.append(
-            f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed: prepare again with "
-            f"--force-overwrite"
-        )
-    if not np.array_equal(scan.sample_start, starts):
-        wrong.append(
-            f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of "
-            f"{tar_index_path(tar).name} say; write it anew with --tar-index-only"
-        )
-    if not wrong and index is not None and not _agrees(index, shard, scan):
-        wrong.append("the columnar index says otherwise; write it anew with --tar-index-only")
-    return [_finding(shard, reason) for reason in wrong]
+        if np.array_equal(scan.sample_start, starts):
+            return scan, []
+        return scan, [
+            f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {tar_index_path(tar).name} "
+            f"say; write it anew with --tar-index-only"
+        ]
 
 
 def _finding(shard: str, reason: str) -> LintFinding:

@@ -17,11 +17,11 @@ from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, read_info
-from energon_grain.formats.splits import read_split_config, select_shards
-from energon_grain.prepare.index_check import check_shard
+from energon_grain.formats.splits import excluded_sample, read_split_config, select_shards
+from energon_grain.prepare.index_check import ShardCheck
 from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport
 from energon_grain.prepare.sample_check import SampleRecipe, check_samples, make_recipe
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.sources.prepared import PreparedSource, open_prepared
 
 _CHUNK_SAMPLES = 256
 _CHUNK_BYTES = 4 << 20
@@ -77,13 +77,12 @@ def lint_dataset(
                 )
             )
 
+    checks = ShardCheck(root, info, index)
     threads = num_threads or len(os.sched_getaffinity(0))
     samples, notes = 0, list[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         tell("index", 0, len(shards))
-        for done, found in enumerate(
-            _in_order(pool, threads, lambda shard: check_shard(root, shard, info.shard_counts[shard], index), shards)
-        ):
+        for done, found in enumerate(_in_order(pool, threads, checks, shards)):
             findings += found
             tell("index", done + 1, len(shards))
         broken = {finding.shard for finding in findings}
@@ -94,7 +93,7 @@ def lint_dataset(
             )
             notes += [] if recipe.note is None else [recipe.note]
             with_excludes = [pair for pair in excluded if pair[0] not in broken]
-            source = WebDatasetSource(root, shards=good, parts=recipe.parts, excluded=with_excludes)
+            source = open_prepared(root, shards=good, parts=recipe.parts, excluded=with_excludes)
             samples = len(source)
             tell("samples", 0, samples)
             done = 0
@@ -111,7 +110,7 @@ def lint_dataset(
 class _Checker:
     """Checks one chunk and says how long it was."""
 
-    def __init__(self, source: WebDatasetSource, recipe: SampleRecipe) -> None:
+    def __init__(self, source: PreparedSource, recipe: SampleRecipe) -> None:
         self._source = source
         self._recipe = recipe
 
@@ -139,14 +138,14 @@ def _select(
         return list(info.shard_counts), []
     if split_parts is None:
         shards = [shard for shard in info.shard_counts if shard not in config.exclude]
-        pairs = [exclude.rpartition(".tar/") for exclude in config.exclude if ".tar/" in exclude]
-        return shards, [(f"{shard}.tar", key) for shard, _, key in pairs]
+        pairs = (excluded_sample(exclude, info) for exclude in config.exclude)
+        return shards, [pair for pair in pairs if pair is not None]
     chosen = [select_shards(config, part, info) for part in split_parts]
     shards = list(dict.fromkeys(shard for selected in chosen for shard in selected.shards))
     return shards, list(dict.fromkeys(pair for selected in chosen for pair in selected.excluded_samples))
 
 
-def _chunks(source: WebDatasetSource) -> Iterator[npt.NDArray[np.int64]]:
+def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
     """Cut the samples of a source into runs of at most 256 samples and about 4 MiB."""
     start = 0
     while start < len(source):

@@ -14,8 +14,8 @@ from energon_grain.errors import ReadError
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.dataset_config import DatasetConfig
 from energon_grain.prepare.lint_finding import LintFinding
+from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.raw import RawSample
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -96,7 +96,7 @@ def make_recipe(
     return SampleRecipe(decoders=decoders, sample_type=sample_type, field_map=field_map, parts=parts, note=note)
 
 
-def check_samples(source: WebDatasetSource, recipe: SampleRecipe, indices: npt.NDArray[np.int64]) -> list[LintFinding]:
+def check_samples(source: PreparedSource, recipe: SampleRecipe, indices: npt.NDArray[np.int64]) -> list[LintFinding]:
     """Make the samples `indices` of a source and report those that fail."""
     try:
         batch = source.read(indices)

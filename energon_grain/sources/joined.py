@@ -13,6 +13,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.array import ArraySource
+from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.raw import PartValue, RawBatch
 from energon_grain.sources.source import SampleLocation
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -93,7 +94,7 @@ class JoinedSource:
     def __init__(
         self,
         index: JoinIndex,
-        members: Sequence[WebDatasetSource | ArraySource],
+        members: Sequence[PreparedSource | ArraySource],
         *,
         start: int = 0,
         stop: int | None = None,
@@ -142,15 +143,15 @@ class JoinedSource:
         return f"{self._index.content_id[:16]}-{fold(self._start, self._stop):016x}"
 
     @property
-    def members(self) -> tuple[WebDatasetSource | ArraySource, ...]:
+    def members(self) -> tuple[PreparedSource | ArraySource, ...]:
         """The datasets and arrays, the primary first."""
         return self._members
 
     @property
-    def primary(self) -> WebDatasetSource:
+    def primary(self) -> PreparedSource:
         """The first dataset."""
         primary = self._members[0]
-        assert isinstance(primary, WebDatasetSource)
+        assert not isinstance(primary, ArraySource)
         return primary
 
     def __len__(self) -> int:
@@ -186,19 +187,19 @@ class JoinedSource:
             places = np.flatnonzero(column >= 0)
             own = column[places]
             batch = None
-            if isinstance(member, ArraySource) and len(places):
-                batch = member.read(own)
-            elif isinstance(member, WebDatasetSource) and len(places):
+            if len(places) and isinstance(member, WebDatasetSource):
                 whole = len(places) == len(indices)
                 keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
                 batch = member.read(own, keys=keys)
+            elif len(places):
+                batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
             indices=indices, keys=primary.keys, shards=primary.shards, columns=primary.columns, members=members
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each row takes, of all members together. See `WebDatasetSource.sizes`."""
+        """(n,) bytes that reading each row takes, of all members together. See `Source.sizes`."""
         samples = self.samples(indices)
         taken = self._members[0].sizes(samples[:, 0])
         for number, member in enumerate(self._members[1:], 1):
@@ -234,7 +235,5 @@ class JoinedSource:
             member.close()
 
 
-def _restore(
-    index: JoinIndex, members: Sequence[WebDatasetSource | ArraySource], start: int, stop: int
-) -> JoinedSource:
+def _restore(index: JoinIndex, members: Sequence[PreparedSource | ArraySource], start: int, stop: int) -> JoinedSource:
     return JoinedSource(index, members, start=start, stop=stop)

@@ -94,23 +94,24 @@ class LeafLoader:
         columns: dict[str, list[Any]] = {}
         for part, column in flow.raw.columns.items():
             decode = self._decoder(part)
-            if decode is None:
+            types = set(map(type, column))
+            if decode is None or bytes not in types:
                 columns[part] = list(column)
                 continue
             with suppress(Exception):
-                columns[part] = self._decoded_whole(flow.raw, part, decode, groups)
+                if types == {bytes}:
+                    columns[part] = self._decoded_whole(part, cast("list[bytes]", column), groups)
+                else:
+                    columns[part] = [decode(data) if type(data) is bytes else data for data in column]
                 continue
             columns[part] = self._decoded_one_by_one(flow, part, decode, column)
         if flow.dropped:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns
 
-    def _decoded_whole(self, raw: RawBatch, part: str, decode: Decode, groups: tuple[range, ...]) -> list[Any]:
-        column = raw.columns[part]
-        if not raw.is_complete(part):
-            return [None if data is None else decode(data) for data in column]
+    def _decoded_whole(self, part: str, column: list[bytes], groups: tuple[range, ...]) -> list[Any]:
         assert self._leaf.decoder is not None
-        return self._leaf.decoder.decode_column(part, cast("list[bytes]", column), groups)
+        return self._leaf.decoder.decode_column(part, column, groups)
 
     def _decoded_one_by_one(
         self, flow: Flow, part: str, decode: Decode, column: Sequence[PartValue | None]
@@ -118,7 +119,7 @@ class LeafLoader:
         values: list[Any] = []
         for place, data in enumerate(column):
             try:
-                values.append(None if data is None else decode(data))
+                values.append(decode(data) if type(data) is bytes else data)
             except Exception as error:
                 values.append(None)
                 if place not in flow.dropped:

@@ -38,7 +38,7 @@ def test_everything(tmp_path: Path) -> None:
     split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_000.tar, shard_001.tar/2]"))
     summary = summarize_dataset(tmp_path)
     assert (summary.shards, summary.samples, summary.payload_bytes) == (5, 10, 50)
-    assert summary.tar_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    assert summary.shard_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
     assert summary.parts == {
         "txt": PartSummary(count=10, total_bytes=45, smallest_bytes=0, largest_bytes=9),
         "cls": PartSummary(count=5, total_bytes=5, smallest_bytes=1, largest_bytes=1),
