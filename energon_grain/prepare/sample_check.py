@@ -43,7 +43,7 @@ class SampleRecipe:
         parts: dict[str, object] = {"__key__": raw.key, "__shard__": raw.shard}
         for name, data in raw.parts.items():
             decode = self.decoders[name]
-            parts[name] = data if decode is None else decode(data)
+            parts[name] = decode(data) if decode is not None and isinstance(data, bytes) else data
         if self.sample_type is None or self.field_map is None:
             return parts
         fields = self.field_map.evaluate(parts)
