@@ -54,8 +54,8 @@ def scan_tar(path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy:
     """Scan a tar shard: ustar, GNU and PAX, with their long names and large sizes.
 
     Reads only headers where members are large: above a mean of 16 KiB in a file, of 256 KiB in an object store.
-    Memory: a few MiB (16 to 32 for an object), and about 40 bytes a sample and 24 a part for the
-    result. A tar without any sample is fine here.
+    Memory: a few MiB (up to 24 for an object), and about 40 bytes a sample and 24 a part for the result. A tar without
+    any sample is fine here.
 
     Args:
         path: The tar file, or its URL.

@@ -22,7 +22,7 @@ from energon_grain.formats.commit_journal import (
     finish_interrupted_prepare,
     new_staging_folder,
 )
-from energon_grain.formats.data_folder import DataFolder, look_again, open_folder
+from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
@@ -146,7 +146,8 @@ def prepare_dataset(
             f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
             f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
         )
-    old_info = read_info(root) if tar_index_only else None
+    with naming(dataset):
+        old_info = read_info(root) if tar_index_only else None
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
@@ -162,7 +163,7 @@ def prepare_dataset(
 
     scans_folder = root / PREPARE_FOLDER / "scans"
     scans_folder.mkdir(parents=True, exist_ok=True)
-    with preparation_lock(root / META_FOLDER):
+    with naming(dataset), preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
         scanned = scan_dataset(
             dataset.location,

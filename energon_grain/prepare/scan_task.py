@@ -26,7 +26,7 @@ from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.prepare.stored_scan import ShardIdentity, decode_scan, encode_scan, read_scan, store_scan
 from energon_grain.storage.location import is_url, join
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
 
 MAX_PART_NAMES = 50
 
@@ -104,7 +104,7 @@ def scan_remotely(
         first: See `ScanTask`.
         storage: How object stores are reached; None leaves what the worker has.
     """
-    if storage is not None:
+    if storage is not None and storage != storage_settings():
         use_storage(storage)
     try:
         return encode_scan(*_read_shard(root, name, records, first))

@@ -40,11 +40,12 @@ def block_sums(data: bytes | bytearray | memoryview, block_bytes: int) -> UInt64
         factors = _FACTORS[pages] = _odd_numbers(pages)
     whole = len(data) // block_bytes
     sums = np.empty(-(-len(data) // block_bytes), np.uint64)
-    words = np.frombuffer(data, _WORD, whole * block_bytes // 8).reshape(whole, pages, PAGE_BYTES // 8)
-    sums[:whole] = (words.sum(axis=2, dtype=np.uint64) * factors).sum(axis=1, dtype=np.uint64)
+    words = np.frombuffer(data, _WORD, whole * block_bytes // 8).reshape(whole * pages, PAGE_BYTES // 8)
+    np.add.reduce(np.add.reduce(words, axis=1).reshape(whole, pages) * factors, axis=1, out=sums[:whole])
     if whole < len(sums):
         rest = np.zeros(block_bytes, np.uint8)
         rest[: len(data) - whole * block_bytes] = np.frombuffer(data, np.uint8, offset=whole * block_bytes)
         by_page = rest.view(_WORD).reshape(pages, PAGE_BYTES // 8).sum(axis=1, dtype=np.uint64)
         sums[whole] = (by_page * factors).sum(dtype=np.uint64)
-    return np.maximum(sums, np.uint64(1))
+    sums[sums == 0] = 1
+    return sums

@@ -94,7 +94,7 @@ class CachedObject:
         Args:
             blocks: Ascending.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS if blocks else 0):
             copy = self._copy or self._open()
             if copy is None:
                 break

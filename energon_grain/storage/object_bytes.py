@@ -1,7 +1,7 @@
 """The bytes of one object of a store as a scan reads them.
 
 A request takes as long as a connection needs for some 256 KiB: 10 ms at 25 MB/s, or 1 ms at 250. So what is smaller is
-read in passing, in windows of 16 MiB that are fetched in four pieces at once; what is larger is passed over, and each
+read in passing, in windows of 8 MiB that are fetched in four pieces at once; what is larger is passed over, and each
 stop fetches 16 KiB, twice as much where the next one is near. Shards are scanned side by side, which makes up for the
 time that each of these requests takes.
 """
@@ -16,7 +16,7 @@ from energon_grain.storage.storage_settings import storage_settings
 _FIRST_BYTES = 256 << 10
 _STOP_BYTES = 16 << 10
 _PASS_OVER_BYTES = 256 << 10
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 2 << 20
 _PIECES = 4
 
 

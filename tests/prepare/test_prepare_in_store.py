@@ -33,6 +33,7 @@ from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings, use_storage
 from energon_grain.testing import write_tars
@@ -233,10 +234,15 @@ def test_settings_reach_the_workers_of_an_executor(bucket: Bucket, url: str, mon
 
 
 def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:
+    (open_folder(url).local / ".nv-meta").mkdir(parents=True)
     with pytest.raises(DatasetNotFoundError, match=r"s3://\S+/none: no \*\.tar files"):
         prepare_dataset(f"{bucket.url}/none")
     with pytest.raises(DatasetNotFoundError, match=r"x\.tar: listed as a shard"):
         prepare_dataset(url, shards=["x.tar"])
+    with pytest.raises(DatasetNotFoundError, match=rf"{url}: "):
+        prepare_dataset(url, tar_index_only=True)
+    with preparation_lock(open_folder(url).local / ".nv-meta"), pytest.raises(ConfigError, match=rf"{url}: another"):
+        prepare_dataset(url)
     with pytest.raises(ConfigError, match="web server can only be read"):
         prepare_dataset("https://example.org/data")
     with pytest.raises(ConfigError, match="ArrayRecord files are prepared on a disk"):
