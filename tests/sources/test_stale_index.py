@@ -47,7 +47,11 @@ def shorter(shard: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [(longer, "it has"), (shorter, "it has"), (overwritten_end, "there is data at its end marker @ 163840")],
+    [
+        (longer, "was indexed .* it has"),
+        (shorter, "ends at byte"),
+        (overwritten_end, "was indexed .* there is data at its end marker @ 163840"),
+    ],
 )
 def test_a_changed_shard(dataset: Path, change: Callable[[Path], None], found: str) -> None:
     shard = dataset / "shard_001.tar"
@@ -55,7 +59,7 @@ def test_a_changed_shard(dataset: Path, change: Callable[[Path], None], found: s
     source = WebDatasetSource(dataset)
     assert len(source.read(np.arange(4))) == 4, "other shards are none of its business"
     for _ in range(2):
-        with pytest.raises(StaleIndexError, match=rf"shard_001\.tar was indexed .* {found}.*`energon-grain prepare "):
+        with pytest.raises(StaleIndexError, match=rf"shard_001\.tar {found}.*`energon-grain prepare "):
             source.read(np.array([5]))
 
 
