@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.bench import bench
+from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
 from energon_grain.cli.migrate import migrate
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(prepare)
+app.command()(convert)
 app.command()(info)
 app.command()(lint)
 app.command()(which)

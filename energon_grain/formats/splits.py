@@ -95,7 +95,7 @@ def encode_split_config(config: SplitConfig, *, json_format: bool = False) -> st
     """Return the text that `write_split_config` writes."""
     content = {
         "split_parts": {part: collapse(shards) for part, shards in config.split_parts.items()},
-        "exclude": list(config.exclude),
+        "exclude": list(map(_escape, config.exclude)),
     }
     return json.dumps(content, indent=2) if json_format else dump_yaml(content)
 

@@ -1,0 +1,229 @@
+"""Converting datasets there and back: the same samples, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import encode_example, write_shards
+
+from energon_grain.conversion import ConversionProgress, convert_dataset
+from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.dataset_config import read_dataset_config
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
+from energon_grain.formats.splits import read_split_config
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.sources.prepared import open_prepared
+from energon_grain.testing import make_blob_dataset, write_tars
+
+ALL = {"train": 1}
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """Parts that come and go in any order, shards in folders, excludes, a second split file, other files."""
+    root, rng = tmp_path / "tars" / "data", np.random.default_rng(0)
+    samples: list[dict[str, Any]] = []
+    for i in range(50):
+        parts: dict[str, Any] = {"txt": f"text {i}", "json": {"i": i}, "seg.png": rng.bytes(i * 100)}
+        names = list(parts)[: 1 + i % 3]
+        rng.shuffle(names)
+        samples.append({"__key__": f"ключ/{i:03d}", **{name: parts[name] for name in names}})
+    write_tars(root, samples, shards=5, name="parts/s-{}.tar")
+    options: dict[str, Any] = {"sample_type": "TextSample", "field_map": {"text": "txt,json"}, "num_workers": 0}
+    prepare_dataset(root, split_ratio={"train": 4, "val": 1}, **options)
+    meta = root / ".nv-meta"
+    excludes = "exclude: [parts/s-1.tar, 'parts/s-2.tar/ключ/021']"
+    (meta / "split.yaml").write_text((meta / "split.yaml").read_text().replace("exclude: []", excludes))
+    (meta / "other_split.yaml").write_text("split_parts: {all: ['parts/s-{0..4}.tar']}\n")
+    (meta / "sample_loader.py").write_text("# split_parts: not really\n")
+    (meta / "crude.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    return root
+
+
+def told(root: Path) -> list[tuple[str, list[tuple[str, Any]]]]:
+    source = open_prepared(root)
+    batch = source.read(np.arange(len(source)))
+    return [(raw.key, sorted(raw.parts.items())) for raw in batch]
+
+
+def test_there_and_back(tars: Path, tmp_path: Path) -> None:
+    there, back = tmp_path / "records", tmp_path / "back"
+    seen: list[ConversionProgress] = []
+    report = convert_dataset(tars, there, progress=seen.append)
+    assert (report.samples, report.container, report.verified, report.notes) == (50, "array-record", True, ())
+    assert [now.shards_done for now in seen if now.stage == "convert"] == [0, 1, 2, 3, 4, 5]
+    assert seen[-1].stage == "index"
+    assert dataset_kind(there) is DatasetKind.ARRAY_RECORD
+    assert read_info(there).shard_counts == {f"parts/s-{shard}.array_record": 10 for shard in range(5)}
+    assert told(there) == told(tars)
+    assert open_columnar(there).content_id == open_columnar(tars).content_id
+    splits = read_split_config(there)
+    assert splits.split_parts["train"] == tuple(f"parts/s-{shard}.array_record" for shard in range(4))
+    assert splits.exclude == ("parts/s-1.array_record", "parts/s-2.array_record/ключ/021")
+    assert len(read_split_config(there, "other_split.yaml").split_parts["all"]) == 5
+    for name in ("dataset.yaml", "crude.yaml", "sample_loader.py"):
+        assert (there / ".nv-meta" / name).read_bytes() == (tars / ".nv-meta" / name).read_bytes()
+    assert read_dataset_config(there, "dataset.yaml") == read_dataset_config(tars, "dataset.yaml")
+    assert lint_dataset(there).findings == ()
+    assert not (there / ".nv-meta" / ".convert").exists()
+
+    convert_dataset(there, back, sqlite=False)
+    for shard in range(5):
+        assert (back / f"parts/s-{shard}.tar").read_bytes() == (tars / f"parts/s-{shard}.tar").read_bytes()
+    assert read_split_config(back) == read_split_config(tars)
+    assert open_columnar(back).content_id == open_columnar(tars).content_id
+    assert not (back / ".nv-meta" / "index.sqlite").exists()
+    assert not (back / ".nv-meta" / "records.json").exists()
+
+
+def test_compressed(tmp_path: Path) -> None:
+    write_tars(tmp_path / "tars", [{"__key__": str(i), "txt": "x" * 10000} for i in range(50)], shards=1)
+    prepare_dataset(tmp_path / "tars", split_ratio=ALL, crude=True, num_workers=0)
+    plain = convert_dataset(tmp_path / "tars", tmp_path / "plain", verify=False)
+    small = convert_dataset(tmp_path / "tars", tmp_path / "small", compression="zstd")
+    assert small.target_bytes < plain.target_bytes / 2
+    assert told(tmp_path / "small") == told(tmp_path / "plain") == told(tmp_path / "tars")
+    assert not plain.verified
+
+
+def test_shards_that_are_there_are_not_written_again(tars: Path, tmp_path: Path) -> None:
+    target = tmp_path / "records"
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(now: ConversionProgress) -> None:
+        if now.shards_done == 3:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        convert_dataset(tars, target, progress=stop)
+    done = sorted((target / "parts").glob("s-*.array_record"))
+    assert len(done) >= 3
+    assert dataset_kind(target) is DatasetKind.INVALID
+    (target / "parts" / ".s-9.array_record.00.converting").touch()
+    done[0].write_bytes(b"half a shard")
+    before = {path: path.stat().st_mtime_ns for path in done[1:]}
+    report = convert_dataset(tars, target)
+    assert report.shards_reused == len(done) - 1
+    assert {path: path.stat().st_mtime_ns for path in done[1:]} == before
+    assert told(target) == told(tars)
+    assert not list(target.rglob("*.converting"))
+
+
+def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
+    target = tmp_path / "records"
+    shutil.copytree(tars, tmp_path / "other")
+    (tmp_path / "other" / "parts" / "s-4.tar").unlink()
+    prepare_dataset(tmp_path / "other", split_ratio=ALL, force_overwrite=True, num_workers=0)
+    (target / ".nv-meta").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is not empty"):
+        convert_dataset(tars, target)
+    shutil.rmtree(target)
+    with pytest.raises(ZeroDivisionError):
+        convert_dataset(tars, target, progress=lambda now: 1 / (now.shards_done - 1))
+    with pytest.raises(ConfigError, match=r"another dataset \(content_id, shards differ"):
+        convert_dataset(tmp_path / "other", target)
+    with pytest.raises(ConfigError, match=r"with other settings .*compression differ"):
+        convert_dataset(tars, target, compression="zstd")
+    convert_dataset(tars, target)
+    with pytest.raises(ConfigError, match="is not empty"):
+        convert_dataset(tars, target)
+
+
+def test_arguments(tars: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its shards are tar files already"):
+        convert_dataset(tars, tmp_path / "x", to="tar")
+    with pytest.raises(ConfigError, match="num_workers is -1"):
+        convert_dataset(tars, tmp_path / "x", num_workers=-1)
+    convert_dataset(tars, tmp_path / "x")
+    with pytest.raises(ConfigError, match="compression='zstd': is for records"):
+        convert_dataset(tmp_path / "x", tmp_path / "y", compression="zstd")
+    with pytest.raises(DatasetNotFoundError):
+        convert_dataset(tmp_path / "none", tmp_path / "z")
+    assert not (tmp_path / "y").exists()
+    assert not (tmp_path / "z").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.__key__", "sample 'a' has a part '__key__'"),
+        ("b\udcff.txt", "its key or the name of a part is not UTF-8"),
+    ],
+)
+def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "x.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    prepare_dataset(tmp_path / "tars", split_ratio=ALL, crude=True, num_workers=0)
+    with pytest.raises(FormatError, match=rf"x\.tar: .*{said}"):
+        convert_dataset(tmp_path / "tars", tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt', which is not read as that sample"),
+        ({"__key__": [b"a"], "image/png": [b"x"]}, "parts no slash"),
+        ({"__key__": [b"a"], "n": [1]}, "the part 'n' holds numbers"),
+        ({"__key__": [b"a"]}, "has no part"),
+    ],
+)
+def test_what_tars_cannot_hold(tmp_path: Path, features: dict[str, Any], said: str) -> None:
+    write_shards(tmp_path / "records", [encode_example(features)], 1)
+    prepare_dataset(tmp_path / "records", records="tf_example", split_ratio=ALL, crude=True)
+    with pytest.raises(FormatError, match=said):
+        convert_dataset(tmp_path / "records", tmp_path / "tars")
+
+
+def test_raw_records_become_parts(tmp_path: Path) -> None:
+    write_shards(tmp_path / "records", [b"a", b"b", b"c"], 2)
+    prepare_dataset(tmp_path / "records", records="raw", split_ratio=ALL, crude=True)
+    convert_dataset(tmp_path / "records", tmp_path / "tars")
+    assert told(tmp_path / "tars") == [("0", [("record", b"a")]), ("1", [("record", b"b")]), ("2", [("record", b"c")])]
+
+
+def test_parts_that_come_twice(tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "x.tar", "w") as tar:
+        for data in (b"one", b"two"):
+            member = tarfile.TarInfo("a.txt")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    prepare_dataset(tmp_path / "tars", split_ratio=ALL, crude=True, num_workers=0)
+    report = convert_dataset(tmp_path / "tars", tmp_path / "records")
+    assert "samples have a part twice" in report.notes[0]
+    assert told(tmp_path / "records") == [("a", [("txt", b"two")])]
+
+
+def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
+    """Large enough for processes: one is killed, then the whole group of them, then it is finished."""
+    make_blob_dataset(tmp_path / "blobs", n=900, shards=9, size_bytes=100_000)
+    target = tmp_path / "records"
+    command = [sys.executable, "-m", "energon_grain.cli", "convert", str(tmp_path / "blobs"), str(target)]
+    with subprocess.Popen([*command, "--num-workers", "2"], start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(target.glob("*.array_record")) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert 1 <= len(list(target.glob("*.array_record"))) < 9
+    output = subprocess.run([*command, "--num-workers", "2"], capture_output=True, text=True, check=True).stdout
+    assert "shards had been written by an earlier run" in output
+    assert "900 samples in 9 ArrayRecord files" in output
+    assert told(target) == told(tmp_path / "blobs")
