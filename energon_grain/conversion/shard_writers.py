@@ -82,8 +82,8 @@ class TarWriter:
         """Add a sample.
 
         Raises:
-            UnfitSampleError: It has no part, its names would be read as those of another sample, or the sample before it has
-                the same key.
+            UnfitSampleError: It has no part, its names would be read as those of another sample, or the sample before
+                it has the same key.
         """
         key, parts = sample
         if not parts or key == self._last:
