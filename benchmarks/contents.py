@@ -1,4 +1,4 @@
-"""What the samples of the four data sets hold; the same bytes for the same seed."""
+"""What the samples of the data sets hold; the same bytes for the same seed."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def blob(start: int, stop: int) -> Iterator[Sample]:
     """80 to 120 KB of incompressible `bin` and 65 bytes of `json`."""
     rng = np.random.default_rng((3, start))
     sizes = rng.integers(80_000, 120_001, stop - start)
+    for index, size in zip(range(start, stop), sizes.tolist(), strict=True):
+        yield f"{index:09d}", {"bin": rng.bytes(size), "json": _metadata(index)}
+
+
+def page(start: int, stop: int) -> Iterator[Sample]:
+    """9 to 11 KB of incompressible `bin` and 65 bytes of `json`."""
+    rng = np.random.default_rng((6, start))
+    sizes = rng.integers(9_000, 11_001, stop - start)
     for index, size in zip(range(start, stop), sizes.tolist(), strict=True):
         yield f"{index:09d}", {"bin": rng.bytes(size), "json": _metadata(index)}
 

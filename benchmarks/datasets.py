@@ -74,6 +74,8 @@ DATA_SETS = {
                 ("litdata", "plain"),
             ),
         ),
+        DataSet(name="bucket", contents=contents.blob, samples=8_000, shards=8, sample_type="CrudeWebdataset"),
+        DataSet(name="pages", contents=contents.page, samples=20_000, shards=20, sample_type="CrudeWebdataset"),
         DataSet(
             name="jpeg",
             contents=contents.jpeg,

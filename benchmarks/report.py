@@ -109,6 +109,10 @@ _METRICS = {
     "restore_s": "restore to first batch, s",
     "draws_s": "a million draws, s",
     "efficiency": "filled",
+    "requests": "requests",
+    "fetched_mb": "fetched, MB",
+    "times_data": "fetched / data",
+    "ahead_mb": "fetched and not used, MB",
     "us_per_sample": "µs a sample",
 }
 

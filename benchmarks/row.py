@@ -27,7 +27,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Contenders measured in turns; the first is ours."""
+    """Contenders measured in turns; the first is ours. `served` names the data set that lies in a bucket meanwhile."""
 
     name: str
     title: str
@@ -35,3 +35,4 @@ class Row:
     metrics: tuple[str, ...]
     contenders: tuple[Contender, ...]
     targets: tuple[Target, ...] = ()
+    served: str = ""

@@ -10,6 +10,7 @@ from benchmarks.contender import Contender
 from benchmarks.datasets import DATA_SETS, OURS, prepare_options
 from benchmarks.join_rows import join_rows
 from benchmarks.mixing_rows import mixing_rows
+from benchmarks.object_store_rows import object_store_rows
 from benchmarks.packing_rows import packing_rows
 from benchmarks.peer_python import energon_program
 from benchmarks.programs import energon, floor, grain, importing, ours, peer
@@ -36,6 +37,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         *packing_rows(cache, span),
         *join_rows(cache, span),
         *torch_rows(cache, span),
+        *object_store_rows(cache),
     ]
 
 

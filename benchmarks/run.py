@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.datasets import DATA_SETS, build, once
 from benchmarks.joins import JOINS, write_join
 from benchmarks.machine import describe
 from benchmarks.mixtures import MIXTURES, write_mixture
+from benchmarks.object_store import bucket_of
 from benchmarks.report import RowResult
 from benchmarks.row import Row
 from benchmarks.rows import table
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[RowResult] = []
     settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
     for row in rows:
-        results.append(_run(row, options.rounds, options.without))
+        with bucket_of(options.cache / row.served) if row.served else nullcontext():
+            results.append(_run(row, options.rounds, options.without))
         print("\n".join(report.details(results[-1])), flush=True)
         # After every row: a run that is ended early leaves what it has.
         options.output.write_text(report.page(results, describe(options.cache), settings) + "\n")
@@ -85,7 +88,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         type=Path,
         default=Path(os.environ.get("ENERGON_BENCH_CACHE", REPO / ".bench")),
-        help="folder for the data sets, 14 GB (default: ENERGON_BENCH_CACHE or .bench)",
+        help="folder for the data sets, 15 GB (default: ENERGON_BENCH_CACHE or .bench)",
     )
     parser.add_argument("--output", type=Path, help="where the page goes (default: RESULTS.md for a full run)")
     options = parser.parse_args(arguments)

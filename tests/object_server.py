@@ -81,6 +81,11 @@ class ObjectServer:
     port: int
 
     @property
+    def signed(self) -> dict[str, str]:
+        """Headers of a request that is let in."""
+        return _SIGNED
+
+    @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
