@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import EnergonGrainError, ReadError
+from energon_grain.errors import EnergonGrainError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.column_file import column_file_bytes
 from energon_grain.formats.columnar_header import (
@@ -33,6 +33,7 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
 )
 from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import Mirror
@@ -159,12 +160,10 @@ def naming(folder: DataFolder) -> Generator[None]:
 
 def _small_files(mirror: Mirror) -> list[str]:
     """The files of `.nv-meta` but for databases, journals and columns."""
-    try:
-        listed = shared_client(storage_settings()).list(f"{mirror.url}/{META_FOLDER}")
-    except ReadError:
-        if not mirror.url.startswith("http"):
-            raise
+    settings = storage_settings()
+    if not has_lists(mirror.url, settings):
         return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER]
+    listed = shared_client(settings).list(f"{mirror.url}/{META_FOLDER}")
     files = [name for name in listed if "/" not in name and not name.endswith(".sqlite")]
     if f"{COLUMNAR_FOLDER}/{HEADER_NAME}" in listed:
         files.append(f"{COLUMNAR_FOLDER}/{HEADER_NAME}")

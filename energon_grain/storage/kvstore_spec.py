@@ -6,6 +6,8 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import STORE_SCHEMES, scheme_of
 from energon_grain.storage.profiles import SCHEMES, profile_of
@@ -48,12 +50,29 @@ def _reached(url: str, settings: StorageSettings) -> tuple[str, StoreSettings]:
     """Where a URL really lies, and how the store there is reached."""
     prefix, store = settings.store(url)
     if store.location is None and scheme_of(url) in SCHEMES:
-        prefix, store = profile_of(url)
+        prefix, profile = profile_of(url)
+        store = _over(store, profile)
     if store.location is None:
         return url, store
     scheme, _, folder = store.location.partition("://")
     real = f"{folder.rstrip('/')}/{url[len(prefix.rstrip('/')) :].lstrip('/')}".rstrip("/")
-    return f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}", store
+    real = f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}"
+    return real, _over(store, settings.store(real)[1])
+
+
+def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
+    """The settings of `store`, and of `rest` what it leaves open."""
+    given = {name: value for name, value in msgspec.structs.asdict(store).items() if value}
+    return msgspec.structs.replace(rest, **given)
+
+
+def has_lists(url: str, settings: StorageSettings) -> bool:
+    """Whether the store of a URL says which objects it has. Plain web servers do not.
+
+    Raises:
+        ConfigError: As `kvstore_spec`.
+    """
+    return kvstore_spec(url, settings)[0]["driver"] != "http"
 
 
 def context_spec(settings: StorageSettings) -> dict[str, Any]:

@@ -48,10 +48,11 @@ def absolute(written: str, folder: str) -> str:
 def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is. `file://` is taken off."""
     text = os.fspath(path)
-    scheme = scheme_of(text)
-    if scheme is None:
+    url = _URL.match(text)
+    if url is None:
         return text
-    return os.path.abspath(text[len("file://") :]) if scheme == "file" else text.rstrip("/")
+    rest = text[url.end() :]
+    return os.path.abspath(rest) if url[1].lower() == "file" else text[: url.end()] + rest.rstrip("/")
 
 
 def join(folder: str, name: str) -> str:

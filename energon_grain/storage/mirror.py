@@ -18,6 +18,7 @@ import msgspec
 
 from energon_grain.errors import ReadError
 from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.location import located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 
 _STATE = ".mirror.json"
@@ -38,12 +39,12 @@ class Mirror:
         client: Reads it.
 
     Attributes:
-        url: As given.
+        url: As given, without its last slashes.
         folder: Where the copies lie, at the paths that they have in the folder.
     """
 
     def __init__(self, url: str, client: ObjectClient) -> None:
-        self.url = url.rstrip("/")
+        self.url = located(url)
         self._client = client
         scheme, _, rest = self.url.partition("://")
         steps = [quote(step, safe="@=+,") for step in rest.split("/")]
@@ -84,9 +85,11 @@ class Mirror:
                 return name, None
             if found.data is None:
                 return name, False
+            state.generations[name] = found.generation
+            if target.is_file() and target.read_bytes() == found.data:
+                return name, False
             target.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(target, found.data)
-            state.generations[name] = found.generation
             return name, True
 
         try:

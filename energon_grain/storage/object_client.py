@@ -179,6 +179,8 @@ def _way_out(message: str) -> str:
             "; check the credentials that the store's tools use, or set `anonymous: true` for it in the storage "
             "settings if it is public"
         )
+    if "was ignored by server" in message:
+        return "; this web server sends only whole files, let one that sends parts of them serve the data"
     return ""
 
 

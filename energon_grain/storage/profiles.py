@@ -16,7 +16,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.storage.storage_settings import StoreSettings
 
 SCHEMES = ("msc", "rclone", "dss")
-_LOCAL_PROFILE = "default"
+_LOCAL_PROFILES = ("default", "__filesystem__")
 _DATASET_CACHE = "NVDATASET_CACHE_DIR"
 _STORES = {
     "s3": "s3://",
@@ -41,7 +41,7 @@ def profile_of(url: str) -> tuple[str, StoreSettings]:
     prefix = f"{scheme}://{name}"
     if scheme == "dss":
         return prefix, _dataset_service(url, name)
-    if name == _LOCAL_PROFILE:
+    if name in _LOCAL_PROFILES:
         return prefix, StoreSettings(location="file:///")
     file, profile = _find(name)
     if profile is None:
@@ -59,8 +59,12 @@ def profile_of(url: str) -> tuple[str, StoreSettings]:
         endpoint=profile.get("endpoint_url") if _STORES[kind] == "s3://" else None,
         region=profile.get("region_name") if _STORES[kind] == "s3://" else None,
         profile=profile.get("profile_name") if _STORES[kind] == "s3://" else None,
-        anonymous=bool(profile.get("anonymous", False)),
+        anonymous=_is_anonymous(profile),
     )
+
+
+def _is_anonymous(profile: Mapping[str, Any]) -> bool:
+    return str(profile.get("anonymous", False)).lower() == "true" or profile.get("signature_version") == "UNSIGNED"
 
 
 def _way_out(prefix: str) -> str:
@@ -108,7 +112,11 @@ def _client_profile(path: str, name: str) -> Mapping[str, Any] | None:
             content = yaml.safe_load(file)
         profile = (content or {}).get("profiles", {}).get(name)
         provider = None if profile is None else profile["storage_provider"]
-        return None if provider is None else {"type": provider["type"], **(provider.get("options") or {})}
+        if provider is None:
+            return None
+        options: dict[str, Any] = provider.get("options") or {}
+        filled = {key: os.path.expandvars(value) if isinstance(value, str) else value for key, value in options.items()}
+        return {"type": provider["type"], **filled}
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a configuration of the Multi-Storage Client: {error}") from error
 

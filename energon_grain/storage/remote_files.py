@@ -5,7 +5,8 @@ fetched in runs, several at a time, kept, and handed to whoever asked. A block t
 machine is fetching is waited for instead.
 
 The first time that an object is asked for, its version (entity tag or generation) is learnt. From then on every answer
-must be of that version: an object that changes under a reader is an error, and never a mixture.
+must be of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells
+no versions nothing is kept on disk, and a change is not noticed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from energon_grain.storage.block_cache import BlockCache
 from energon_grain.storage.cached_object import CachedObject, Claim
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
-from energon_grain.storage.tensorstore_objects import Fetched
+from energon_grain.storage.tensorstore_objects import UNVERSIONED, Fetched
 
 BLOCK_BYTES = 256 << 10
 _ROUNDS = 4
@@ -125,7 +126,7 @@ class RemoteFiles:
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
-        if self._cache is None:
+        if self._cache is None or any(version.generation == UNVERSIONED for version in versions.values()):
             return self._uncached(paths, versions, ranges)
         cached = {
             number: self._cache.open(paths[number], version.generation, version.size_bytes)
@@ -249,6 +250,14 @@ class RemoteFiles:
         """Size and generation of an object, learnt once. Raises ReadError when there is none."""
         known = self._versions.get(path)
         return self._learn(path, self._measured(path)) if known is None else known
+
+    def expect(self, path: str, size_bytes: int, generation: bytes) -> None:
+        """Read an object in this version only, which somebody else learnt: nothing is asked.
+
+        Raises:
+            StaleIndexError: It has been read in another version.
+        """
+        self._learn(path, _Version(size_bytes, generation))
 
     def _learn(self, path: str, version: _Version) -> _Version:
         known = self._versions.setdefault(path, version)

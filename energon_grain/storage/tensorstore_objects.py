@@ -18,6 +18,9 @@ import msgspec
 from energon_grain.storage.kvstore_spec import context_spec, kvstore_spec
 from energon_grain.storage.storage_settings import StorageSettings
 
+UNVERSIONED = b"\x10"
+"""The generation of all objects of a server that tells none (`https://` without entity tags)."""
+
 
 class ObjectError(Exception):
     """A request failed.
@@ -43,7 +46,8 @@ class Fetched:
 
     Attributes:
         data: The bytes; None where the object is the version that the caller has.
-        generation: Changes whenever the object does: its entity tag, or the store's generation number.
+        generation: Changes whenever the object does: its entity tag, or the store's generation number; `UNVERSIONED`
+            where the store tells none.
     """
 
     data: bytes | None
@@ -80,7 +84,15 @@ class Objects(Protocol):
         ...
 
 
-_FINAL = ("OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+_FINAL = (
+    "OUT_OF_RANGE",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+    "NOT_FOUND",
+    "UNIMPLEMENTED",
+)
 """What TensorStore's messages begin with where another attempt would fail alike."""
 _STALLED_BYTES_PER_S = 1024
 _MESSAGE_CHARACTERS = 600
@@ -101,7 +113,9 @@ class TensorStoreObjects:
         self, url: str, start: int | None, stop: int | None, known: bytes | None, timeout_s: float
     ) -> Fetched | None:
         """See `Objects`."""
-        store, key = self._store(url)
+        store, key, mark = self._store(url)
+        if known is not None:
+            known = known[len(mark) :] if known.startswith(mark) and known != UNVERSIONED else None
         wanted = {} if start is None and stop is None else {"byte_range": slice(start, stop)}
         result = _wait(store.read(key, if_not_equal=known, **wanted), timeout_s)
         if result.state == "missing":
@@ -109,13 +123,13 @@ class TensorStoreObjects:
         data = None if result.state == "unspecified" else result.value
         if data is not None and start is not None and start >= 0 and stop is not None and len(data) != stop - start:
             raise ObjectError(f"{len(data)} bytes came instead of {stop - start}", passing=True)
-        return Fetched(data, result.stamp.generation)
+        return Fetched(data, mark + result.stamp.generation)
 
     def list(self, url: str, timeout_s: float) -> list[str]:
         """See `Objects`."""
         import tensorstore
 
-        store, key = self._store(url)
+        store, key, _ = self._store(url)
         prefix = f"{key}/" if key else ""
         keys = tensorstore.KvStore.KeyRange(prefix, f"{key}0" if key else "")  # "0" comes after "/"
         found = _wait(store.list(keys, strip_prefix_length=len(prefix.encode())), timeout_s)
@@ -123,15 +137,16 @@ class TensorStoreObjects:
 
     def write(self, url: str, data: bytes, timeout_s: float) -> bytes:
         """See `Objects`."""
-        store, key = self._store(url)
-        return _wait(store.write(key, data), timeout_s).generation
+        store, key, mark = self._store(url)
+        return mark + _wait(store.write(key, data), timeout_s).generation
 
     def delete(self, url: str, timeout_s: float) -> None:
         """See `Objects`."""
-        store, key = self._store(url)
+        store, key, _ = self._store(url)
         _wait(store.write(key, None), timeout_s)
 
-    def _store(self, url: str) -> tuple[Any, str]:
+    def _store(self, url: str) -> tuple[Any, str, bytes]:
+        """A store, the key there, and what its generations are to begin with."""
         import tensorstore
 
         spec, key = kvstore_spec(url, self._settings)
@@ -139,7 +154,7 @@ class TensorStoreObjects:
         if name not in self._stores:
             opening = tensorstore.KvStore.open(spec, context=shared_context(self._settings))
             self._stores[name] = _wait(opening, self._settings.timeout_s)
-        return self._stores[name], key
+        return self._stores[name], key, _memory if spec["driver"] == "memory" else b""
 
 
 def _wait(future: Any, timeout_s: float) -> Any:
@@ -158,6 +173,8 @@ def _wait(future: Any, timeout_s: float) -> Any:
 
 
 _inherited = False
+_memory = os.urandom(8)
+"""Tells the generations of `memory://` from those of other processes, which count alike."""
 _contexts: dict[bytes, Any] = {}
 _lock = threading.Lock()
 
@@ -168,7 +185,8 @@ def inherited() -> bool:
 
 
 def _after_fork() -> None:
-    global _inherited, _lock
+    global _inherited, _lock, _memory
+    _memory = os.urandom(8)
     _inherited = _inherited or "tensorstore" in sys.modules
     _lock = threading.Lock()
 

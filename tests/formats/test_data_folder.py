@@ -1,0 +1,248 @@
+"""Datasets in stores as folders of this machine: what is copied, when it is looked at again, what errors name."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RunScript
+from object_server import Bucket
+from web_server import running_web_server
+
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.errors import ConfigError, IndexFileError, ReadError
+from energon_grain.formats import data_folder
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.data_folder import kind_at, look_again, mirror_dataset, naming, open_folder
+from energon_grain.formats.nv_meta import DatasetKind, read_info
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings, use_storage
+from energon_grain.testing import make_text_dataset
+
+META = ".nv-meta"
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_environment() -> Iterator[None]:
+    yield
+    use_storage(None)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_text_dataset(tmp_path / "set", n=30, shards=2)
+    (tmp_path / "set" / META / "index.sqlite").write_bytes(b"large")
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def url(bucket: Bucket, root: Path) -> str:
+    return bucket.upload(root, "a b/set")
+
+
+def mirrored(folder: Path) -> set[str]:
+    """Files of a mirror, below `.nv-meta`."""
+    return {path.relative_to(folder / META).as_posix() for path in (folder / META).rglob("*") if path.is_file()}
+
+
+def forget() -> None:
+    """What another process would not know."""
+    data_folder._up_to_date.clear()
+
+
+def test_a_folder_of_this_machine_is_used_as_it_is(root: Path) -> None:
+    for path in (root, str(root), f"file://{root}"):
+        folder = open_folder(path)
+        assert (folder.location, folder.local, folder.is_remote) == (str(root), root, False)
+        assert isinstance(folder.store, LocalFiles)
+        assert open_folder(folder) is folder
+        assert folder.shard("a/b.tar") == f"{root}/a/b.tar"
+
+
+def test_of_a_dataset_in_a_store_small_files_and_the_index_are_copied(url: str, root: Path) -> None:
+    folder = open_folder(f"{url}/")
+    assert (folder.location, folder.is_remote) == (url, True)
+    assert isinstance(folder.store, RemoteFiles)
+    assert folder.shard("a/b.tar") == f"{url}/a/b.tar"
+    assert mirrored(folder.local) == {name for name in mirrored(root) if not name.endswith((".sqlite", "complete"))}
+    assert read_info(folder.local) == read_info(root)
+    assert open_columnar(folder.local).content_id == open_columnar(root).content_id
+
+
+def test_it_travels_to_other_processes_without_a_request(url: str, bucket: Bucket) -> None:
+    folder = open_folder(url)
+    forget()
+    bucket.server.reset()
+    copy = pickle.loads(pickle.dumps(folder))
+    assert copy == folder
+    assert isinstance(copy.store, RemoteFiles)
+    assert bucket.server.requests() == []
+
+
+def test_it_is_looked_at_again_by_another_process_and_after_a_while(
+    url: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(url)
+    bucket.server.reset()
+    open_folder(url)
+    assert bucket.server.requests() == []
+    look_again(folder)
+    open_folder(url)
+    statuses = [request.status for request in bucket.server.requests(META)]
+    assert statuses.count(304) == len(statuses) - 1  # all but the list
+    monkeypatch.setattr(data_folder, "_FRESH_SECONDS", 0)
+    bucket.server.reset()
+    open_folder(url)
+    assert bucket.server.requests(META)
+
+
+def test_files_that_are_gone_go(url: str, bucket: Bucket) -> None:
+    bucket.put(f"a b/set/{META}/other.yaml", b"x: 1")
+    folder = open_folder(url)
+    assert "other.yaml" in mirrored(folder.local)
+    bucket.delete(f"a b/set/{META}/other.yaml")
+    forget()
+    open_folder(url)
+    assert "other.yaml" not in mirrored(folder.local)
+    for name in (".info.json", "index.uuid"):
+        bucket.delete(f"a b/set/{META}/{name}")
+    forget()
+    assert kind_at(url) is DatasetKind.INVALID
+
+
+def test_a_new_generation_of_the_index_takes_the_place_of_the_old_one(url: str, bucket: Bucket, root: Path) -> None:
+    folder = open_folder(url)
+    old = open_columnar(folder.local)
+    expected = old.key(29)
+    shutil.rmtree(root)
+    make_text_dataset(root, n=44, shards=2, seed=1)
+    bucket.upload(root, "a b/set")
+    forget()
+    assert len(open_columnar(open_folder(url).local)) == 44
+    assert (len(old), old.key(29)) == (30, expected)  # whoever has it open goes on to read it
+
+
+def test_a_copy_that_ended_halfway_is_finished(url: str, bucket: Bucket, root: Path) -> None:
+    folder = open_folder(url)
+    (generation,) = (path for path in (folder.local / META / "columnar").iterdir() if path.is_dir())
+    shutil.rmtree(generation)
+    forget()
+    assert open_columnar(open_folder(url).local).content_id == open_columnar(root).content_id
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a b/set", DatasetKind.WEBDATASET),
+        ("a b", DatasetKind.INVALID),
+        ("nothing", DatasetKind.INVALID),
+        ("x.jsonl", DatasetKind.JSONL),
+        ("x.yaml", DatasetKind.METADATASET),
+    ],
+)
+def test_what_lies_at_a_url(url: str, bucket: Bucket, path: str, kind: DatasetKind) -> None:
+    assert kind_at(f"{bucket.url}/{path}") is kind
+
+
+def test_errors_name_the_url(url: str, bucket: Bucket) -> None:
+    bucket.put(f"a b/set/{META}/.info.json", b"{")
+    folder = open_folder(url)
+    with pytest.raises(IndexFileError, match=rf"^{url}/{META}/.info.json") as caught, naming(folder):
+        read_info(folder.local)
+    assert str(folder.local) not in str(caught.value)
+    with pytest.raises(ReadError, match="elsewhere"), naming(folder):
+        raise ReadError("elsewhere")
+    with pytest.raises(ConfigError, match="ftp://host/x: object stores are"):
+        open_folder("ftp://host/x")
+
+
+def keys(path: object) -> list[object]:
+    dataset = get_train_dataset(
+        str(path),
+        worker_config=WorkerConfig(0, 1, 0),
+        batch_size=5,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=5,
+    )
+    with Stream.of(dataset) as stream:
+        return [(batch.__key__, batch.text) for batch in (next(stream) for _ in range(12))]
+
+
+@pytest.mark.parametrize("entity_tags", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_plain_web_server_will_do(tmp_path: Path, root: Path, has_index: bool, entity_tags: bool) -> None:
+    use_storage(StorageSettings(cache_dir=str(tmp_path / "cache")))
+    expected = keys(root)
+    with running_web_server(tmp_path) as server:
+        server.entity_tags = entity_tags
+        if not has_index:
+            shutil.rmtree(root / META / "columnar")
+        assert keys(f"{server.url}/set") == expected
+        assert kind_at(f"{server.url}/set") is DatasetKind.WEBDATASET
+        assert kind_at(f"{server.url}/nothing") is DatasetKind.INVALID
+        forget()
+        assert keys(f"{server.url}/set") == expected
+        use_storage(
+            StorageSettings(
+                cache_dir=str(tmp_path / "cache"),
+                stores={
+                    "gs://set": StoreSettings(anonymous=True, endpoint=server.url),
+                    "msc://web": StoreSettings(location=server.url),
+                },
+            )
+        )
+        assert keys("gs://set") == keys("msc://web/set") == expected
+
+
+def test_a_file_that_is_replaced_on_a_server_without_versions_is_read_anew(tmp_path: Path, root: Path) -> None:
+    use_storage(StorageSettings(cache_dir=str(tmp_path / "cache")))
+    with running_web_server(tmp_path) as server:
+        server.entity_tags = False
+        keys(f"{server.url}/set")
+        for shard in root.glob("*.tar"):  # of the same size: nothing but its bytes tells
+            shard.write_bytes(shard.read_bytes().replace(b"the", b"THE"))
+        assert keys(f"{server.url}/set") == keys(root)
+
+
+def test_a_web_server_that_sends_only_whole_files_is_told_from_others(tmp_path: Path, root: Path) -> None:
+    use_storage(StorageSettings(cache_dir=str(tmp_path / "cache")))
+    with running_web_server(tmp_path) as server:
+        server.ranges = False
+        with pytest.raises(ReadError, match=r"set/shard_.*not tried again\); this web server sends only whole files"):
+            keys(f"{server.url}/set")
+
+
+def test_what_lies_in_the_memory_of_another_process_is_not_mistaken_for_ones_own(
+    tmp_path: Path, run_script: RunScript
+) -> None:
+    script = """
+import sys
+from pathlib import Path
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.nv_meta import read_info
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.testing import make_text_dataset
+
+root = make_text_dataset(Path(sys.argv[1]), n=int(sys.argv[2]), shards=1, seed=int(sys.argv[2]))
+client = shared_client(storage_settings())
+for path in sorted(root.rglob("*")):
+    if path.is_file():
+        client.write(f"memory://set/{path.relative_to(root).as_posix()}", path.read_bytes())
+folder = open_folder("memory://set")
+assert read_info(folder.local) == read_info(root), read_info(folder.local)
+"""
+    for count in (10, 20):
+        done = run_script(script, tmp_path / f"{count}", count, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+        assert done.returncode == 0, done.stderr
+
+
+def test_mirrors_are_the_same_for_all_who_ask(url: str) -> None:
+    assert mirror_dataset(url).folder == open_folder(url).local == mirror_dataset(f"{url}/").folder
+    assert str(open_folder(url).local).startswith(storage_settings().cache_folder)
+    assert shared_client(storage_settings()) is shared_client(storage_settings())

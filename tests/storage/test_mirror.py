@@ -1,0 +1,194 @@
+"""Copies of small remote files: never half of one, never an old one, however many processes there are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import PYTHONPATH
+from object_server import Bucket, Fault
+
+from energon_grain.errors import ReadError
+from energon_grain.storage.mirror import Mirror
+from energon_grain.storage.object_client import ObjectClient
+from energon_grain.storage.storage_settings import StorageSettings
+
+MakeMirror = Callable[[str], Mirror]
+
+
+@pytest.fixture
+def mirror_of(tmp_path: Path) -> MakeMirror:
+    quick = StorageSettings(attempts=2, first_pause_s=0.01, longest_pause_s=0.01, cache_dir=str(tmp_path / "objects"))
+    return lambda url: Mirror(url, ObjectClient(quick))
+
+
+def files(mirror: Mirror) -> dict[str, bytes]:
+    """What is mirrored, without the mirror's own notes."""
+    found = (path for path in mirror.folder.rglob("*") if path.is_file())
+    named = {path.relative_to(mirror.folder).as_posix(): path.read_bytes() for path in found}
+    return {name: data for name, data in named.items() if not name.startswith(".mirror.")}
+
+
+def test_a_second_look_transfers_only_what_changed(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    for name in ("a", "sub/b", "gone"):
+        bucket.put(f"set/{name}", name.encode() * 1000)
+    mirror = mirror_of(f"{bucket.url}/set/")
+    names = ["a", "sub/b", "gone", "never"]
+    assert mirror.refresh(names) == {"a": True, "sub/b": True, "gone": True}
+    bucket.put("set/sub/b", b"new")
+    bucket.delete("set/gone")
+    bucket.server.reset()
+    assert mirror_of(f"{bucket.url}/set").refresh(names) == {"a": False, "sub/b": True}
+    assert files(mirror) == {"a": b"a" * 1000, "sub/b": b"new"}
+    statuses = {request.path.partition("?")[0]: request.status for request in bucket.server.requests("set/")}
+    assert {path.rpartition("set/")[2]: status for path, status in statuses.items()} == {
+        "a": 304,
+        "sub/b": 200,
+        "gone": 404,
+        "never": 404,
+    }
+
+
+def test_a_copy_that_was_removed_is_made_again(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    bucket.put("set/a", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    mirror.refresh(["a"])
+    (mirror.folder / "a").unlink()
+    assert mirror.refresh(["a"]) == {"a": True}
+    (mirror.folder / ".mirror.json").write_text("{broken")
+    assert mirror.refresh(["a"]) == {"a": False}  # it is read again, and is the same
+    assert files(mirror) == {"a": b"text"}
+
+
+def test_an_object_without_bytes_is_a_file_without_bytes(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    bucket.put("set/empty", b"")
+    mirror = mirror_of(f"{bucket.url}/set")
+    assert mirror.refresh(["empty"]) == {"empty": True}
+    assert files(mirror) == {"empty": b""}
+
+
+def test_what_was_copied_before_a_failure_is_not_copied_again(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    for name in "ab":
+        bucket.put(f"set/{name}", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    mirror.refresh(["a"])
+    bucket.server.inject(Fault("status", times=None, match="set/b"))
+    with pytest.raises(ReadError, match=rf"reading {bucket.url}/set/b failed"):
+        mirror.refresh(["a", "b"])
+    assert files(mirror) == {"a": b"text"}
+    bucket.server.reset()
+    assert mirror.refresh(["a", "b"]) == {"a": False, "b": True}
+
+
+def test_two_urls_never_share_a_folder(mirror_of: MakeMirror) -> None:
+    steps = ("a", "a/b", "a%2Fb", "a b", ".", "..", "a/..", "a/../b", "%2E%2E", "ä", "A", "...", "a?b", "a:b")
+    urls = [f"{scheme}://{step}" for scheme in ("s3", "gs") for step in steps]
+    folders = {os.path.normpath(mirror_of(url).folder) for url in urls}
+    assert len(folders) == len(urls)
+    above = mirror_of("s3://bucket").folder.parents[1]
+    assert all(Path(folder).is_relative_to(above) for folder in folders)
+
+
+def test_a_folder_of_known_sizes_is_copied_whole(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    contents = {"large": os.urandom(20 << 20), "small": b"x", "empty": b""}
+    for name, content in contents.items():
+        bucket.put(f"set/columns/{name}", content)
+    mirror = mirror_of(f"{bucket.url}/set")
+    sizes = {name: len(content) for name, content in contents.items()}
+    mirror.copy_folder("columns", sizes)
+    assert files(mirror) == {f"columns/{name}": content for name, content in contents.items()}
+    bucket.server.reset()
+    mirror.copy_folder("columns", sizes)
+    assert bucket.server.requests() == []
+    (mirror.folder / "columns/small").unlink()
+    mirror.copy_folder("columns", sizes)
+    assert files(mirror).keys() == {f"columns/{name}" for name in contents}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [({"a": 4, "b": 1}, "/columns/b: there is no such object, though the index names it"), ({"a": 9}, "ends before")],
+)
+def test_a_folder_that_is_not_as_said_does_not_appear(
+    bucket: Bucket, mirror_of: MakeMirror, sizes: dict[str, int], said: str
+) -> None:
+    bucket.put("set/columns/a", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    with pytest.raises(ReadError, match=said):
+        mirror.copy_folder("columns", sizes)
+    assert files(mirror) == {}
+
+
+MIRRORING = """
+import hashlib, sys
+from energon_grain.storage.mirror import Mirror
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
+
+mirror = Mirror(sys.argv[1], shared_client(storage_settings()))
+sizes = {"a": int(sys.argv[2]), "b": int(sys.argv[2])}
+print("begins", flush=True)
+while True:
+    with mirror.locked():
+        mirror.refresh(["small"])
+        mirror.copy_folder("columns", sizes)
+    digests = [hashlib.sha256((mirror.folder / "columns" / name).read_bytes()).hexdigest() for name in sizes]
+    print((mirror.folder / "small").read_text(), *digests, flush=True)
+    if sys.argv[3] == "once":
+        break
+    import shutil
+    with mirror.locked():
+        shutil.rmtree(mirror.folder / "columns")
+"""
+
+
+def started(url: str, size: int, how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", MIRRORING, url, str(size), how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def large_folder(bucket: Bucket) -> tuple[str, int, str]:
+    """A folder, the size of its two columns, and what a process that mirrors it prints."""
+    columns = {name: os.urandom(3 << 20) for name in "ab"}
+    for name, content in columns.items():
+        bucket.put(f"set/columns/{name}", content)
+    bucket.put("set/small", b"text")
+    bucket.server.reset()
+    digests = " ".join(hashlib.sha256(content).hexdigest() for content in columns.values())
+    return f"{bucket.url}/set", 3 << 20, f"text {digests}\n"
+
+
+def test_processes_at_once_copy_a_folder_once(bucket: Bucket, large_folder: tuple[str, int, str]) -> None:
+    url, size, expected = large_folder
+    processes = [started(url, size, "once") for _ in range(3)]
+    for process in processes:
+        assert process.communicate(timeout=60)[0] == f"begins\n{expected}"
+    assert len(bucket.server.requests("columns/a")) == len(bucket.server.requests("columns/b")) == 1
+
+
+def test_a_killed_process_leaves_nothing_that_disturbs(large_folder: tuple[str, int, str]) -> None:
+    url, size, expected = large_folder
+    for turn in range(4):
+        process = started(url, size, "again and again")
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(0.1 * turn)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        with started(url, size, "once") as last:
+            assert last.communicate(timeout=60)[0] == f"begins\n{expected}"

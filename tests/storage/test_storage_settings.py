@@ -1,0 +1,176 @@
+"""Where settings of stores come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_grain.errors import ConfigError
+from energon_grain.storage.storage_settings import (
+    ENVIRONMENT,
+    StorageSettings,
+    StoreSettings,
+    parse_settings,
+    storage_settings,
+    use_storage,
+)
+
+EVERYTHING: dict[str, Any] = {
+    "stores": {
+        "s3://bucket": {
+            "endpoint": "http://minio:9000",
+            "region": "eu-west-1",
+            "anonymous": True,
+            "profile": "team",
+            "requester_pays": True,
+        },
+        "msc://team": {"location": "s3://bucket/folder"},
+    },
+    "requests_in_flight": 7,
+    "request_bytes": 1 << 20,
+    "timeout_s": 3,
+    "attempts": 2,
+    "first_pause_s": 0.5,
+    "longest_pause_s": 1.5,
+    "cache_dir": "/scratch",
+    "cache_bytes": 12345,
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", ENVIRONMENT):
+        monkeypatch.delenv(name, raising=False)
+    use_storage(None)
+    yield tmp_path
+    use_storage(None)
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_every_key_of_a_file_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(write(home / "x.yaml", EVERYTHING)))
+    settings = storage_settings()
+    assert {name: getattr(settings, name) for name in StorageSettings.__struct_fields__} == {
+        **EVERYTHING,
+        "stores": {prefix: StoreSettings(**store) for prefix, store in EVERYTHING["stores"].items()},
+    }
+    assert set(EVERYTHING) == set(StorageSettings.__struct_fields__)
+    assert {key for store in EVERYTHING["stores"].values() for key in store} == set(StoreSettings.__struct_fields__)
+
+
+def test_without_a_file_there_are_defaults(home: Path) -> None:
+    assert storage_settings() == StorageSettings()
+    assert storage_settings().cache_folder == f"{home}/.cache/energon-grain/objects"
+
+
+def test_the_program_comes_before_the_variable_and_that_before_the_usual_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home / ".config/energon-grain/storage.yaml", {"attempts": 3})
+    assert storage_settings().attempts == 3
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "elsewhere"))
+    assert storage_settings().attempts == 6
+    write(home / "elsewhere/energon-grain/storage.yaml", {"attempts": 4})
+    assert storage_settings().attempts == 4
+    write(home / "named.yaml", {"attempts": 5})
+    monkeypatch.setenv(ENVIRONMENT, "~/named.yaml")
+    assert storage_settings().attempts == 5
+    use_storage(StorageSettings(attempts=8))
+    assert storage_settings().attempts == 8
+    use_storage(None)
+    assert storage_settings().attempts == 5
+
+
+def test_a_file_is_read_once_until_it_is_asked_for_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(home / "x.yaml", {"attempts": 2})
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    assert storage_settings().attempts == 2
+    write(file, {"attempts": 3})
+    assert storage_settings().attempts == 2
+    use_storage(None)
+    assert storage_settings().attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"attemps": 3}, r"unknown field `attemps`.*known are stores, requests_in_flight.*endpoint, region"),
+        ({"stores": {"s3://b": {"key": "x"}}}, r"unknown field `key` - at `\$.stores\[...\]`"),
+        ({"attempts": "three"}, r"Expected `int`, got `str` - at `\$.attempts`"),
+        ({"attempts": 0}, "attempts=0: must be 1 or more"),
+        ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
+        ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
+        ({"timeout_s": 0}, "timeout_s=0.* must be positive"),
+        ({"first_pause_s": 2, "longest_pause_s": 1}, "first_pause_s=2.* between 0 and longest_pause_s=1"),
+        ({"first_pause_s": -1}, "between 0 and"),
+        ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
+        ("a: [", "not valid YAML"),
+        ("just text", r"must hold a mapping, such as `stores: \{'s3://bucket'"),
+        ("", "must hold a mapping"),
+    ],
+)
+def test_what_is_wrong_names_the_file_and_the_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch, content: Any, said: str
+) -> None:
+    file = write(home / "x.yaml", content)
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}"):
+        storage_settings()
+
+
+def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(home / "none.yaml"))
+    with pytest.raises(ConfigError, match=rf"none.yaml: No such file.*{ENVIRONMENT} must name a file"):
+        storage_settings()
+
+
+@pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}])
+def test_settings_of_a_program_are_checked_too(changed: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="storage settings: "):
+        StorageSettings(**changed)
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix"),
+    [
+        ("s3://bucket/a", "s3://bucket"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/folder/a", "s3://bucket/folder/"),
+        ("s3://bucket/folder", "s3://bucket/folder/"),
+        ("s3://bucket/folders/a", "s3://bucket"),
+        ("s3://bucket2/a", "s3://"),
+        ("gs://bucket/a", ""),
+    ],
+)
+def test_the_longest_beginning_of_a_url_counts(url: str, prefix: str) -> None:
+    stores = {name: StoreSettings(region=name) for name in ("s3://", "s3://bucket", "s3://bucket/folder/")}
+    found, store = StorageSettings(stores=stores).store(url)
+    assert found == prefix
+    assert store.region == (prefix or None)
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "folder"), [("/x/../scratch", "/scratch"), ("~/blocks", "{home}/blocks"), (None, "{home}/c/{own}")]
+)
+def test_the_folder_of_the_cache_is_absolute(
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: str | None, folder: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "c"))
+    expected = folder.format(home=home, own="energon-grain/objects")
+    assert StorageSettings(cache_dir=cache_dir).cache_folder == expected
+
+
+def test_a_mapping_is_checked_without_a_file() -> None:
+    assert parse_settings({"attempts": 2}).attempts == 2
+    with pytest.raises(ConfigError, match=r"storage settings: .*unknown field"):
+        parse_settings({"x": 2})
