@@ -123,7 +123,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     source = JsonlSource(leaf.path, parts=definition.part_filter)
     if leaf.subset is not None and not whole:
         start, stop = leaf.subset.resolve(len(source))
-        source = JsonlSource(leaf.path, parts=definition.part_filter, start=start, stop=stop)
+        source = source.cut(start, stop)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 

@@ -33,8 +33,12 @@ def jsonl_index_path(path: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(path)}.idx")
 
 
-def read_jsonl_index(path: str | os.PathLike[str]) -> Int64Array:
+def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> Int64Array:
     """Map an index, read-only: (n+1,) offsets. Costs the same for any number of samples.
+
+    Args:
+        path: The index.
+        of: The file that it is of, as messages name it; default: what `path` says.
 
     Raises:
         OSError: The file is not there or may not be read.
@@ -50,8 +54,8 @@ def read_jsonl_index(path: str | os.PathLike[str]) -> Int64Array:
             if int(starts[0]) == 0:
                 return starts
             defect = f"its first offset is {int(starts[0])}, not 0"
-    data = str(path).removesuffix(".idx")
-    raise IndexFileError(f"{path}: {defect}. The index is damaged; `energon-grain prepare {data}` writes it anew")
+    data = str(path).removesuffix(".idx") if of is None else of
+    raise IndexFileError(f"{data}.idx: {defect}. The index is damaged; `energon-grain prepare {data}` writes it anew")
 
 
 def write_jsonl_index(
@@ -62,8 +66,8 @@ def write_jsonl_index(
     Memory does not grow with the file.
 
     Args:
-        path: The JSONL file.
-        target: Where to write; default: beside the file.
+        path: The JSONL file, or its URL.
+        target: Where to write; default: beside the file, which then lies on this machine.
         progress: Called after each MB or so.
 
     Raises:
@@ -86,8 +90,8 @@ def write_jsonl_index(
     return samples
 
 
-def open_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = None) -> Int64Array:
-    """Map the index of a JSONL file; make it first if there is none.
+def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = None) -> Path:
+    """Give the path of an index that fits a file of this machine; make it first if there is none.
 
     It is made beside the file, or in `cache_dir` where that folder is not writable. Of two processes that make it at
     once the second waits and then finds it there.
@@ -110,13 +114,13 @@ def open_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = N
             return found
         try:
             write_jsonl_index(path, target=own)
-            return read_jsonl_index(own)
+            return own
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl_index(path, target=cached)
-        return read_jsonl_index(cached)
+        return cached
 
 
 def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_bytes: int) -> None:
@@ -132,20 +136,18 @@ def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_byte
         )
 
 
-def _existing(path: Path, own: Path, cached: Path) -> Int64Array | None:
+def _existing(path: Path, own: Path, cached: Path) -> Path | None:
     """The index beside the file; or the one in the cache folder, unless the file is newer than that."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(f"{path}: no such file") from None
     with contextlib.suppress(FileNotFoundError):
-        starts = read_jsonl_index(own)
-        check_jsonl_size(path, starts, status.st_size)
-        return starts
+        check_jsonl_size(path, read_jsonl_index(own), status.st_size)
+        return own
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IndexFileError):
         if cached.stat().st_mtime_ns >= status.st_mtime_ns:
-            starts = read_jsonl_index(cached)
-            return starts if int(starts[-1]) == status.st_size else None
+            return cached if int(read_jsonl_index(cached)[-1]) == status.st_size else None
     return None
 
 

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
+from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.location import is_url, located
 
 if TYPE_CHECKING:
     from energon_grain.storage.object_bytes import ObjectStream
 
 _BLOCK_BYTES = 1 << 20
+_COUNTED_BYTES = 16 << 20
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LISTED_LINES = 5
 
@@ -81,30 +83,29 @@ class LineNumbers:
     """Tells the number of the line, counted from 1, that is at an offset.
 
     It counts line ends from the nearest place where it knows the number, so a whole file is read at most once (at 2
-    GB/s or the disk's speed), and then 16 MB for each further question. Thread-safe.
+    GB/s or the speed of disk or store), and then 16 MB for each further question. Thread-safe.
 
     Args:
-        path: The file.
+        path: The file, as `store` knows it.
+        store: Where its bytes are.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
+    def __init__(self, path: str, store: ByteStore) -> None:
+        self._path, self._store = path, store
         self._offsets, self._lines = [0], [1]
         self._lock = threading.Lock()
 
     def at(self, offset: int) -> int:
-        """The number of the line that the byte at `offset` belongs to. Raises OSError when the file cannot be read."""
-        with self._lock, open(self._path, "rb", buffering=0) as file:
+        """The number of the line that the byte at `offset` belongs to. Raises ReadError when it cannot be read."""
+        with self._lock:
             known = bisect.bisect_right(self._offsets, offset) - 1
             position, line = self._offsets[known], self._lines[known]
-            file.seek(position)
             while position < offset:
-                block = file.read(min(_BLOCK_BYTES, offset - position))
-                if not block:
-                    break
-                position += len(block)
-                line += block.count(b"\n")
-                if position - self._offsets[-1] >= 16 * _BLOCK_BYTES:
+                stop = min(position + _COUNTED_BYTES, offset)
+                file = np.zeros(1, np.int64)
+                (block,) = self._store.read_spans([self._path], file, np.array([position]), np.array([stop]))
+                position, line = stop, line + block.count(b"\n")
+                if position - self._offsets[-1] >= _COUNTED_BYTES:
                     self._offsets.append(position)
                     self._lines.append(line)
             return line

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, StaleIndexError
-from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, open_jsonl_index
+from energon_grain.formats.jsonl_file import JsonlFile, open_jsonl
+from energon_grain.formats.jsonl_index import check_jsonl_size, read_jsonl_index
 from energon_grain.formats.jsonl_lines import LineNumbers
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -19,8 +20,7 @@ from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
-from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
@@ -35,14 +35,14 @@ class JsonlSource:
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
     Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
-    indexed, by its size and by some line ends.
+    indexed, by its size and by some line ends, and in an object store by its version too. Copies in other processes of
+    this machine map the same index and look for nothing again.
 
     Args:
-        path: The file, whose name ends in `.jsonl`.
+        path: The file, whose name ends in `.jsonl`: a path, a URL, or what `open_jsonl` made of it.
         start: First sample to serve.
         stop: One past the last sample; default: the end.
         parts: Which parts to read, names or a predicate: there is only `json`. Without it samples have no part.
-        store: Where the bytes live; default: local files.
         index_cache_dir: Where a missing index is made when nothing can be written beside the file.
 
     Raises:
@@ -51,30 +51,39 @@ class JsonlSource:
         IndexFileError: The index is damaged.
         DecodingError: There is no index, and lines hold no object.
         EmptyDatasetError: No sample is left.
+        ReadError: An object store cannot be reached.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | JsonlFile,
         *,
         start: int = 0,
         stop: int | None = None,
         parts: PartFilter = None,
-        store: ByteStore | None = None,
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._path = os.fspath(path)
-        self._arguments = (self._path, start, stop, parts, store, index_cache_dir)
-        self._store: ByteStore = store or LocalFiles()
-        cache_dir = None if index_cache_dir is None else Path(index_cache_dir)
-        self._starts = open_jsonl_index(self._path, cache_dir=cache_dir)
+        self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
+        self._arguments = (self.file, start, stop, parts)
+        self._path, self._store = self.file.location, self.file.store
+        self._starts = read_jsonl_index(self.file.index, of=self._path)
         self._size_bytes = int(self._starts[-1])
         total = len(self._starts) - 1
         self._selection = Selection(total, start=start, stop=stop)
+        self._parts = parts
         self._reads = accepts(parts, PART)
         self._pages = IndexPages((self._starts,), samples=total, rows=total)
-        self._lines = LineNumbers(self._path)
+        self._lines = LineNumbers(self._path, self._store)
         self._verified = False
+
+    def cut(self, start: int, stop: int) -> JsonlSource:
+        """Samples [start, stop) of the whole file.
+
+        Raises:
+            ConfigError: There are fewer.
+            EmptyDatasetError: There are none between.
+        """
+        return JsonlSource(self.file, start=start, stop=stop, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, self._arguments
@@ -84,13 +93,13 @@ class JsonlSource:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The file, path or URL."""
         return self._path
 
     @property
     def shard(self) -> str:
         """The name of the file."""
-        return os.path.basename(self._path)
+        return name_of(self._path)
 
     @property
     def content_id(self) -> str:
@@ -118,7 +127,7 @@ class JsonlSource:
         self._pages.touch(numbers)
         if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
             raise IndexFileError(
-                f"{jsonl_index_path(self._path)}: its offsets do not ascend. The index is damaged; `energon-grain "
+                f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain "
                 f"prepare {self._path}` writes it anew"
             )
         return numbers, start, stop
@@ -150,6 +159,7 @@ class JsonlSource:
         """
         if self._verified:
             return
+        self.file.check_version(self._size_bytes)
         check_jsonl_size(self._path, self._starts, self._store.size(self._path))
         total = len(self._starts) - 1
         # The first one has no line before it.
@@ -175,26 +185,21 @@ class JsonlSource:
         return SampleLocation(index=index, shard=self.shard, key=str(number), start=start, stop=stop, parts=parts)
 
     def place_of(self, index: int) -> str:
-        """The file's name and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
+        """The file's name (URL) and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
 
         Counts line ends, so it may read the file up to there.
         """
         _, start, stop = self._extents(np.array([index], np.int64))
         (text,) = self._texts(start, stop)
         blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
-        return f"{self.shard}:{self._lines.at(int(start[0]) + blank)}"
+        name = self._path if is_url(self._path) else self.shard
+        return f"{name}:{self._lines.at(int(start[0]) + blank)}"
 
     def close(self) -> None:
         """Close the file; reading again opens it anew."""
+        self._verified = False
         self._store.close()
 
 
-def _restore(
-    path: str,
-    start: int,
-    stop: int | None,
-    parts: PartFilter,
-    store: ByteStore | None,
-    index_cache_dir: str | None,
-) -> JsonlSource:
-    return JsonlSource(path, start=start, stop=stop, parts=parts, store=store, index_cache_dir=index_cache_dir)
+def _restore(file: JsonlFile, start: int, stop: int | None, parts: PartFilter) -> JsonlSource:
+    return JsonlSource(file, start=start, stop=stop, parts=parts)

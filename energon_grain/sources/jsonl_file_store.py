@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.formats.jsonl_file import JsonlFile
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import PART, JsonlSource
@@ -20,17 +21,17 @@ class JsonlFileStore(FileStore[bytes]):
     The whole file is served, whatever the subset of a leaf.
 
     Args:
-        path: The file.
+        path: The file: a path, a URL, or what `open_jsonl` made of it.
 
     Raises:
         EnergonGrainError: As `JsonlSource` does.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | JsonlFile) -> None:
         self._source = JsonlSource(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JsonlFileStore, (self.get_path(),)
+        return JsonlFileStore, (self._source.file,)
 
     def __repr__(self) -> str:
         return f"JsonlFileStore({self.get_path()!r})"
@@ -42,7 +43,7 @@ class JsonlFileStore(FileStore[bytes]):
         return hash(self.get_path())
 
     def get_path(self) -> str:
-        """The file."""
+        """The file, path or URL."""
         return self._source.path
 
     def __contains__(self, key: object) -> bool:

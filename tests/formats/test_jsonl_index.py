@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +22,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.jsonl_index import (
+    find_jsonl_index,
     jsonl_index_path,
-    open_jsonl_index,
     read_jsonl_index,
     write_jsonl_index,
 )
@@ -42,6 +43,10 @@ CONTENTS = [
     b'{"long": "' + b"x" * 3_000_000 + b'"}\n{}',
     b"\x0b {} \x0c\n\n{}\n \n",
 ]
+
+
+def opened(path: Path, cache_dir: Path | None = None) -> npt.NDArray[np.int64]:
+    return read_jsonl_index(find_jsonl_index(path, cache_dir=cache_dir))
 
 
 def put(path: Path, content: bytes) -> Path:
@@ -81,10 +86,10 @@ def test_any_mixture_of_lines(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("energon_grain.formats.jsonl_lines._BLOCK_BYTES", block)
         if any(line.strip() for line in lines):
-            assert open_jsonl_index(path).tolist() == by_hand(content)
+            assert opened(path).tolist() == by_hand(content)
         else:
             with pytest.raises(EmptyDatasetError, match="no sample"):
-                open_jsonl_index(path)
+                opened(path)
 
 
 @pytest.mark.energon
@@ -104,23 +109,23 @@ def test_lines_that_hold_no_object(tmp_path: Path) -> None:
         write_jsonl_index(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
     with pytest.raises(DecodingError, match="lint"):
-        open_jsonl_index(path)
+        opened(path)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path / "x.jsonl", b"{}\n{}\n")
     index = jsonl_index_path(path)
     with pytest.raises(DatasetNotFoundError):
-        open_jsonl_index(tmp_path / "y.jsonl")
+        opened(tmp_path / "y.jsonl")
     for damaged in (b"", b"\0" * 8, b"\0" * 17, np.array([3, 6], "<u8").tobytes()):
         index.write_bytes(damaged)
         with pytest.raises(IndexFileError, match=f"energon-grain prepare {path}"):
-            open_jsonl_index(path)
+            opened(path)
     index.unlink()
-    open_jsonl_index(path)
+    opened(path)
     path.write_bytes(b"{}\n{}\n{}\n")
     with pytest.raises(StaleIndexError, match=f"with 6 bytes, but it has 9.*energon-grain prepare {path}"):
-        open_jsonl_index(path)
+        opened(path)
 
 
 def test_the_index_in_the_cache_folder(tmp_path: Path) -> None:
@@ -130,11 +135,11 @@ def test_the_index_in_the_cache_folder(tmp_path: Path) -> None:
     kept.parent.mkdir(parents=True)
     write_jsonl_index(path, target=kept)
     before = kept.stat().st_mtime_ns
-    assert open_jsonl_index(path, cache_dir=cache).tolist() == [0, 3, 6]
+    assert opened(path, cache_dir=cache).tolist() == [0, 3, 6]
     assert not jsonl_index_path(path).exists(), "the one in the cache is used"
     path.write_bytes(b"{}\n{ }")
     os.utime(path, ns=(before + 10**9, before + 10**9))
-    assert open_jsonl_index(path, cache_dir=cache).tolist() == [0, 3, 6]
+    assert opened(path, cache_dir=cache).tolist() == [0, 3, 6]
     assert jsonl_index_path(path).exists(), "the file is newer than the cached index"
 
 
@@ -145,7 +150,7 @@ def test_made_in_the_cache_folder(tmp_path: Path) -> None:
     path = put(folder / "x.jsonl", b"{}\n{}\n")
     folder.chmod(0o500)
     try:
-        assert open_jsonl_index(path, cache_dir=tmp_path / "cache").tolist() == [0, 3, 6]
+        assert opened(path, cache_dir=tmp_path / "cache").tolist() == [0, 3, 6]
         assert (index_cache_folder(path, tmp_path / "cache") / "x.jsonl.idx").exists()
     finally:
         folder.chmod(0o700)
@@ -154,7 +159,7 @@ def test_made_in_the_cache_folder(tmp_path: Path) -> None:
 def test_several_at_once(tmp_path: Path) -> None:
     path = put(tmp_path / "x.jsonl", b"{}\n" * 200_000)
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(len(open_jsonl_index(path)))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: found.append(len(opened(path)))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

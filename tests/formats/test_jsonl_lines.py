@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from energon_grain.formats.jsonl_lines import LineNumbers, scan_lines
+from energon_grain.storage.local import LocalFiles
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("energon_grain.formats.jsonl_lines._BLOCK_BYTES", block)
+    monkeypatch.setattr("energon_grain.formats.jsonl_lines._COUNTED_BYTES", block)
     path = tmp_path / "x.jsonl"
     content = b"".join(b"{" + b" " * (i % 13) + b"}\n" * (i % 3) for i in range(200))
     path.write_bytes(content)
-    numbers = LineNumbers(path)
+    numbers = LineNumbers(str(path), LocalFiles())
     for offset in (*range(len(content) - 1, -1, -17), *range(0, len(content), 11), len(content)):
         assert numbers.at(offset) == content.count(b"\n", 0, offset) + 1
 

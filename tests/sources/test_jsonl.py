@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, IndexFileError, StaleIndexError
+from energon_grain.formats.jsonl_file import open_jsonl
 from energon_grain.formats.jsonl_index import jsonl_index_path
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.source import Source
@@ -102,7 +104,7 @@ class Counting(LocalFiles):
 
 def test_neighbours_are_read_together(path: Path) -> None:
     store = Counting()
-    source = JsonlSource(path, store=store)
+    source = JsonlSource(replace(open_jsonl(path), store=store))
     source.read(np.array([0]))
     before = store.spans
     assert numbers(source, [7, 5, 6, 4]) == [7, 5, 6, 4]
