@@ -12,6 +12,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import AuxReference, AuxStores
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.object_file_store import ObjectFileStore
 from energon_grain.sources.system_file_store import SystemFileStore
 from energon_grain.storage.location import absolute, is_url
 
@@ -21,13 +22,14 @@ def open_aux(aux: Mapping[str, Any], decoder: FileStoreDecoder | None) -> dict[s
 
     Args:
         aux: By name: what a resolved metadataset says, or any form that one may be written in (a prepared dataset's
-            folder, `filesystem://` and a folder of files, a mapping with `path` or `fs_path`), relative to the working
-            folder.
+            folder, `filesystem://` and a folder of files, `filesystem+s3://` and one in a store, a mapping with `path`
+            or `fs_path`), relative to the working folder.
         decoder: Decodes what they return; None: they return bytes.
 
     Raises:
-        ConfigError: A store is remote, or its form is not known.
+        ConfigError: A store's form is not known, or its URL is of no object store that can be read.
         DatasetNotFoundError: There is no such folder, or it is not prepared.
+        ReadError: An object store cannot be reached.
     """
     references = AuxStores().convert(aux, Place("aux"))
     return {name: _decoded(_open(name, reference), decoder) for name, reference in references.items()}
@@ -37,7 +39,7 @@ def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None)
     """Open the dataset of a leaf itself by key: all of its shards, whatever the leaf's split, subset and parts.
 
     Args:
-        path: The dataset's folder or file.
+        path: The dataset's folder or file, path or URL.
         decoder: Decodes what it returns; None: it returns bytes.
 
     Raises:
@@ -69,12 +71,9 @@ def _decoded(store: FileStore[bytes], decoder: FileStoreDecoder | None) -> FileS
 
 def _open(name: str, reference: AuxReference) -> FileStore[bytes]:
     path = absolute(reference.path, os.getcwd())
-    if is_url(path):
-        where = reference.place or f"aux.{name}"
-        raise ConfigError(
-            f"{where}: {path} is not on this machine, and only local stores can be read: the path of a prepared "
-            f"dataset, or filesystem:// and the path of a folder of files; copy or mount it"
-        )
-    if reference.kind == "filesystem":
-        return SystemFileStore(path)
-    return container_at(path).store(path)
+    try:
+        if reference.kind == "filesystem":
+            return ObjectFileStore(path) if is_url(path) else SystemFileStore(path)
+        return container_at(path).store(path)
+    except ConfigError as error:
+        raise ConfigError(f"{reference.place or f'aux.{name}'}: {error}") from error

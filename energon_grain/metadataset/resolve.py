@@ -253,7 +253,7 @@ class Resolver:
         """What lies at the path of a leaf."""
         if is_url(path) and not self.require_data:
             return DatasetKind.JSONL if path.endswith(".jsonl") else DatasetKind.WEBDATASET
-        kind = kind_at(path)
+        kind = _kind_at(path, place.at("path"))
         if kind is DatasetKind.FILESYSTEM:
             raise wrong(place.at("path"), f"{path}: a plain folder of files can only be an auxiliary store (`aux`)")
         if kind is DatasetKind.INVALID and self.require_data:
@@ -266,12 +266,19 @@ class Resolver:
         if self.require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not kind_at(path).has_shards:
+            if aux.kind == "webdataset" and not _kind_at(path, place).has_shards:
                 raise DatasetNotFoundError(
                     f"{place}: {path}: is not a prepared dataset; run `{preparing(path)}`, or write "
                     f"filesystem://{aux.path} for a folder of plain files"
                 )
         return AuxReference(kind=aux.kind, path=path, place=place)
+
+
+def _kind_at(path: str, place: Place) -> DatasetKind:
+    try:
+        return kind_at(path)
+    except ConfigError as error:  # of a store that cannot be read
+        raise wrong(place, str(error)) from error
 
 
 def _is_metadataset(path: str, place: Place) -> bool:

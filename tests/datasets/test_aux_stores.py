@@ -72,15 +72,26 @@ def test_forms_from_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "written", ["msc://store/set", "dss://set@1/x", "s3://bucket/set", "filesystem+msc://store/files"]
+    ("written", "says"),
+    [
+        ("msc://store/set", "has a profile 'store'"),
+        ("dss://set@1/x", "NVDATASET_CACHE_DIR"),
+        ("ftp://host/set", "object stores are s3://"),
+        ("filesystem+msc://store/files", "has a profile 'store'"),
+    ],
 )
-def test_remote_stores_are_refused(folder: Path, written: str) -> None:
-    aux = leaf(folder, f"{{media: '{written}'}}").aux
+def test_stores_of_unknown_kinds_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, written: str, says: str
+) -> None:
+    for name in ("MSC_CONFIG", "RCLONE_CONFIG", "NVDATASET_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(ConfigError) as caught:
-        open_aux(aux, None)
+        open_aux(leaf(folder, f"{{media: '{written}'}}").aux, None)
     assert str(caught.value).startswith(f"{folder}/sets/meta.yaml: $.splits.train.aux.media: ")
     assert written.removeprefix("filesystem+") in str(caught.value)
-    assert "filesystem:// and the path of a folder" in str(caught.value)
+    assert says in str(caught.value)
 
 
 def test_only_crude_leaves_have_stores(folder: Path) -> None:

@@ -1,0 +1,128 @@
+"""`aux:` in a bucket, from the metadataset to what cookers get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from object_server import Bucket
+
+from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
+from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
+from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.load import load_metadataset
+from energon_grain.metadataset.tree import LeafReference
+from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.sources.object_file_store import ObjectFileStore
+from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.testing import make_crude_dataset
+
+COUNT = 30
+
+
+@pytest.fixture
+def url(bucket: Bucket, tmp_path: Path) -> str:
+    """A JSONL file, and what its lines name: tars and plain files."""
+    root = tmp_path / "data"
+    make_crude_dataset(root / "media", n=COUNT, shards=3)
+    (root / "files").mkdir()
+    for number in range(COUNT):
+        (root / "files" / f"{number}.json").write_text(f"[{number}]")
+    (root / "main.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(COUNT)))
+    url = bucket.upload(root)
+    put_metadataset(bucket, {"media": "media", "files": "filesystem://files"})
+    return url
+
+
+def put_metadataset(bucket: Bucket, aux: dict[str, Any]) -> None:
+    leaf = {"path": "main.jsonl", "aux": aux}
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": leaf}}
+    bucket.put("meta.yaml", yaml.safe_dump(document).encode())
+
+
+def leaf(url: str) -> LeafReference:
+    (found,) = leaves_of(load_metadataset(f"{url}/meta.yaml", split_part="train"))
+    assert isinstance(found, LeafReference)
+    return found
+
+
+def test_every_form(bucket: Bucket, url: str) -> None:
+    put_metadataset(
+        bucket,
+        {
+            "a": "media",
+            "b": {"path": "./media"},
+            "c": f"{url}/media",
+            "d": "filesystem://files",
+            "e": {"fs_path": "media/../files"},
+            "f": f"filesystem+{url}/files",
+        },
+    )
+    stores = open_aux(leaf(url).aux, None)
+    assert {type(stores[name]) for name in "abc"} == {WebdatasetFileStore}
+    assert {type(stores[name]) for name in "def"} == {ObjectFileStore}
+    assert {stores[name].get_path() for name in "abc"} == {f"{url}/media"}
+    assert {stores[name].get_path() for name in "def"} == {f"{url}/files"}
+    assert all(json.loads(stores[name].get("000003.json"))["number"] == 3 for name in "abc")
+    assert all(stores[name].get("3.json") == b"[3]" for name in "def")
+    for name, store in stores.items():
+        with pytest.raises(KeyNotFoundError, match=rf"^{url}/(media|files): there is no (file|object) 'none.json'"):
+            store.get("none.json")
+        assert "none.json" not in store, name
+
+
+def test_forms_from_the_program(url: str) -> None:
+    stores = open_aux({"a": f"{url}/media", "b": f"filesystem+{url}/files"}, None)
+    assert [type(store) for store in stores.values()] == [WebdatasetFileStore, ObjectFileStore]
+    store = open_primary(f"{url}/main.jsonl", None)
+    assert isinstance(store, JsonlFileStore)
+    assert store.get("3.json") == b'{"n": 3}\n'
+
+
+def test_what_is_refused(bucket: Bucket, url: str) -> None:
+    for aux in ("nothing", "files", "main.jsonl"):
+        put_metadataset(bucket, {"media": aux})
+        with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: is not a prepared"):
+            leaf(url)
+    with pytest.raises(DatasetNotFoundError, match=f"{url}/files"):
+        open_aux({"a": f"{url}/files"}, None)
+    put_metadataset(bucket, {"media": "ftp://host/media"})
+    with pytest.raises(ConfigError, match=r"meta\.yaml: \$\.splits\.train\.aux\.media: ftp://host/media: "):
+        leaf(url)
+
+
+@stateless
+@cooker(need_primary=True)
+def cook(sample: Any, primary: Any, media: Any, files: Any) -> Any:
+    number = sample["json"]["n"]
+    own, there, file = primary.get(".json"), media.get(f"{number:06d}.json"), files.get(f"{number}.json")
+    return {**sample, "found": (own["n"], there["number"], file[0])}
+
+
+class Cooked(DefaultTaskEncoder):
+    cookers = (Cooker(cook),)
+
+
+@pytest.mark.filterwarnings(r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning")
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+def test_cookers_read_from_them(url: str, workers: int, kind: Any, open_cooked: Callable[..., Stream]) -> None:
+    with open_cooked(f"{url}/meta.yaml", workers, kind) as stream:
+        found = [next(stream)["found"] for _ in range(COUNT)]
+    assert sorted(found) == [(number, number, number) for number in range(COUNT)]
+
+
+@pytest.fixture
+def open_cooked() -> Callable[..., Stream]:
+    def make(path: str, workers: int, kind: Any) -> Stream:
+        config = WorkerConfig(0, 1, workers, worker_type=kind)
+        options: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        return Stream.of(
+            get_train_dataset(path, worker_config=config, batch_size=None, task_encoder=Cooked(), **options)
+        )
+
+    return make
