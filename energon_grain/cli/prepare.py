@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,9 +118,7 @@ def prepare(
             return
         from energon_grain.cli.prepare_metadataset import prepare_metadataset_file
 
-        if is_url(location):
-            raise ConfigError(f"{path}: joins are prepared beside a metadataset on a disk: copy the file to one.")
-        prepare_metadataset_file(Path(location), progress=progress)
+        prepare_metadataset_file(location, progress=progress)
         return
     _check_kind(location)
     if skip_dataset_yaml and (sample_type or field_map or crude):

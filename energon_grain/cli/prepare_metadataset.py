@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 
-def prepare_metadataset_file(path: Path, *, progress: bool) -> None:
+def prepare_metadataset_file(path: str, *, progress: bool) -> None:
     """Index the joins of a metadataset and say what was done."""
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.metadataset.prepare_joins import prepare_metadataset

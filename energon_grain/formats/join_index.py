@@ -28,6 +28,8 @@ import numpy.typing as npt
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.json_text import encode_json
 from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.location import is_url
+from energon_grain.storage.mirror import mirror_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -39,8 +41,9 @@ _MOST_ORDERS = 5_040
 
 
 def cache_folder(metadataset: str | os.PathLike[str]) -> Path:
-    """Return the folder with the join indices of a metadataset file."""
-    return Path(f"{os.fspath(metadataset)}.cache")
+    """Return the folder with the join indices of a metadataset file; of one in an object store, its mirror."""
+    location = f"{os.fspath(metadataset)}.cache"
+    return mirror_of(location).folder if is_url(location) else Path(location)
 
 
 def index_file_name(digest: str) -> str:

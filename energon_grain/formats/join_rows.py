@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import ColumnWriter, read_column, release_pages
+from energon_grain.formats.column_file import ColumnWriter, column_file_bytes, read_column, release_pages
 from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.storage.atomic import sync_folder
 
@@ -122,6 +122,20 @@ class JoinIndex:
         if self.folder is not None:
             return _reopen, (self.folder, self.header.checksum)
         return _in_memory, (self.rows, self.header)
+
+
+def join_file_sizes(header: bytes) -> dict[str, int]:
+    """Size of each file of a join index, by the content of its header.
+
+    Raises:
+        IndexFileError: The header is damaged.
+    """
+    try:
+        content = decode_json(header, JoinHeader)
+    except msgspec.MsgspecError as error:
+        raise IndexFileError(f"not the header of a join index: {error}; {_MENDING}") from error
+    rows = column_file_bytes(np.int64, content.rows, width=len(content.members))
+    return {HEADER_NAME: len(header), ROWS_NAME: rows}
 
 
 def join_folder(cache: Path, name: str) -> Path:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
+from energon_grain.errors import DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
 from energon_grain.formats.join_rows import JoinedMember, JoinIndex, join_folder, joins_in, open_join_index
+from energon_grain.metadataset.remote_joins import fetch_join
 from energon_grain.metadataset.tree import ArrayReference, Join
 from energon_grain.prepare.join_adopt import find_join_index
 from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
 from energon_grain.prepare.join_build import build_join, name_of
 from energon_grain.prepare.join_input import JoinInput, read_join_input
-from energon_grain.storage.location import is_url
 
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
@@ -30,7 +30,6 @@ def join_inputs(
         dataset_config: Name of their `dataset.yaml`, likewise.
 
     Raises:
-        ConfigError: A dataset lies in an object store.
         DatasetNotFoundError: A dataset is missing or not prepared.
         SplitError: A dataset has no such split part.
         EmptyDatasetError: A split part is empty.
@@ -41,11 +40,9 @@ def join_inputs(
         if isinstance(leaf, ArrayReference):
             inputs.append(JoinArray(path=leaf.path, keys=leaf.keys, nonmatch=member.nonmatch, written=leaf.written))
             continue
-        if is_url(leaf.path):
-            raise ConfigError(f"{leaf.place.at('path')}: {leaf.path}: only local datasets can be joined")
         inputs.append(
             read_join_input(
-                Path(leaf.path),
+                leaf.path,
                 leaf.split_part,
                 split_config=leaf.split_config or split_config,
                 dataset_config=leaf.dataset_config or dataset_config,
@@ -87,8 +84,9 @@ def open_join(
     primary = primary_of(samples)
     cache = None if join.metadataset is None else cache_folder(join.metadataset)
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
-    if cache is not None:
+    if cache is not None and join.metadataset is not None:
         mending = f"run `energon-grain prepare {join.metadataset}`"
+        fetch_join(join.metadataset, join_folder(cache, name_of(samples)))
         try:
             return open_join_index(join_folder(cache, name_of(samples)))
         except (FileNotFoundError, NotADirectoryError):
@@ -101,8 +99,8 @@ def open_join(
         _refuse_stale(cache, samples, join, mending)
     if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(primary)} samples of {primary.input.root} are to be joined with other datasets, which "
-            f"is done on first use for up to {joined_on_use} only; {mending}"
+            f"{join.place}: {len(primary)} samples of {primary.input.folder.location} are to be joined with other "
+            f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
     return build_join(inputs, cache if cache is not None and _is_writable(cache) else None)
 
@@ -135,7 +133,7 @@ def _change(old: JoinedMember, new: JoinedMember) -> str:
 
 def _is_writable(folder: Path) -> bool:
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".tmp_{secrets.token_hex(4)}"
         probe.touch()
         probe.unlink()

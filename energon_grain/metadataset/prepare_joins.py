@@ -18,10 +18,12 @@ from energon_grain.metadataset.documents import read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.open_join import join_inputs
+from energon_grain.metadataset.remote_joins import fetch_join, store_joins
 from energon_grain.metadataset.tree import Join
 from energon_grain.prepare.join_adopt import energon_names_of
 from energon_grain.prepare.join_array import JoinInputs, only_datasets, open_inputs
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES, build_join, name_of, write_energon_form
+from energon_grain.storage.location import absolute, is_url, located
 
 _ABANDONED_AFTER_S = 24 * 3600
 JoinProgress = Callable[[str, int, int], None]
@@ -56,14 +58,14 @@ class MetadatasetReport:
     """What preparing a metadataset did.
 
     Attributes:
-        path: The metadataset.
+        path: The metadataset: a path, or the text of a URL.
         joins: Its joins, those of nested metadatasets included, in document order.
         removed: Names of indices that no join needs any more and that were removed.
         notes: What the caller should know though it is no error.
         elapsed_s: Wall-clock time.
     """
 
-    path: Path
+    path: Path | str
     joins: tuple[PreparedJoin, ...]
     removed: tuple[str, ...]
     notes: tuple[str, ...]
@@ -91,8 +93,9 @@ def prepare_metadataset(
     """Write the index of every join of a metadataset, and remove those of ours that no join needs any more.
 
     An index lies in `<file>.cache`, beside the file that the join stands in: for a join in a nested metadataset, beside
-    that. Indices that are there and valid are left alone. Where the name that Energon would look for is unambiguous,
-    the file gets it too; files that Energon wrote are never changed or removed.
+    that; of a metadataset in an object store, there. Indices that are there and valid are left alone. Where the name
+    that Energon would look for is unambiguous, the file gets it too; files that Energon wrote are never changed or
+    removed.
 
     Args:
         path: The metadataset file.
@@ -106,7 +109,7 @@ def prepare_metadataset(
         EmptyDatasetError: A join has no row.
     """
     started = time.monotonic()
-    path = Path(path)
+    path = located(path)
     pending = _without_repetitions(find_joins(path))
     total = sum(each.keys for each in pending)
     before = 0
@@ -122,13 +125,15 @@ def prepare_metadataset(
         except ConfigError as error:
             raise ConfigError(f"{each.places[0]}: {error}") from error
         before += each.keys
-    own = cache_folder(os.path.abspath(path))
+    own = cache_folder(absolute(path, os.getcwd()))
     removed = _remove_stale(own, {each.name for each in done if each.folder == own})
+    notes = tuple(_name_for_energon(pending))
+    _store_remote(pending, path, removed)
     return MetadatasetReport(
-        path=path,
+        path=path if is_url(path) else Path(path),
         joins=tuple(done),
         removed=removed,
-        notes=tuple(_name_for_energon(pending)),
+        notes=notes,
         elapsed_s=time.monotonic() - started,
     )
 
@@ -138,6 +143,7 @@ class _Pending:
     """A join that is to have an index."""
 
     places: list[str] = field(default_factory=list[str])
+    metadataset: str
     folder: Path
     name: str
     keys: int
@@ -155,6 +161,7 @@ def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
             found[folder, name] = _Pending(
+                metadataset=join.metadataset,
                 folder=folder,
                 name=name,
                 keys=sum(each.total for each in samples),
@@ -185,7 +192,23 @@ def _prepare(pending: _Pending, memory_bytes: int, advance: Callable[[int, int],
     )
 
 
+def _store_remote(pending: Sequence[_Pending], path: str, removed: Sequence[str]) -> None:
+    """Put indices of metadatasets in object stores beside these."""
+    metadatasets = dict.fromkeys(each.metadataset for each in pending if is_url(each.metadataset))
+    if is_url(path):
+        metadatasets[path] = None
+    for metadataset in metadatasets:
+        names: list[str] = []
+        for each in pending:
+            if each.metadataset == metadataset:
+                files = [index_file_name(each.name), *each.energon_names]
+                names += [join_folder(each.folder, each.name).name]
+                names += [name for name in files if (each.folder / name).exists()]
+        store_joins(metadataset, names, removed if metadataset == path else ())
+
+
 def _existing(pending: _Pending) -> JoinIndex | None:
+    fetch_join(pending.metadataset, join_folder(pending.folder, pending.name))
     try:
         index = open_join_index(join_folder(pending.folder, pending.name))
     except FileNotFoundError:

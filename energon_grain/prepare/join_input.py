@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.join_rows import JoinedMember, shards_digest
 from energon_grain.formats.key_order import KeyWords
@@ -31,7 +33,7 @@ class JoinInput:
     """A dataset of a join.
 
     Attributes:
-        root: The dataset's folder.
+        folder: Where the dataset lies.
         split_part: Name of the split part.
         listed: Shards that the part lists, in order, those included that are excluded.
         shards: Those that remain.
@@ -41,7 +43,7 @@ class JoinInput:
         written: The path as it is shown and compared: relative to the metadataset's folder, say.
     """
 
-    root: Path
+    folder: DataFolder
     split_part: str
     listed: tuple[str, ...]
     shards: tuple[str, ...]
@@ -49,6 +51,11 @@ class JoinInput:
     energon_excludes: tuple[str, ...] = ()
     nonmatch: Nonmatch = "error"
     written: str = ""
+
+    @property
+    def root(self) -> Path:
+        """The folder of this machine with `.nv-meta`."""
+        return self.folder.local
 
     @property
     def excludes(self) -> tuple[str, ...]:
@@ -60,11 +67,11 @@ class JoinInput:
     @property
     def label(self) -> str:
         """How messages call it."""
-        return f"{self.root} [{self.split_part}]"
+        return f"{self.folder.location} [{self.split_part}]"
 
 
 def read_join_input(
-    root: Path,
+    path: str | os.PathLike[str],
     split_part: str,
     *,
     split_config: str | None = None,
@@ -75,7 +82,7 @@ def read_join_input(
     """Read which samples of a dataset a join takes.
 
     Args:
-        root: A prepared dataset.
+        path: A prepared dataset, a path or a URL.
         split_part: Its split part, unless its `dataset.yaml` insists on another.
         split_config: Name of its split file; default: what `dataset.yaml` says, else `split.yaml`.
         dataset_config: Name of its `dataset.yaml`, which may be missing.
@@ -83,11 +90,25 @@ def read_join_input(
         written: As in `JoinInput`; default: the path.
 
     Raises:
-        DatasetNotFoundError: `root` is not prepared.
+        DatasetNotFoundError: `path` is not prepared.
         SplitError: There is no such split part, or it lists shards that the dataset does not have.
         EmptyDatasetError: Nothing is left of the split part.
         DuplicateKeyError: The split part lists a shard twice.
     """
+    folder = open_folder(path)
+    with naming(folder):
+        return _read(folder, split_part, split_config, dataset_config, nonmatch, written)
+
+
+def _read(
+    folder: DataFolder,
+    split_part: str,
+    split_config: str | None,
+    dataset_config: str | None,
+    nonmatch: Nonmatch,
+    written: str | None,
+) -> JoinInput:
+    root = folder.local
     finish_interrupted_prepare(root)
     info = read_info(root)
     name = dataset_config or DEFAULT_DATASET_CONFIG
@@ -103,14 +124,14 @@ def read_join_input(
             "a dataset that is joined must list each shard once"
         )
     return JoinInput(
-        root=root,
+        folder=folder,
         split_part=split_part,
         listed=splits.split_parts[split_part],
         shards=selected.shards,
         excluded=selected.excluded_samples,
         energon_excludes=tuple(dict.fromkeys(exclude for exclude in splits.exclude if "/" in exclude)),
         nonmatch=nonmatch,
-        written=str(root) if written is None else written,
+        written=folder.location if written is None else written,
     )
 
 
@@ -128,7 +149,7 @@ class JoinedSamples:
 
     def __init__(self, member: JoinInput) -> None:
         self.input = member
-        self.index: ColumnarIndex = open_columnar(member.root)
+        self.index: ColumnarIndex = open_columnar(member.folder)
         self.words = KeyWords(self.index.key_start, self.index.key_bytes)
         numbers = {name: number for number, name in enumerate(self.index.shards)}
         self.shards = np.array([numbers[name] for name in member.shards], np.int64)

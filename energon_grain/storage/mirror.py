@@ -19,7 +19,8 @@ import msgspec
 from energon_grain.errors import ReadError
 from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.storage.location import located
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.storage_settings import storage_settings
 
 _STATE = ".mirror.json"
 _LOCK = ".mirror.lock"
@@ -29,6 +30,11 @@ class _State(msgspec.Struct):
     """Generation of each file that was copied."""
 
     generations: dict[str, bytes] = {}
+
+
+def mirror_of(url: str) -> Mirror:
+    """The copy of a remote folder, as this process reaches stores."""
+    return Mirror(url, shared_client(storage_settings()))
 
 
 class Mirror:

@@ -1,0 +1,67 @@
+"""Join indices of metadatasets in object stores: made on this machine, kept beside the metadataset."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from energon_grain.formats.join_rows import HEADER_NAME, join_file_sizes
+from energon_grain.storage.location import is_url
+from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.storage_settings import storage_settings
+
+
+def fetch_join(metadataset: str, folder: Path) -> None:
+    """Copy the index of a join from beside a metadataset in an object store, where it is there and not yet here.
+
+    Args:
+        metadataset: Path or URL; of a path, nothing is done.
+        folder: Of the index, in the mirror of the metadataset's cache folder. Its name tells what was joined, so that
+            it never changes.
+
+    Raises:
+        ReadError: The store cannot be reached.
+        IndexFileError: The index is damaged.
+    """
+    if not is_url(metadataset) or folder.is_dir():
+        return
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    found = client.read(ObjectRange(f"{mirror.url}/{folder.name}/{HEADER_NAME}"))
+    if found is None or found.data is None:
+        return
+    with mirror.locked():
+        mirror.copy_folder(folder.name, join_file_sizes(found.data))
+
+
+def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]) -> None:
+    """Put join indices beside a metadataset in an object store, headers last, and remove those that are not wanted.
+
+    Args:
+        metadataset: URL.
+        names: Files and folders in the mirror of its cache folder.
+        removed: Names that are gone there.
+
+    Raises:
+        ReadError: The store cannot be written.
+    """
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    there = client.list(mirror.url)
+    files = [file for name in names for file in _files(mirror.folder / name)]
+    wanted = [file.relative_to(mirror.folder).as_posix() for file in files]
+    new = [name for name in wanted if name not in there]
+    client.map(
+        lambda name: client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes()),
+        sorted(name for name in new if not name.endswith(HEADER_NAME)),
+    )
+    for name in new:
+        if name.endswith(HEADER_NAME):
+            client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
+    old = [name for name in there if any(part in name for part in removed)]
+    client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
