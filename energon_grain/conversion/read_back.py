@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from energon_grain.conversion.report import Container
 from energon_grain.conversion.samples import Sample
 from energon_grain.formats.array_record_encoding import record_decoder
@@ -30,7 +28,7 @@ def written_samples(path: Path, container: Container) -> Iterator[Sample]:
 def _records(path: Path) -> Iterator[Sample]:
     file, decode = ArrayRecordFile(str(path)), record_decoder("msgpack")
     for start in range(0, file.records, _AT_ONCE):
-        for data in file.read(np.arange(start, min(start + _AT_ONCE, file.records))):
+        for data in file.read(list(range(start, min(start + _AT_ONCE, file.records)))):
             yield cast(Sample, decode(data))
 
 

@@ -44,7 +44,7 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
     record_bytes, counts, names, sizes, keys = list[int](), list[int](), list[int](), list[int](), list[bytes]()
     place, step = 0, 64
     while place < file.records:
-        records = file.read(np.arange(place, min(place + step, file.records)))
+        records = file.read(list(range(place, min(place + step, file.records))))
         for data in records:
             record = len(keys)
             try:

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
 from energon_grain.formats.array_record_files import ArrayRecordFile
 from energon_grain.formats.shard_scan import ShardScan
@@ -55,7 +53,7 @@ def _json_part(path: str, scan: ShardScan, rows: range) -> bytes:
 
 
 def _json_of(path: str, encoding: RecordEncoding, record: int) -> object:
-    _, parts = record_decoder(encoding)(ArrayRecordFile(path).read(np.array([record]))[0])
+    _, parts = record_decoder(encoding)(ArrayRecordFile(path).read([record])[0])
     return parts["json"]
 
 

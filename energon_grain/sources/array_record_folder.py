@@ -78,22 +78,22 @@ class ArrayRecordFolder:
         rows: list[Mapping[str, PartValue]] = []
         for shard in np.flatnonzero(np.diff(bounds)).tolist():
             here = slice(int(bounds[shard]), int(bounds[shard + 1]))
-            records = wanted[here] - shard_first[shard]
+            records: list[int] = (wanted[here] - shard_first[shard]).tolist()
             expected = [keys[place] for place in first[here].tolist()]
             rows += self._taken_apart(shard, records, self._file(shard).read(records), expected)
         return [rows[place] for place in back.tolist()]
 
     def _taken_apart(
-        self, shard: int, records: Int64Array, data: list[bytes], keys: list[str]
+        self, shard: int, records: list[int], data: list[bytes], keys: list[str]
     ) -> list[Mapping[str, PartValue]]:
         rows: list[Mapping[str, PartValue]] = []
         for place, record in enumerate(data):
             try:
                 key, parts = self._decode(record)
             except FormatError as error:
-                raise self._stale(shard, f"record {int(records[place])} {error}") from error
+                raise self._stale(shard, f"record {records[place]} {error}") from error
             if key != keys[place] and key is not None:
-                raise self._stale(shard, f"record {int(records[place])} has the key {key!r}, not {keys[place]!r}")
+                raise self._stale(shard, f"record {records[place]} has the key {key!r}, not {keys[place]!r}")
             rows.append(parts)
         return rows
 

@@ -51,7 +51,7 @@ def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies(tmp_path: Path) -> None:
-    source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, size_bytes=100_000)
+    source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
     processes, met = ShardProcesses(), list[Exception]()
 
     def work() -> None:
