@@ -274,14 +274,14 @@ def test_arrays_of_joins(write: Write, tmp_path: Path) -> None:
     named = write("meta.yaml", "train: {join: {x: {path: a}, y: {array: b}, z: {array: b, field: f}}}")
     (join,) = leaves_of(load(named))
     assert [member.leaf.field for member in join.members[1:]] == ["y", "f"]
-    with pytest.raises(ConfigError, match=r"join\[1\]\.array: s3://b: only local arrays can be joined"):
-        load(write("meta.yaml", "train: {join: [{path: a}, {array: 's3://b'}]}"))
+    (join,) = leaves_of(load(write("meta.yaml", "train: {join: [{path: a}, {array: 's3://b/x.zarr'}]}")))
+    assert (join.members[1].leaf.path, join.members[1].leaf.field) == ("s3://b/x.zarr", "x")
 
 
 def test_only_folders_are_joined(write: Write) -> None:
     write("inner.yaml", "train: {path: a}")
     joiner = "joiner: {__module__: megatron.energon, __class__: CaptioningSample}"
-    with pytest.raises(ConfigError, match=r"join\[0\]\.path: .*can be joined, not a metadataset file"):
+    with pytest.raises(ConfigError, match=r"join\[0\]\.path: .*can be joined by `path`; not a metadataset"):
         load(write("meta.yaml", f"train: {{join: [{{path: inner.yaml}}], {joiner}}}"))
 
 
