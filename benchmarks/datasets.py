@@ -4,6 +4,7 @@ CACHE/NAME/shard_000000.tar …    the shards
 CACHE/NAME/.nv-meta/             prepared (by Megatron-Energon where it is installed, so that nobody can say that
                                  we favoured our own reader; by energon-grain else)
 CACHE/NAME-crude/                hard links to the same shards, prepared as a crude data set
+CACHE/NAME-records/              the same samples in ArrayRecord files, as `energon-grain convert` writes them
 CACHE/NAME.PEER/                 the same samples in a peer's own format
 """
 
@@ -37,6 +38,7 @@ class DataSet:
     sample_type: str
     field_map: dict[str, str] | None = None
     crude_twin: bool = False
+    record_twin: bool = False
     peer_formats: tuple[tuple[str, str], ...] = ()  # (peer, option)
 
     @property
@@ -56,6 +58,7 @@ DATA_SETS = {
             sample_type="TextSample",
             field_map={"text": "txt"},
             crude_twin=True,
+            record_twin=True,
             peer_formats=(
                 ("grain_array_record", "uncompressed"),
                 ("grain_array_record", "default"),
@@ -113,6 +116,9 @@ def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
             crude = cache / f"{name}-crude"
             once(crude, f"{name}: crude twin", partial(link, folder, crude))
             once(crude / ".nv-meta", f"{name}: crude index", partial(prepare, crude, None))
+        if data.record_twin:
+            records = cache / f"{name}-records"
+            once(records, f"{name}: records", partial(_as_records, folder, records))
         for peer, option in data.peer_formats if peer_python() else ():
             once(
                 target := cache / f"{name}.{peer}.{option}",
@@ -126,6 +132,10 @@ def link(folder: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for shard in shards(folder):
         os.link(shard, target / shard.name)
+
+
+def _as_records(folder: Path, target: Path) -> None:
+    subprocess.run([*OURS, "convert", str(folder), str(target)], check=True, cwd=REPO, stdout=sys.stderr)
 
 
 def prepare(folder: Path, data: DataSet | None) -> None:

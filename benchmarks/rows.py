@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from benchmarks.array_record_rows import array_record_rows
 from benchmarks.contender import Contender
 from benchmarks.datasets import DATA_SETS, OURS, prepare_options
 from benchmarks.join_rows import join_rows
@@ -37,6 +38,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         *packing_rows(cache, span),
         *join_rows(cache, span),
         *torch_rows(cache, span),
+        *array_record_rows(cache, span),
         *object_store_rows(cache),
     ]
 
