@@ -62,7 +62,7 @@ def _msc(server: ObjectServer) -> dict[str, Any]:
 @contextlib.contextmanager
 def own_cache(cache_mb: float | None) -> Iterator[None]:
     """An empty block cache for energon-grain; None: of the usual size, 0: none."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # requests may be under way
         settings = Path(temporary) / "storage.yaml"
         size = {} if cache_mb is None else {"cache_bytes": int(cache_mb * 1e6)}
         settings.write_text(json.dumps({"cache_dir": f"{temporary}/objects", **size}))

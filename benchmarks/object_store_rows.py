@@ -109,8 +109,8 @@ def _fetched() -> Row:
     cases = [one(order, hosts, 1_000) for order in ("ours: block shuffle", "full shuffle") for hosts in (1, 2, 8)]
     return Row(
         name="bucket-fetched",
-        title=f"10 KB samples, {_PAGES_MB} MB in all, in blocks of 100: what all hosts together fetch in the first pass, "
-        "and the most that one of them has fetched and not yet used",
+        title=f"10 KB samples, {_PAGES_MB} MB in all, in blocks of 100: what all hosts together fetch in the first "
+        "pass, and the most that one of them has fetched and not yet used",
         data_sets=("pages",),
         served="pages",
         metrics=("requests", "fetched_mb", "times_data", "ahead_mb"),

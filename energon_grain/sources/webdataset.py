@@ -16,10 +16,14 @@ from energon_grain.formats.shard_check import check_shards
 from energon_grain.sources.indexed_samples import IndexedSamples
 from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import SampleLocation
-from energon_grain.storage.spans import coalesce
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
+_FAR_APART_BYTES = 1 << 20
+"""What lies between two samples takes less time to fetch than another request would."""
 
 
 class WebDatasetSource:
@@ -94,9 +98,34 @@ class WebDatasetSource:
     def __len__(self) -> int:
         return len(self._samples)
 
+    @property
+    def run_samples(self) -> int | None:
+        """Of shards in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
+        index = self._index
+        return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
+
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes that reading each sample takes: its payloads, or its extent in the tar when all parts are read."""
         return self._samples.sizes(indices)
+
+    @property
+    def remote_files(self) -> RemoteFiles | None:
+        """What reads the shards where they lie in an object store."""
+        return self._store if isinstance(self._store, RemoteFiles) else None
+
+    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
+        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+        samples, shard = self._samples.resolve(indices)
+        self._check_shards(shard)
+        owner, rows = self._samples.part_rows(samples)
+        spans = coalesce(
+            shard[owner],
+            self._samples.part_offset(rows),
+            self._samples.part_size(rows),
+            merge_gap_bytes=_FAR_APART_BYTES,
+            solo_bytes=MAX_SPAN_BYTES,
+        )
+        return spans, owner, self._paths
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.

@@ -137,6 +137,35 @@ class RemoteFiles:
             self._fetch_missing(paths, versions, cached, ranges, found)
         return found  # type: ignore[return-value]
 
+    @property
+    def ahead_bytes(self) -> int:
+        """How much may be kept ahead of need; 0 where blocks are not kept."""
+        return 0 if self._cache is None else min(self.settings.ahead_bytes, self._cache.limit_bytes // 2)
+
+    def keep(self, path: str, start: int, stop: int) -> bool:
+        """Fetch the blocks of [start, stop) that the cache lacks and nobody is fetching.
+
+        Returns:
+            False: they are not kept.
+
+        Raises:
+            ReadError: They cannot be had.
+        """
+        version = self.version(path)
+        if self._cache is None or version.generation == UNVERSIONED:
+            return False
+        cached = self._cache.open(path, version.generation, version.size_bytes)
+        missing = cached.missing(start // BLOCK_BYTES, -(-min(stop, version.size_bytes) // BLOCK_BYTES))
+        if not missing:
+            return True
+        kept = True
+        with cached.claim(missing) as claim:
+            for first, last in self._runs(claim.blocks):
+                begin = first * BLOCK_BYTES
+                data = self.read_range(path, version, begin, min(last * BLOCK_BYTES, version.size_bytes))
+                kept = claim.put(first, data) and kept
+        return kept
+
     def close(self) -> None:
         """Forget the versions of objects: reading again looks at them anew."""
         self._versions.clear()

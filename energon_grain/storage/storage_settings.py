@@ -57,6 +57,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
             share it.
         cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
+        ahead_bytes: How much of that is fetched before it is needed, at most (and half of `cache_bytes` at most); 0:
+            every chunk of samples fetches what it takes.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -68,6 +70,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     longest_pause_s: float = 10.0
     cache_dir: str | None = None
     cache_bytes: int | None = None
+    ahead_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1)):

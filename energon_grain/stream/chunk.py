@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.draws import Draws
+from energon_grain.stream.read_ahead import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class Chunk:
         first: Local position of the first one.
         batch_size: Of the host's batches; 0 where positions do not tell which batch a sample belongs to.
         numbers: Of the batches; None: they are not wanted.
+        arrival: Of what is fetched ahead; None: nothing is.
     """
 
     number: int
@@ -64,6 +66,7 @@ class Chunk:
     first: int = 0
     batch_size: int = 0
     numbers: BatchNumbers | None = None
+    arrival: Arrival | None = None
 
     def whole_batches(self) -> Iterator[range]:
         """Places of the batches that lie in this chunk as a whole."""

@@ -31,9 +31,11 @@ class ChunkPace:
         self.size_bytes = CHUNK_BYTES
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
-        """`run`, with each call's time learnt from."""
+        """`run`, with each call's time learnt from. It begins when what is fetched ahead is there."""
 
         def measure(chunk: Chunk) -> Encoded:
+            if chunk.arrival is not None:
+                chunk.arrival.wait()
             start = time.perf_counter()
             encoded = run(chunk)
             self.learn(chunk, encoded, time.perf_counter() - start)

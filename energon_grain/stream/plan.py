@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import BatchNumbers, Chunk
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.draws import Draws
+from energon_grain.stream.read_ahead import Coming, ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 
@@ -32,6 +34,7 @@ def plan_chunks(
     pace: ChunkPace,
     numbers: Callable[[], BatchNumbers | None] = lambda: None,
     origin: int = 0,
+    ahead: ReadAhead | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
 
@@ -45,16 +48,12 @@ def plan_chunks(
         pace: How much a chunk may hold.
         numbers: Asked for each chunk whether its batches shall be made with it, and how they are numbered.
         origin: Local position at which some batch begins.
+        ahead: Fetches what lies in object stores.
     """
-    end = local_end(spec, share, pass_number)
     number = 0
-    plan_size = pace.samples
-    while end is None or first < end:
-        stop = first + plan_size if end is None else min(first + plan_size, end)
-        draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
-        sizes = draw_sizes(draws, sources)
-        begin = 0
-        totals = np.concatenate([[0], np.cumsum(sizes)])
+    plans = _plans(spec, sources, share, pass_number, first, pace, ahead)
+    for plan in plans if ahead is None else _one_ahead(plans):
+        first, draws, totals, begin = plan.first, plan.draws, plan.totals, 0
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
             fits = int(np.searchsorted(totals, totals[begin] + pace.size_bytes, side="right")) - 1
@@ -73,11 +72,62 @@ def plan_chunks(
                 first=first + begin,
                 batch_size=batch_size,
                 numbers=numbers(),
+                arrival=None if plan.coming is None else plan.coming.until(until),
             )
             number += 1
             begin = until
-        first = stop
-        plan_size = min(plan_size * 4, MAX_PLAN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Plan:
+    """Draws of consecutive positions.
+
+    Attributes:
+        first: Local position of the first one.
+        draws: One a position.
+        totals: (n + 1,) bytes that reading the draws before each one takes.
+        coming: What is fetched ahead of them.
+    """
+
+    first: int
+    draws: Draws
+    totals: npt.NDArray[np.int64]
+    coming: Coming | None
+
+
+def _plans(
+    spec: StreamSpec,
+    sources: list[Source],
+    share: Share,
+    pass_number: int,
+    first: int,
+    pace: ChunkPace,
+    ahead: ReadAhead | None,
+) -> Iterator[_Plan]:
+    """The first is small, so that the first batch does not wait for more than itself."""
+    end = local_end(spec, share, pass_number)
+    size = pace.samples
+    while end is None or first < end:
+        stop = first + size if end is None else min(first + size, end)
+        draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
+        totals = np.concatenate([[0], np.cumsum(draw_sizes(draws, sources))])
+        coming = None
+        if ahead:
+            fits = max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)
+            draws, totals = draws[:fits], totals[: fits + 1]
+            coming = ahead.fetch(draws)
+        yield _Plan(first=first, draws=draws, totals=totals, coming=coming)
+        first += len(draws)
+        size = MAX_PLAN if ahead else min(size * 4, MAX_PLAN)
+
+
+def _one_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
+    """The same, each asked for before the one in front of it is used."""
+    before = next(plans, None)
+    while before is not None:
+        after = next(plans, None)
+        yield before
+        before = after
 
 
 def _groups(first: int, stop: int, batch_size: int) -> tuple[range, ...]:

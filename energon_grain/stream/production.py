@@ -24,6 +24,7 @@ from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.plan import local_end, plan_chunks
 from energon_grain.stream.progress import Progress
+from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.statistics import Drops, Statistics
@@ -89,6 +90,7 @@ class Production:
         self._finish = finish
         self._workers: ChunkWorkers | None = None
         self._pace = ChunkPace(first=self._plan.batch_size)
+        self._ahead = ReadAhead(stage.sources)
         try:
             self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
         except BaseException:
@@ -120,6 +122,7 @@ class Production:
             pace=self._pace,
             numbers=lambda: numbers if self._takes_batches() else None,
             origin=origin,
+            ahead=self._ahead if self._ahead else None,
         )
         sent: deque[Chunk] = deque()
         return LaneAssembly(
@@ -333,6 +336,7 @@ class Production:
 
     def close(self) -> None:
         """Let the workers go after the chunks in hand."""
+        self._ahead.close()
         if self._workers is not None:
             self._workers.close()
 
