@@ -21,10 +21,10 @@ _LONGEST_NAME_BYTES = 1024
 class ObjectFileStore(FileStore[bytes]):
     """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
 
-    Each read of a key is one request for all of an object; those of several keys run side by side, as many as the
-    storage settings allow.
-    Nothing is kept: a `FileStoreCachePool` keeps what cookers read again. Keys come from data, so none may lead out of
-    the folder; `..` is taken out as text, as in a path.
+    Each read of a key is one request for all of an object, which must come within `timeout_s` of the storage settings;
+    those of several keys run side by side, as many as the settings allow. Nothing is kept; a `FileStoreCachePool`
+    fetches files before they are needed. Keys come from data, so none may lead out of the folder; `..` is taken out as
+    text, as in a path.
 
     Args:
         base_url: The folder. Whether there is anything in it shows when it is read: stores know no folders.

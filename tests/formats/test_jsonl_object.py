@@ -22,6 +22,7 @@ from energon_grain.formats import jsonl_object
 from energon_grain.formats.jsonl_file import JsonlFile, open_jsonl
 from energon_grain.formats.jsonl_index import read_jsonl_index
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 
 LINES = b'\n{"a": 0}\n\n{"a": 1}\r\n  {"a": 2}  \n\n'
@@ -73,6 +74,18 @@ def test_read_once_where_it_is_beside_the_file(bucket: Bucket, url: str) -> None
     bucket.server.reset()
     assert open_jsonl(url) == file
     assert len(bucket.server.requests("x.jsonl")) <= 3
+
+
+def test_on_the_web_too(bucket: Bucket, url: str) -> None:
+    bucket.put("some sets/x.jsonl", LINES, public=True)
+    web = url.replace("s3:/", bucket.server.endpoint)
+    assert starts(open_jsonl(web)) == STARTS
+    bucket.put("some sets/x.jsonl.idx", np.array(STARTS, "<u8").tobytes(), public=True)
+    assert starts(open_jsonl(web)) == STARTS
+    assert JsonlSource(web).place_of(2) == f"{web}:5"
+    bucket.put("some sets/x.jsonl", LINES + b"{}", public=True)
+    with pytest.raises(StaleIndexError, match=f"^{web} was indexed with 35 bytes, but it has 37"):
+        open_jsonl(web)
 
 
 def test_a_large_index_comes_in_pieces(bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

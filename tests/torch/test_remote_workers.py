@@ -29,3 +29,23 @@ def test_workers_read_what_is_in_a_bucket(text_dataset: Callable[..., Path], buc
     sent_bytes = sum(request.sent_bytes for request in bucket.server.requests(".tar"))
     assert sent_bytes < 1.5 * sum(shard.stat().st_size for shard in text_dataset(53).glob("*.tar"))  # and their ends
     assert found == batches(0)
+
+
+def test_forked_workers_read_lines_and_ask_for_no_index(bucket: Bucket) -> None:
+    bucket.put("x.jsonl", b"".join(b'{"n": %d}\n' % number for number in range(53)))
+
+    def batches(workers: int, **options: Any) -> list[list[int]]:
+        config = WorkerConfig(0, 1, workers)
+        dataset = get_train_dataset(
+            f"{bucket.url}/x.jsonl",
+            worker_config=config,
+            batch_size=4,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=4,
+        )
+        with get_loader(dataset, **options) as loader:
+            return [[int(number) for number in batch["json"]["n"]] for batch in islice(loader, 40)]
+
+    found = batches(2, multiprocessing_context="fork")
+    assert len(bucket.server.requests("x.jsonl.idx")) == 1
+    assert found == batches(0)
