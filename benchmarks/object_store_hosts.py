@@ -24,7 +24,7 @@ class _Host:
             worker_config=WorkerConfig(rank, hosts, 0),
             batch_size=32,
             shuffle_buffer_size=100,
-            max_samples_per_sequence=100 if blocks else None,
+            max_samples_per_sequence=100 if blocks else 1,
             task_encoder=CrudeBlob(),
         )
         self._batches = iter(get_loader(dataset))

@@ -68,8 +68,9 @@ def get_train_dataset(
         packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None: no packing, and these hooks are not used.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
-        max_samples_per_sequence: Read this many consecutive samples as one block; None: full shuffle. See the how-to
-            on choosing the shuffle.
+        max_samples_per_sequence: Read this many consecutive samples as one block. None: full shuffle of datasets on
+            this machine, and blocks of about 4 MiB of those in object stores (1 shuffles them fully too). See the
+            how-to on choosing the shuffle.
         parallel_shard_iters: Blocks that mix in a lane, where batches are formed inside a lane; default 16.
         virtual_epoch_length: End an epoch after this many batches; 0: an iteration over an endless dataset never ends.
         shuffle_over_epochs_multiplier: Passes over the data that are shuffled as one; -1: draw with replacement; None:

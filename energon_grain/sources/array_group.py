@@ -18,7 +18,7 @@ from energon_grain.sources.array_store import StoredArray
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
-from energon_grain.storage.location import located, name_of
+from energon_grain.storage.location import is_url, located, name_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -109,6 +109,13 @@ class ArrayGroupSource:
     def arrays(self) -> dict[str, ArraySource]:
         """The arrays that are read, by part."""
         return self._arrays
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
+        shapes = [array.stored.metadata.file_shape for array in self._arrays.values()]
+        rows = max((shape[0] for shape in shapes if shape), default=1)
+        return rows if is_url(self._path) and rows > 1 else None
 
     @property
     def part_names(self) -> tuple[str, ...]:

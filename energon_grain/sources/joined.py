@@ -15,6 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.array import ArraySource
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.raw import PartValue, RawBatch
+from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import SampleLocation
 from energon_grain.sources.webdataset import WebDatasetSource
 
@@ -153,6 +154,12 @@ class JoinedSource:
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)
         return primary
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of the primary, whose order rows have."""
+        primary = self._members[0]
+        return primary.run_samples if isinstance(primary, ReadInRuns) else None
 
     def __len__(self) -> int:
         return self._stop - self._start

@@ -19,6 +19,7 @@ from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.spans import coalesce
@@ -112,6 +113,11 @@ class JsonlSource:
         digest = fold(len(starts), self._size_bytes, starts[::step].tobytes())
         self._pages.release()
         return f"{digest:016x}-{fold(selection.start, selection.stop):016x}"
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
+        return remote_run(self._size_bytes, len(self._starts) - 1) if is_url(self._path) else None
 
     def __len__(self) -> int:
         return len(self._selection)

@@ -14,6 +14,7 @@ from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
+from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.stream.hook_specs import hook_spec, require_one_value, with_own_name
 from energon_grain.stream.spec import HookSpec, LeafSpec
 
@@ -54,7 +55,9 @@ class LeafPart:
         if not ordering.training or ordering.passes is None:
             return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
         passes = 1 if ordering.passes == -1 else ordering.passes
-        block = ordering.block
+        block, source = ordering.block, self.resolved.source
+        if block is None and isinstance(source, ReadInRuns):
+            block = source.run_samples
         if block is not None and samples * passes < block * lanes:
             # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
             # samples would be random. It is a small dataset, too.

@@ -15,6 +15,7 @@ from stream_hosts import global_batch, quiet
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
+from energon_grain.sources import remote_runs
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
 from energon_grain.testing import make_text_dataset
@@ -69,6 +70,22 @@ def test_a_mixture_in_a_bucket_gives_what_it_gives_here(
     with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml", workers=workers, kind=kind) as there:
         assert batches(there, 60) == batches(here, 60)
         assert there.stats() == here.stats()
+
+
+def test_without_a_block_size_a_store_is_read_in_runs(
+    bucket: Bucket, folder: Path, open_stream: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_runs, "REMOTE_RUN_BYTES", 20_000)  # three of these samples
+    url = f"{bucket.upload(folder)}/one"
+    options = {"shuffle_buffer_size": None, "batch_size": 1}
+    with (
+        open_stream(url, max_samples_per_sequence=None, lanes=8, **options) as default,
+        open_stream(url, max_samples_per_sequence=3, lanes=8, **options) as blocks,
+        open_stream(url, max_samples_per_sequence=1, lanes=8, **options) as full,
+        open_stream(folder / "one", max_samples_per_sequence=None, lanes=8, **options) as here,
+    ):
+        assert [stream.spec.leaves[0].order.block for stream in (default, blocks, full, here)] == [3, 3, 1, None]
+        assert batches(default, 90) == batches(blocks, 90)
 
 
 def test_states_go_from_here_to_there(bucket: Bucket, folder: Path, open_stream: Open) -> None:
