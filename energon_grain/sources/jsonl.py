@@ -19,10 +19,11 @@ from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
-from energon_grain.sources.remote_runs import remote_run
+from energon_grain.sources.remote_runs import long_runs, remote_run
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.location import is_url, name_of
-from energon_grain.storage.spans import coalesce
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.spans import Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -122,7 +123,7 @@ class JsonlSource:
     def __len__(self) -> int:
         return len(self._selection)
 
-    def _extents(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _bounds(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(n,) number in the file, first byte, and one past the last byte of each sample."""
         indices = np.asarray(indices, np.int64)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
@@ -138,9 +139,20 @@ class JsonlSource:
             )
         return numbers, start, stop
 
+    @property
+    def remote_files(self) -> RemoteFiles | None:
+        """What reads the lines where they lie in an object store, and are read at all."""
+        return self._store if self._reads and isinstance(self._store, RemoteFiles) else None
+
+    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
+        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+        self._verify()
+        _, start, stop = self._bounds(indices)
+        return long_runs(np.zeros(len(start), np.int64), start, stop - start), np.arange(len(start)), [self._path]
+
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
-        numbers, start, stop = self._extents(indices)
+        numbers, start, stop = self._bounds(indices)
         self._verify()
         return RawBatch(
             indices=np.asarray(indices, np.int64),
@@ -181,12 +193,12 @@ class JsonlSource:
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes that reading each sample takes."""
-        _, start, stop = self._extents(indices)
+        _, start, stop = self._bounds(indices)
         return stop - start
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""
-        (number,), (start,), (stop,) = (column.tolist() for column in self._extents(np.array([index], np.int64)))
+        (number,), (start,), (stop,) = (column.tolist() for column in self._bounds(np.array([index], np.int64)))
         parts = {PART: (start, stop - start)} if self._reads else {}
         return SampleLocation(index=index, shard=self.shard, key=str(number), start=start, stop=stop, parts=parts)
 
@@ -195,7 +207,7 @@ class JsonlSource:
 
         Counts line ends, so it may read the file up to there.
         """
-        _, start, stop = self._extents(np.array([index], np.int64))
+        _, start, stop = self._bounds(np.array([index], np.int64))
         (text,) = self._texts(start, stop)
         blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
         name = self._path if is_url(self._path) else self.shard

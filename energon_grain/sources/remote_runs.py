@@ -1,11 +1,18 @@
-"""How many consecutive samples are read together where nothing says so and samples lie in an object store."""
+"""Which bytes and samples belong together where samples lie in an object store."""
 
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
+
 REMOTE_RUN_BYTES = 4 << 20
 """A request of 4 MiB moves about as much in its time as it takes to be answered: 50 ms at 80 MB/s a connection."""
+_FAR_APART_BYTES = 1 << 20
+"""What lies between two samples takes less time to fetch than another request would."""
 
 
 @runtime_checkable
@@ -27,3 +34,8 @@ def remote_run(total_bytes: int, samples: int) -> int | None:
     """
     found = REMOTE_RUN_BYTES * samples // max(total_bytes, 1)
     return found if found > 1 else None
+
+
+def long_runs(file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> Spans:
+    """Ranges of bytes brought together as it is best to fetch them ahead of need. See `coalesce`."""
+    return coalesce(file, start, size, merge_gap_bytes=_FAR_APART_BYTES, solo_bytes=MAX_SPAN_BYTES)

@@ -16,14 +16,12 @@ from energon_grain.formats.shard_check import check_shards
 from energon_grain.sources.indexed_samples import IndexedSamples
 from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.raw import RawBatch
-from energon_grain.sources.remote_runs import remote_run
+from energon_grain.sources.remote_runs import long_runs, remote_run
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
+from energon_grain.storage.spans import Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
-_FAR_APART_BYTES = 1 << 20
-"""What lies between two samples takes less time to fetch than another request would."""
 
 
 class WebDatasetSource:
@@ -118,13 +116,7 @@ class WebDatasetSource:
         samples, shard = self._samples.resolve(indices)
         self._check_shards(shard)
         owner, rows = self._samples.part_rows(samples)
-        spans = coalesce(
-            shard[owner],
-            self._samples.part_offset(rows),
-            self._samples.part_size(rows),
-            merge_gap_bytes=_FAR_APART_BYTES,
-            solo_bytes=MAX_SPAN_BYTES,
-        )
+        spans = long_runs(shard[owner], self._samples.part_offset(rows), self._samples.part_size(rows))
         return spans, owner, self._paths
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:

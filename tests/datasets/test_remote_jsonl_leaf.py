@@ -18,6 +18,7 @@ from energon_grain import Stream, WorkerConfig, get_train_dataset, get_val_datas
 from energon_grain.errors import DatasetNotFoundError, StaleIndexError
 from energon_grain.formats.jsonl_index import write_jsonl_index
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.jsonl_preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
@@ -91,6 +92,28 @@ def test_what_a_bucket_has_is_what_is_here(
     ):
         assert batches(there, 40) == batches(here, 40)
         assert there.stats() == here.stats()
+
+
+def test_a_shuffled_pass_takes_few_requests(bucket: Bucket) -> None:
+    count = 4000
+    content = b"".join(b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 4000) for number in range(count))
+    bucket.put("x.jsonl", content)
+    url = f"{bucket.url}/x.jsonl"
+    prepare_jsonl(url)
+    bucket.server.reset()
+    dataset = get_train_dataset(
+        url,
+        worker_config=WorkerConfig(0, 1, 2),
+        batch_size=20,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    with Stream.of(dataset) as stream:
+        found = [int(number) for _ in range(count // 20) for number in next(stream)["json"]["n"]]
+    assert sorted(found) == list(range(count))
+    requests = bucket.server.requests("x.jsonl")
+    assert len(requests) < 40
+    assert sum(request.sent_bytes for request in requests) < 1.1 * len(content)
 
 
 def test_states_go_from_here_to_there(bucket: Bucket, folder: Path, open_stream: Open) -> None:
