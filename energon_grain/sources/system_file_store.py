@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import DatasetNotFoundError, KeyNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, located
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -24,14 +25,17 @@ class SystemFileStore(FileStore[bytes]):
     Keys come from data, so none may lead out of the folder: neither an absolute path, nor `..`, nor a symbolic link.
 
     Args:
-        base_dir: The folder; it needs no preparation.
+        base_dir: The folder; it needs no preparation. An `ObjectFileStore` reads one in an object store.
 
     Raises:
         DatasetNotFoundError: There is no such folder.
+        ConfigError: It is the URL of a folder in an object store.
     """
 
     def __init__(self, base_dir: str | os.PathLike[str]) -> None:
-        self._base = os.fspath(base_dir)
+        self._base = located(base_dir)
+        if is_url(self._base):
+            raise ConfigError(f"{self._base}: is no folder of this machine; an ObjectFileStore reads those of stores")
         if not os.path.isdir(self._base):
             raise DatasetNotFoundError(f"{self._base}: there is no such folder to serve files from")
         self._real_base = os.path.realpath(self._base)

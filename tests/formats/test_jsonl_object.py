@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def test_made_once_where_there_is_none(bucket: Bucket, url: str, caplog: pytest.
     assert open_jsonl(url) == file
     assert not caplog.text
     assert len(bucket.server.requests("x.jsonl")) <= 3
+
+
+def test_several_at_once_make_it_once(bucket: Bucket, url: str) -> None:
+    content = b'{"text": "' + b"x" * 1000 + b'"}\n'
+    bucket.put("some sets/x.jsonl", content * 3000)
+    bucket.server.reset()
+    found: list[JsonlFile] = []
+    threads = [threading.Thread(target=lambda: found.append(open_jsonl(url))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(starts(file)) for file in found] == [3001] * 5
+    assert sent(bucket) < 1.1 * 3000 * len(content)
 
 
 def test_read_once_where_it_is_beside_the_file(bucket: Bucket, url: str) -> None:

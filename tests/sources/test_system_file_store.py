@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_grain.errors import DatasetNotFoundError, KeyNotFoundError, ReadError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.system_file_store import SystemFileStore
 
@@ -102,3 +102,6 @@ def test_what_may_not_be_read_is_a_read_error(folder: Path) -> None:
 def test_there_must_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="no such folder"):
         SystemFileStore(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"s3://bucket/files: .*ObjectFileStore"):
+        SystemFileStore("s3://bucket/files")
+    assert SystemFileStore(f"file://{tmp_path}").get_path() == str(tmp_path)
