@@ -28,7 +28,7 @@ from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.statistics import Drops, Statistics
-from energon_grain.stream.worker_pool import ChunkWorkers, WorkerPool
+from energon_grain.stream.worker_pool import ChunkWorkers, ThreadPool, WorkerPool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ class Production:
         self._finish = finish
         self._workers: ChunkWorkers | None = None
         self._pace = ChunkPace(first=self._plan.batch_size)
-        self._ahead = ReadAhead(stage.sources)
+        self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         try:
             self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
         except BaseException:
@@ -145,7 +145,7 @@ class Production:
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
         start = self._progress
-        reader = AheadReader(self._stage.sources, self._pace)
+        reader = AheadReader(self._stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
         around = surroundings(
             program,

@@ -1,8 +1,7 @@
 """Fetching what lies in object stores ahead of need: in requests of megabytes, many at a time.
 
 A chunk of samples takes small pieces from dozens of places. Positions are known long before, though: those of some
-hundred megabytes together take long runs of bytes, and these are fetched into the block cache while the ones before
-are read from it.
+hundred megabytes together take long runs of bytes, and these are fetched while the ones before are read.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class FetchedAhead(Protocol):
 
     @property
     def remote_files(self) -> RemoteFiles | None:
-        """What reads them; None: they lie on this machine, or are not kept there when they are fetched."""
+        """What reads them; None: they lie on this machine."""
         ...
 
     def extents(self, indices: npt.NDArray[np.int64]) -> tuple[Spans, npt.NDArray[np.int64], Sequence[str]]:
@@ -44,24 +43,29 @@ class FetchedAhead(Protocol):
 
 
 class ReadAhead:
-    """Fetches the bytes of coming draws into the block cache, in the order of need.
+    """Fetches the bytes of coming draws, in the order of need: into the block cache, or into memory if there is none.
 
     Where that fails nothing is said: whoever reads the bytes will meet the failure.
 
     Args:
         sources: Of all leaves.
+        in_process: Whether it is this process that reads.
 
     Attributes:
-        step_bytes: How much to fetch at a time, so that two such steps are within what the settings allow.
+        step_bytes: How much to fetch at a time: what is being read, what is being fetched and what lies between samples
+            of either are within what the settings allow.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
         self._sources: dict[int, tuple[FetchedAhead, RemoteFiles]] = {}
         for leaf, source in enumerate(sources):
-            if isinstance(source, FetchedAhead) and (files := source.remote_files) is not None:
+            if not isinstance(source, FetchedAhead):
+                continue
+            files = source.remote_files
+            if files is not None and (in_process or files.keeps_on_disk):
                 self._sources[leaf] = source, files
         limits = [files.ahead_bytes for _, files in self._sources.values()]
-        self.step_bytes = min(limits, default=0) // 2
+        self.step_bytes = min(limits, default=0) // 3
         if self.step_bytes == 0:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None

@@ -11,11 +11,12 @@ import numpy.typing as npt
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
-from energon_grain.stream.draws import Draws
 from energon_grain.stream.operators.feed import FeedLane, FeedNode, FeedState
 from energon_grain.stream.operators.lane import Lane, Samples
+from energon_grain.stream.operators.lane_ahead import LaneReadAhead, joined_draws
 from energon_grain.stream.operators.operator import Operator, Position
 from energon_grain.stream.plan import draw_sizes
+from energon_grain.stream.read_ahead import ReadAhead
 
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
@@ -34,11 +35,13 @@ class AheadReader:
     Args:
         sources: Of all leaves.
         pace: How much a chunk may hold.
+        ahead: Fetches what lies in object stores.
     """
 
-    def __init__(self, sources: list[Source], pace: ChunkPace) -> None:
+    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: ReadAhead) -> None:
         self._sources = sources
         self._pace = pace
+        self._ahead = LaneReadAhead(ahead, sources)
         self._feeds: list[FeedLane] = []
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
@@ -78,6 +81,7 @@ class AheadReader:
         shares = self._shares()
         if not shares:
             raise StopIteration
+        arrival = self._ahead.arrival(self._feeds, shares)
         # One call of the samplers draws for all lanes of a feed.
         by_node: dict[int, list[tuple[FeedLane, int]]] = {}
         for feed, count in shares:
@@ -85,7 +89,7 @@ class AheadReader:
         shares = [share for same in by_node.values() for share in same]
         parts = [feed.positions_from(feed.scheduled, feed.scheduled + count) for feed, count in shares]
         split = iter(parts)
-        draws = _joined(
+        draws = joined_draws(
             [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
         )
         sizes = np.cumsum(draw_sizes(draws, self._sources))
@@ -103,7 +107,7 @@ class AheadReader:
         fits = min(fits, len(draws))
         self._pending.append(pending)
         self._number += 1
-        return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]))
+        return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), arrival=arrival)
 
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
@@ -144,17 +148,6 @@ def _level(have: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], spare
     if not more.any():
         more[order[0]] = 1
     return np.diff(np.minimum(np.cumsum(more), spare), prepend=0)
-
-
-def _joined(draws: list[Draws]) -> Draws:
-    if len(draws) == 1:
-        return draws[0]
-    return Draws(
-        leaf=np.concatenate([part.leaf for part in draws]),
-        child=np.concatenate([part.child for part in draws]),
-        index=np.concatenate([part.index for part in draws]),
-        epoch=np.concatenate([part.epoch for part in draws]),
-    )
 
 
 class DirectReader:
