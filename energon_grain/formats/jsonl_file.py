@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.formats.jsonl_index import find_jsonl_index
+from energon_grain.errors import StaleIndexError
+from energon_grain.formats.jsonl_index import Int64Array, find_jsonl_index, read_jsonl_index
 from energon_grain.formats.jsonl_object import index_of_object
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.local import LocalFiles
@@ -30,6 +31,21 @@ class JsonlFile:
     index: Path
     generation: bytes | None = None
     store: ByteStore = field(compare=False)
+
+    def starts(self) -> Int64Array:
+        """Map the index. See `read_jsonl_index`.
+
+        Raises:
+            StaleIndexError: It is gone, as another version of the file was opened on this machine.
+            IndexFileError: It is damaged.
+        """
+        try:
+            return read_jsonl_index(self.index, of=self.location)
+        except FileNotFoundError:
+            raise StaleIndexError(
+                f"{self.location}: its index on this machine, {self.index}, is gone; that happens when another version "
+                f"of the file or of its index is opened. Begin anew"
+            ) from None
 
     def check_version(self, size_bytes: int) -> None:
         """Check that an object still is the version that was indexed; all that is read from now on must be.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, StaleIndexError
 from energon_grain.formats.jsonl_file import JsonlFile, open_jsonl
-from energon_grain.formats.jsonl_index import check_jsonl_size, read_jsonl_index
+from energon_grain.formats.jsonl_index import check_jsonl_size
 from energon_grain.formats.jsonl_lines import LineNumbers
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -68,7 +68,7 @@ class JsonlSource:
         self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
         self._arguments = (self.file, start, stop, parts)
         self._path, self._store = self.file.location, self.file.store
-        self._starts = read_jsonl_index(self.file.index, of=self._path)
+        self._starts = self.file.starts()
         self._size_bytes = int(self._starts[-1])
         total = len(self._starts) - 1
         self._selection = Selection(total, start=start, stop=stop)

@@ -21,7 +21,6 @@ from energon_grain.errors import (
 )
 from energon_grain.formats import jsonl_object
 from energon_grain.formats.jsonl_file import JsonlFile, open_jsonl
-from energon_grain.formats.jsonl_index import read_jsonl_index
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
@@ -44,7 +43,7 @@ def _settings_of_the_environment() -> object:
 
 
 def starts(file: JsonlFile) -> list[int]:
-    return read_jsonl_index(file.index).tolist()
+    return file.starts().tolist()
 
 
 def sent(bucket: Bucket) -> int:
@@ -116,7 +115,8 @@ def test_an_index_that_was_made_anew_is_read_anew(bucket: Bucket, url: str) -> N
     stored = open_jsonl(url)
     assert made.index != stored.index
     assert starts(stored) == STARTS
-    assert not made.index.exists()
+    with pytest.raises(StaleIndexError, match=f"{url}: its index on this machine.* is gone"):
+        made.starts()
     bucket.put("some sets/x.jsonl", LINES + b"{}")
     with pytest.raises(StaleIndexError, match=f"^{url} was indexed with 35 bytes, but it has 37; .*prepare {url}`"):
         open_jsonl(url)
