@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.sources.array import ArraySource
+from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles
@@ -95,10 +96,17 @@ def plan_reads(spec: StreamSpec, stage: PureStage, batch_size: int, pace: ChunkP
         size_bytes += chunk.size_bytes
         if samples >= limit or size_bytes >= _PLANNED_BYTES:
             break
-    spans: list[list[FileSpan]] | None = [_spans(chunk, stage.sources) for chunk in chunks]
-    if not all(spans) or not all(os.path.isfile(path) for path, _, _ in itertools.chain.from_iterable(spans)):
-        spans = None
-    return PlannedReads(chunks=chunks, spans=spans, sample_bytes=size_bytes / max(1, samples))
+    known = all(map(_reads_ranges, stage.sources))
+    spans = [_spans(chunk, stage.sources) for chunk in chunks] if known else []
+    paths = {path for path, _, _ in itertools.chain.from_iterable(spans)}
+    local = known and all(spans) and all(map(os.path.isfile, paths))
+    return PlannedReads(chunks=chunks, spans=spans if local else None, sample_bytes=size_bytes / max(1, samples))
+
+
+def _reads_ranges(source: Source) -> bool:
+    """Whether what is read of files is known: array_record's reader keeps to itself where records lie."""
+    members = source.members if isinstance(source, JoinedSource) else (source,)
+    return not any(isinstance(member, ArrayRecordSource) for member in members)
 
 
 def _spans(chunk: Chunk, sources: list[Source]) -> list[FileSpan]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_train_dataset
+from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement import page_cache
 from energon_grain.measurement.figures import Figures
@@ -153,3 +154,10 @@ def test_wrong_arguments(texts: Path, arguments: dict[str, Any], said: str) -> N
     dataset = get_train_dataset(texts, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None)
     with pytest.raises(ConfigError, match=said):
         measure_dataset(dataset, path="data", **arguments)
+
+
+def test_records_are_no_ranges_that_are_known(texts: Path, tmp_path: Path) -> None:
+    convert_dataset(texts, tmp_path / "records")
+    figures = measured(tmp_path / "records", DefaultTaskEncoder())
+    assert (figures.storage.pread_warm, figures.storage.cold, figures.storage.request_bytes) == (None, None, 0)
+    assert figures.storage.warm.samples_per_s > 0
