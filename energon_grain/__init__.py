@@ -69,6 +69,8 @@ if TYPE_CHECKING:
         HostsError,
         IndexFileError,
         KeyNotFoundError,
+        MissingObjectError,
+        RangeError,
         ReadError,
         SkipSample,
         SplitError,
@@ -100,6 +102,8 @@ if TYPE_CHECKING:
     from energon_grain.sources.system_file_store import SystemFileStore
     from energon_grain.sources.webdataset import WebDatasetSource
     from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+    from energon_grain.storage.epath import EPath
+    from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, use_storage
     from energon_grain.stream.cursor import merge_cursors
     from energon_grain.stream.multi_epoch_leaf import MultiEpochLeaf
     from energon_grain.stream.run import Stream
@@ -154,6 +158,7 @@ __all__ = [
     "DirectLazy",
     "Draw",
     "DuplicateKeyError",
+    "EPath",
     "EmptyDatasetError",
     "EnergonGrainError",
     "EpochIndex",
@@ -188,6 +193,7 @@ __all__ = [
     "MapDataset",
     "Metadataset",
     "MetadatasetV2",
+    "MissingObjectError",
     "MixBatchDataset",
     "MockLazy",
     "MultiChoiceVQASample",
@@ -202,6 +208,7 @@ __all__ = [
     "PackingDataset",
     "Packs",
     "PrimaryFileStore",
+    "RangeError",
     "RawBatch",
     "RawSample",
     "ReadError",
@@ -223,6 +230,8 @@ __all__ = [
     "StaleIndexError",
     "StandardWebdatasetFactory",
     "StateError",
+    "StorageSettings",
+    "StoreSettings",
     "Stream",
     "SystemFileStore",
     "TarError",
@@ -271,6 +280,7 @@ __all__ = [
     "reraise_exception",
     "stateless",
     "traverse_metadataset",
+    "use_storage",
 ]
 
 _MODULES = {
@@ -339,6 +349,8 @@ _MODULES = {
     "sources.system_file_store": ("SystemFileStore",),
     "sources.webdataset": ("WebDatasetSource",),
     "sources.webdataset_file_store": ("WebdatasetFileStore",),
+    "storage.epath": ("EPath",),
+    "storage.storage_settings": ("StorageSettings", "StoreSettings", "use_storage"),
     "stream.cursor": ("merge_cursors",),
     "stream.multi_epoch_leaf": ("MultiEpochLeaf",),
     "stream.run": ("Stream",),

@@ -16,7 +16,8 @@
     ├── UntrustedCodeError (PermissionError)   a data file asks to run code that the program did not allow
     ├── DecodingError (ValueError)             the bytes of a part do not decode; the sample is skipped by policy
     ├── ReadError (OSError)                    reading failed after retries; never skipped
-    │   └── RangeError                         a file or object ends before the bytes that were asked for
+    │   ├── RangeError                         a file or object ends before the bytes that were asked for
+    │   └── MissingObjectError (FileNotFoundError)  an object store has nothing under a name
     ├── StateError (ValueError)                a saved state cannot be used
     │   └── FingerprintError                   a saved state belongs to another configuration or other data
     ├── FatalSampleError (RuntimeError)        too many failures in a row, or a failure that no policy may skip
@@ -101,6 +102,10 @@ class ReadError(EnergonGrainError, OSError):
 
 class RangeError(ReadError):
     """A file or an object ends before the bytes that were asked for."""
+
+
+class MissingObjectError(ReadError, FileNotFoundError):
+    """An object store has nothing under a name."""
 
 
 class StateError(EnergonGrainError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +28,7 @@ class WorkerType(StrEnum):
 
 
 def bench(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a metadataset (.yaml).")],
+    path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
     split_part: Annotated[str, typer.Option(help="Split part.")] = "train",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
@@ -87,7 +86,7 @@ def bench(
             bar.advance_to(done, len(set(numbers)) + 4, "", label)
             done += 1
 
-        figures = measure_dataset(dataset, path=str(path), workers=numbers, seconds=seconds, progress=show)
+        figures = measure_dataset(dataset, path=path, workers=numbers, seconds=seconds, progress=show)
     advice = advise(figures)
     if as_json:
         import msgspec

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.given_path import METADATASET_ENDINGS, is_file_of
 from energon_grain.cli.sizes import format_bytes
 from energon_grain.errors import ConfigError
+from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
     from energon_grain.prepare.array_summary import ArraySummary
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
     from energon_grain.prepare.jsonl_summary import JsonlSummary
     from energon_grain.stream.mixture_summary import MixtureSummary
 
-_METADATASET_ENDINGS = (".yaml", ".yml")
 _BAR_WIDTH = 40
 
 
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset or array, a JSONL file, or a metadataset (.yaml).")],
+    path: Annotated[
+        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+    ],
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
     dataset_config: Annotated[
         str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
@@ -50,7 +53,8 @@ def info(
     Of a dataset: shards, samples, parts, splits, sample type and sizes. Of a metadataset: its tree, with each dataset's
     size, its weight or repetitions, the share of the stream that it gets, and how often its samples are seen.
     """
-    if path.suffix in _METADATASET_ENDINGS and not path.is_dir():
+    path = located(path)
+    if is_file_of(path, METADATASET_ENDINGS):
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config")
         summary, lines = _mixture(path, split or "train", seed, lanes, trust_module or (), plot, batch_size, steps)
@@ -68,9 +72,9 @@ def info(
 
 
 def _dataset(
-    path: Path, split_config: str | None, dataset_config: str | None
+    path: str, split_config: str | None, dataset_config: str | None
 ) -> tuple[DatasetSummary | JsonlSummary | ArraySummary, list[str]]:
-    if path.suffix == ".jsonl" and not path.is_dir():
+    if is_file_of(path, ".jsonl"):
         from energon_grain.prepare.jsonl_summary import summarize_jsonl
 
         if split_config is not None or dataset_config is not None:
@@ -79,9 +83,10 @@ def _dataset(
         samples = f"  {found.samples:,} samples, {format_bytes(found.size_bytes)}"
         kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
         return found, [found.path, samples, kind, "", *_histogram(found.sizes)]
-    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+    from energon_grain.formats.data_folder import kind_at
+    from energon_grain.formats.nv_meta import DatasetKind
 
-    if dataset_kind(path) is DatasetKind.ARRAY:
+    if kind_at(path) is DatasetKind.ARRAY:
         from energon_grain.prepare.array_summary import summarize_arrays
 
         if split_config is not None or dataset_config is not None:
@@ -95,7 +100,7 @@ def _dataset(
 
 
 def _mixture(
-    path: Path,
+    path: str,
     split: str,
     seed: int,
     lanes: int | None,

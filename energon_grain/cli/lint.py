@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.given_path import METADATASET_ENDINGS, is_file_of
 from energon_grain.errors import ConfigError
+from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
     from energon_grain.prepare.lint_finding import LintProgress
 
 
 def lint(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a JSONL file.")],
+    path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a JSONL file.")],
     split_parts: Annotated[
         str | None, typer.Option(help="Look only at these split parts, as train,val. Default: all shards.")
     ] = None,
@@ -40,6 +41,9 @@ def lint(
     from energon_grain.prepare.lint_dataset import lint_dataset
     from energon_grain.prepare.lint_jsonl import lint_jsonl
 
+    path = located(path)
+    if is_file_of(path, METADATASET_ENDINGS):
+        raise ConfigError(f"{path}: is a metadataset; lint its datasets one by one, `energon-grain info` names them.")
     labels = {"index": "Indices", "samples": "Samples"}
     with progress_bar("Indices", shown=progress) as bar:
 
@@ -48,7 +52,7 @@ def lint(
             unit = "shards" if now.stage == "index" else "samples"
             bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} {unit}{problems}", labels[now.stage])
 
-        if path.suffix == ".jsonl" and not path.is_dir():
+        if is_file_of(path, ".jsonl"):
             if split_parts or split_config or dataset_config or allow_pickle or trust_module:
                 raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
             report = lint_jsonl(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
@@ -30,7 +29,7 @@ def options() -> None:
 
 @migrate.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="Folder of a prepared dataset, or a metadataset (.yaml).")],
+    path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
     shards: Annotated[int, typer.Option(min=0, help="Read the headers of so many shards of each dataset.")] = 8,
     all_shards: Annotated[bool, typer.Option("--all", help="Read the headers of all shards.")] = False,
     allow_pickle: Annotated[

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
 def which(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset or array, a JSONL file, or a metadataset (.yaml).")],
+    path: Annotated[
+        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+    ],
     step: Annotated[int, typer.Option(min=0, help="The step: 0 is the first batch.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in the batch of one host.")],
     split_part: Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import get_args
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.documents import Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Resolver
@@ -16,10 +16,10 @@ from energon_grain.metadataset.tree import Join, LeafReference
 from energon_grain.migration.dataset_folder import dataset_findings
 from energon_grain.migration.finding import Finding, Severity, refusal
 from energon_grain.migration.joins import CheckedJoin, join_findings, shared_index_findings
-from energon_grain.migration.leaves import REMOTE, jsonl_findings, leaf_findings, repeated_findings
+from energon_grain.migration.leaves import jsonl_findings, leaf_findings, repeated_findings
 from energon_grain.migration.metadataset_file import file_findings
 from energon_grain.migration.options import SHARDS_LOOKED_AT, CheckOptions
-from energon_grain.storage.location import is_url
+from energon_grain.storage.location import located
 
 _ORDER = {severity: place for place, severity in enumerate(get_args(Severity))}
 
@@ -37,7 +37,7 @@ def migration_findings(
     read, of a bounded number of shards; samples are not.
 
     Args:
-        path: Folder of a prepared dataset, or a metadataset file.
+        path: Folder of a prepared dataset, or a metadataset file; a path or URL.
         max_shards: Shards of each dataset whose headers are read, evenly spread; None: all.
         allow_pickle: The program will decode pickles.
         trusted_modules: What it will pass as `trusted_modules`; these are imported.
@@ -46,19 +46,23 @@ def migration_findings(
         Errors first, then what differs, what is better, and notes.
     """
     options = CheckOptions(max_shards=max_shards, allow_pickle=allow_pickle, trusted_modules=tuple(trusted_modules))
-    findings = dict.fromkeys(_findings(os.fspath(path), options))
+    findings = dict.fromkeys(_findings(located(path), options))
     return sorted(findings, key=lambda finding: _ORDER[finding.severity])
 
 
 def _findings(path: str, options: CheckOptions) -> Iterator[Finding]:
-    if is_url(path):
-        yield Finding(severity="error", where=path, what="It is remote.", here=REMOTE)
-    elif path.endswith(METADATASET_ENDINGS) and not os.path.isdir(path):
+    if path.endswith(METADATASET_ENDINGS) and not os.path.isdir(path):
         yield from _Metadataset(options).findings(path)
-    elif dataset_kind(path) is DatasetKind.JSONL:
+        return
+    try:
+        kind = kind_at(path)
+    except (ConfigError, ReadError) as error:
+        yield refusal(path, error)
+        return
+    if kind is DatasetKind.JSONL:
         yield from jsonl_findings(path, path)
     else:
-        yield from dataset_findings(Path(path), options)
+        yield from dataset_findings(path, options)
 
 
 class _Metadataset:
@@ -72,7 +76,7 @@ class _Metadataset:
         yield from file_findings(path, set())
         try:
             document = read_document(path)
-        except (ConfigError, DatasetNotFoundError):
+        except (ConfigError, DatasetNotFoundError, ReadError):
             return  # said of the file
         joins: list[CheckedJoin] = []
         for split in document.splits:
@@ -82,7 +86,7 @@ class _Metadataset:
     def _split(self, document: MetadatasetV2 | Metadataset, split: str, joins: list[CheckedJoin]) -> Iterator[Finding]:
         try:
             tree = Resolver(require_data=False).document(document, Inherited(split_part=split))
-        except (ConfigError, DatasetNotFoundError) as error:
+        except (ConfigError, DatasetNotFoundError, ReadError) as error:
             yield refusal(f"{document.path}: $.splits.{split}", error)
             return
         leaves = leaves_of(tree)
@@ -109,9 +113,9 @@ class _Metadataset:
         self, path: str, dataset_config: str | None, split_config: str | None, *, as_store: bool
     ) -> Iterator[Finding]:
         use = (path, dataset_config, split_config, as_store)
-        if is_url(path) or use in self._done:
+        if use in self._done:
             return
         self._done.add(use)
         yield from dataset_findings(
-            Path(path), self._options, dataset_config=dataset_config, split_config=split_config, as_store=as_store
+            path, self._options, dataset_config=dataset_config, split_config=split_config, as_store=as_store
         )

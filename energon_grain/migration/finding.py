@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.metadataset.place import Place
 
 Severity = Literal["error", "differs", "better", "note"]
@@ -49,6 +50,14 @@ def refusal(where: str | os.PathLike[str] | Place, error: Exception, *, energon:
     shown = str(where)
     what = str(error).removeprefix(f"{shown}: ")
     return Finding(severity="error", where=shown, what=what, energon=energon, here="refused", advice=advice)
+
+
+def in_store(finding: Finding, folder: DataFolder) -> Finding:
+    """Let a finding name a dataset in an object store by its URL, not by its mirror."""
+    if not folder.is_remote:
+        return finding
+    texts = {name: getattr(finding, name) for name in ("where", "what", "here", "advice")}
+    return replace(finding, **{name: text.replace(str(folder.local), folder.location) for name, text in texts.items()})
 
 
 def merge_alike(findings: Iterable[Finding]) -> list[Finding]:

@@ -5,40 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from energon_grain.errors import EnergonGrainError
+from energon_grain.errors import DatasetNotFoundError, EnergonGrainError
+from energon_grain.formats.data_folder import kind_at, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
+from energon_grain.formats.jsonl_file import open_jsonl
 from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, read_jsonl_index
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
+from energon_grain.formats.nv_meta import DatasetKind, read_info
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import LeafReference
 from energon_grain.migration.finding import Finding, refusal
 from energon_grain.storage.location import is_url
-
-REMOTE = "not read yet: datasets must lie on a file system"
-_COPY = "copy the dataset to a file system, or mount the store"
+from energon_grain.storage.read_whole import read_beginning
 
 
 def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
     """Look at one dataset as the metadataset names it; what is in its folder is for `dataset_findings`."""
     place = leaf.place.at("path")
-    if is_url(leaf.path):
-        yield Finding(severity="error", where=str(place), what=f"{leaf.path} is remote.", here=REMOTE, advice=_COPY)
-        return
     if leaf.kind is DatasetKind.JSONL:
         yield from jsonl_findings(str(place), leaf.path)
         return
     for name, aux in leaf.aux.items():
-        where = str(leaf.place.at("aux", name))
-        if is_url(aux.path):
-            yield Finding(severity="error", where=where, what=f"{aux.path} is remote.", here=REMOTE, advice=_COPY)
-        elif aux.kind == "filesystem" and not Path(aux.path).is_dir():
+        if aux.kind == "filesystem" and not is_url(aux.path) and not Path(aux.path).is_dir():
+            where = str(leaf.place.at("aux", name))
             yield Finding(severity="error", where=where, what=f"{aux.path} is no folder.", here="refused")
-    if dataset_kind(leaf.path) is not DatasetKind.WEBDATASET:
-        return
     try:
-        config = read_dataset_config(leaf.path, leaf.dataset_config or DEFAULT_DATASET_CONFIG)
-        splits = read_split_config(leaf.path, leaf.split_config or config.split_config)
+        if kind_at(leaf.path) is not DatasetKind.WEBDATASET:
+            return
+        root = open_folder(leaf.path).local
+        config = read_dataset_config(root, leaf.dataset_config or DEFAULT_DATASET_CONFIG)
+        splits = read_split_config(root, leaf.split_config or config.split_config)
+        info = read_info(root)
     except EnergonGrainError:
         return  # said of the dataset itself
     if leaf.aux and config.kind != "crude":
@@ -48,7 +45,6 @@ def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
             what="Auxiliary stores of a dataset that is not crude.",
             here="refused, as in Energon: they are for cookers",
         )
-    info = read_info(leaf.path)
     try:
         selected = select_shards(splits, config.split_part or leaf.split_part, info)
     except EnergonGrainError as error:
@@ -62,7 +58,14 @@ def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
 def jsonl_findings(where: str, path: str) -> Iterator[Finding]:
     """Look at the index of a JSONL file, if it has one; its lines are for `energon-grain lint`."""
     try:
-        check_jsonl_size(path, read_jsonl_index(jsonl_index_path(path)), Path(path).stat().st_size)
+        if not is_url(path):
+            check_jsonl_size(path, read_jsonl_index(jsonl_index_path(path)), Path(path).stat().st_size)
+        elif read_beginning(f"{path}.idx", 1):
+            open_jsonl(path)
+        elif not read_beginning(path, 1):
+            raise DatasetNotFoundError(f"{path}: no such object")
+    except DatasetNotFoundError as error:
+        yield refusal(where, error, energon="refused too")
     except FileNotFoundError:
         return  # made when it is first opened
     except EnergonGrainError as error:

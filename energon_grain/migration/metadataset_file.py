@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, ReadError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import Metadataset, parse_document
@@ -20,26 +19,25 @@ from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
 from energon_grain.metadataset.resolve import METADATASET_ENDINGS
 from energon_grain.migration.finding import Finding, merge_alike, refusal
-from energon_grain.storage.location import absolute, is_url
+from energon_grain.storage.location import absolute, folder_of
+from energon_grain.storage.read_whole import read_beginning, read_whole
 
 
 def file_findings(path: str, done: set[str]) -> Iterator[Finding]:
     """Look at a metadataset file and, once each, at those that it refers to.
 
     Args:
-        path: The file.
-        done: Absolute paths of the files that were looked at; this one and the others are added.
+        path: The file, a path or URL.
+        done: Absolute locations of the files that were looked at; this one and the others are added.
     """
-    if os.path.abspath(path) in done:
+    location = absolute(path, os.getcwd())
+    if location in done:
         return
-    done.add(os.path.abspath(path))
+    done.add(location)
     try:
-        data = Path(path).read_bytes()
+        data = read_whole(path)
         content = parse_yaml(data, where=path)
-    except OSError as error:
-        yield refusal(path, error)
-        return
-    except ConfigError as error:
+    except (OSError, ConfigError) as error:
         yield refusal(path, error)
         return
     yield from _aliases(path, data)
@@ -61,10 +59,18 @@ def file_findings(path: str, done: set[str]) -> Iterator[Finding]:
     nodes = [node for split in document.splits for node in _nodes(document.node(split))]
     yield from merge_alike(finding for node in nodes for finding in _node_findings(node))
     for node in nodes:
-        if isinstance(node, DatasetReference) and node.path.endswith(METADATASET_ENDINGS) and not is_url(node.path):
-            nested = absolute(node.path, os.path.dirname(os.path.abspath(path)))
-            if os.path.isfile(nested):
+        if isinstance(node, DatasetReference) and node.path.endswith(METADATASET_ENDINGS):
+            nested = absolute(node.path, folder_of(location))
+            if _is_there(nested):
                 yield from file_findings(nested, done)
+
+
+def _is_there(location: str) -> bool:
+    """Whether there is a file, or why it cannot be read is to be said of it; one that is missing is refused anyway."""
+    try:
+        return bool(read_beginning(location, 1))
+    except (ReadError, ConfigError):
+        return True
 
 
 def _aliases(path: str, data: bytes) -> Iterator[Finding]:

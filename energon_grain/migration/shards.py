@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from energon_grain.errors import FormatError, StaleIndexError, TarError
 from energon_grain.formats.columnar_build import scan_checked
-from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.tar_index import tar_index_path
 from energon_grain.migration.finding import Finding, merge_alike, refusal
 from energon_grain.migration.options import CheckOptions
 from energon_grain.prepare.shard_listing import COMPRESSED_SUFFIXES
+from energon_grain.storage.read_whole import read_beginning
 
 _COMPARED_KEYS = 1_000_000
 """Keys that are held to find repeated ones, about 150 MB. Those after them are compared with these only."""
@@ -45,11 +45,11 @@ class ShardsLook:
     looked_at: int
 
 
-def look_at_shards(root: Path, info: DatasetInfo, options: CheckOptions, *, unique_keys: bool) -> ShardsLook:
+def look_at_shards(folder: DataFolder, info: DatasetInfo, options: CheckOptions, *, unique_keys: bool) -> ShardsLook:
     """Read the headers of some shards, and compare them with `.info.json` and `.tar.idx` as opening the dataset does.
 
     Args:
-        root: The dataset.
+        folder: Where the dataset lies.
         info: Its `.info.json`.
         options: How many.
         unique_keys: Keys are known to be unique; they are not compared.
@@ -61,18 +61,18 @@ def look_at_shards(root: Path, info: DatasetInfo, options: CheckOptions, *, uniq
     looked_at = 0
     for number in options.choose(len(shards)):
         shard = shards[number]
-        scan = _scan(root, shard, info.shard_counts[shard], findings)
+        scan = _scan(folder, shard, info.shard_counts[shard], findings)
         looked_at += 1
         if scan is not None:
             part_names.update(scan.part_names)
-            findings += _in_shard(root, shard, scan, seen)
+            findings += _in_shard(folder, shard, scan, seen)
     return ShardsLook(findings=tuple(merge_alike(findings)), part_names=frozenset(part_names), looked_at=looked_at)
 
 
-def _scan(root: Path, shard: str, samples: int, findings: list[Finding]) -> ShardScan | None:
-    path = root / shard
+def _scan(folder: DataFolder, shard: str, samples: int, findings: list[Finding]) -> ShardScan | None:
+    path = folder.shard(shard)
     try:
-        return scan_checked(open_folder(root), shard, samples)
+        return scan_checked(folder, shard, samples)
     except StaleIndexError as error:
         energon = "reads whatever lies where the old index points"
         findings.append(refusal(path, error, energon=energon))
@@ -87,13 +87,13 @@ def _scan(root: Path, shard: str, samples: int, findings: list[Finding]) -> Shar
     return None
 
 
-def _in_shard(root: Path, shard: str, scan: ShardScan, seen: dict[str, str] | None) -> Iterator[Finding]:
-    path = root / shard
-    if not tar_index_path(path).exists():
+def _in_shard(folder: DataFolder, shard: str, scan: ShardScan, seen: dict[str, str] | None) -> Iterator[Finding]:
+    path, index_path = folder.shard(shard), tar_index_path(shard)
+    if not read_beginning(folder.shard(index_path.as_posix()), 1):
         yield Finding(
             severity="better",
-            where=str(path),
-            what=f"has no {tar_index_path(path).suffix} beside it.",
+            where=path,
+            what=f"has no {index_path.suffix} beside it.",
             energon="cannot iterate over the dataset",
             here="reads without it",
         )
@@ -101,12 +101,12 @@ def _in_shard(root: Path, shard: str, scan: ShardScan, seen: dict[str, str] | No
     if any(key.endswith("/") for key in keys):
         yield Finding(
             severity="differs",
-            where=str(path),
+            where=path,
             what="Hidden files in folders of the tar (`folder/.name.part`).",
             energon="makes samples of them, with keys such as `folder/`",
             here="keeps these samples while Energon's index is in use; `energon-grain prepare` leaves them out",
-            advice=f"to be rid of them, `energon-grain prepare {root} --force-overwrite`; keep copies of split.yaml "
-            "and dataset.yaml, which it writes anew",
+            advice=f"to be rid of them, `energon-grain prepare {folder.location} --force-overwrite`; keep copies of "
+            "split.yaml and dataset.yaml, which it writes anew",
         )
     if seen is None:
         return
@@ -121,7 +121,7 @@ def _in_shard(root: Path, shard: str, scan: ShardScan, seen: dict[str, str] | No
     if repeated:
         yield Finding(
             severity="differs",
-            where=str(path),
+            where=path,
             what=f"{repeated:,} samples have the key of another one, such as {example}.",
             energon="up to 7.2 takes them with a warning, since 7.3 `prepare` refuses them",
             here="training reads them all; joins and `prepare` refuse the dataset, and of an auxiliary dataset the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,11 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.storage.location import join
+from energon_grain.storage.read_whole import read_beginning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ class DatasetSummary:
     """What a dataset holds.
 
     Attributes:
-        path: Its folder.
+        path: Its folder or URL.
         shards: Number of shards.
         samples: Number of samples.
         records: Encoding of the records of ArrayRecord files; None for tars.
@@ -89,23 +93,30 @@ class DatasetSummary:
 
 
 def summarize_dataset(
-    root: str | Path, *, split_config: str | None = None, dataset_config: str = "dataset.yaml"
+    root: str | os.PathLike[str], *, split_config: str | None = None, dataset_config: str = "dataset.yaml"
 ) -> DatasetSummary:
-    """Describe the dataset at `root`. Builds its columnar index if it has none.
+    """Describe the dataset at `root`, a path or URL. Builds its columnar index if it has none.
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
         IndexFileError: An index is damaged.
         SplitError: The split file that was asked for is damaged.
+        ReadError: An object store cannot be reached.
     """
-    root = Path(root)
+    folder = open_folder(root)
+    with naming(folder):
+        return _summary(folder, split_config, dataset_config)
+
+
+def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) -> DatasetSummary:
+    root = folder.local
     finish_interrupted_prepare(root)
     info = read_info(root)
-    index = open_columnar(root)
+    index = open_columnar(folder)
     kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
     payload = _sample_bytes(index)
     return DatasetSummary(
-        path=str(root),
+        path=folder.location,
         shards=len(index.shards),
         samples=len(index),
         records=read_records_file(root),
@@ -114,7 +125,7 @@ def summarize_dataset(
         energon_version=info.energon_version,
         uuid=read_uuid(root),
         content_id=index.content_id,
-        has_sqlite=(root / META_FOLDER / INDEX_SQLITE).exists(),
+        has_sqlite=bool(read_beginning(join(folder.location, f"{META_FOLDER}/{INDEX_SQLITE}"), 1)),
         parts=_parts(index),
         splits=_splits(root, split_config or own_split_config, info, required=split_config is not None),
         kind=kind,

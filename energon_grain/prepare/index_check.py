@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from energon_grain.errors import FormatError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.formats.tar_index import read_tar_index, tar_index_path
@@ -21,28 +21,28 @@ class ShardCheck:
     """Scans shards anew and says what does not fit.
 
     Args:
-        root: The dataset.
+        folder: Where the dataset lies.
         info: Its shards, with the number of samples of each.
         index: The columnar index; None where it could not be opened.
     """
 
-    def __init__(self, root: Path, info: DatasetInfo, index: ColumnarIndex | None) -> None:
-        self._root, self._info, self._index = root, info, index
-        self._records: RecordEncoding | None = read_records_file(root)
+    def __init__(self, folder: DataFolder, info: DatasetInfo, index: ColumnarIndex | None) -> None:
+        self._folder, self._info, self._index = folder, info, index
+        self._records: RecordEncoding | None = read_records_file(folder.local)
         self._first = dict(zip(info.shard_counts, accumulate(info.shard_counts.values(), initial=0), strict=False))
 
     def __call__(self, shard: str) -> list[LintFinding]:
         """Look at one shard."""
-        path = self._root / shard
-        if not path.is_file():
-            return [_finding(shard, "the file is gone, but .info.json lists it; prepare again with --force-overwrite")]
+        gone = "the file is gone, but .info.json lists it; prepare again with --force-overwrite"
+        if not self._folder.is_remote and not (self._folder.local / shard).is_file():
+            return [_finding(shard, gone)]
         try:
             if self._records is None:
                 scan, wrong = self._scan_tar(shard)
             else:
-                scan, wrong = scan_records(path, self._records, first=self._first[shard]), []
+                scan, wrong = scan_records(self._folder.shard(shard), self._records, first=self._first[shard]), []
         except FileNotFoundError:
-            return [_finding(shard, f"{tar_index_path(path).name} is missing; write it with --tar-index-only")]
+            return [_finding(shard, gone)]
         except (FormatError, OSError) as error:
             return [_finding(shard, str(error))]
         samples = self._info.shard_counts[shard]
@@ -58,16 +58,19 @@ class ShardCheck:
 
     def _scan_tar(self, shard: str) -> tuple[ShardScan, list[str]]:
         """The scan of a tar, and how its `.tar.idx` differs."""
-        tar = self._root / shard
-        starts = read_tar_index(tar_index_path(tar))
+        tar, index_path = self._folder.shard(shard), tar_index_path(shard)
         scan = scan_tar(tar)
+        try:
+            starts = read_tar_index(self._folder.shard(index_path.as_posix()))
+        except FileNotFoundError:
+            return scan, [f"{index_path.name} is missing; write it with --tar-index-only"]
         if len(scan) != self._info.shard_counts[shard] or not np.array_equal(scan.sample_start, starts):
             # Energon makes samples of dot files inside folders.
             scan = scan_tar(tar, hidden="keep")
         if np.array_equal(scan.sample_start, starts):
             return scan, []
         return scan, [
-            f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {tar_index_path(tar).name} "
+            f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {index_path.name} "
             f"say; write it anew with --tar-index-only"
         ]
 

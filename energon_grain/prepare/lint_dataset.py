@@ -15,8 +15,9 @@ import numpy.typing as npt
 from energon_grain.errors import IndexFileError, SplitError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, read_info
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import excluded_sample, read_split_config, select_shards
 from energon_grain.prepare.index_check import ShardCheck
 from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 def lint_dataset(
-    root: str | Path,
+    root: str | os.PathLike[str],
     *,
     split_parts: Sequence[str] | None = None,
     split_config: str | None = None,
@@ -45,7 +46,7 @@ def lint_dataset(
     Samples that the split file excludes are left out. Samples of shards that do not fit their index are not read.
 
     Args:
-        root: The dataset.
+        root: The dataset, a path or URL.
         split_parts: Look only at the shards of these parts; None looks at all shards.
         split_config: Name of the split file; None takes what `dataset.yaml` names, or the default.
         dataset_config: Name of the dataset's YAML file.
@@ -58,16 +59,21 @@ def lint_dataset(
         DatasetNotFoundError: There is no prepared dataset.
         ConfigError: A configuration file is wrong: no sample could be made.
         UntrustedCodeError: The dataset needs code that was not allowed.
+        ReadError: An object store cannot be reached.
     """
-    root = Path(root)
-    finish_interrupted_prepare(root)
-    info = read_info(root)
-    has_config = (root / META_FOLDER / dataset_config).exists()
-    config = read_dataset_config(root, dataset_config) if has_config else None
-    split_name = split_config or (config.split_config if config is not None else None)
-    shards, excluded = _select(root, info, split_name, split_parts)
+    folder = open_folder(root)
+    root = folder.local
+    with naming(folder):
+        finish_interrupted_prepare(root)
+        info = read_info(root)
+        has_config = (root / META_FOLDER / dataset_config).exists()
+        config = read_dataset_config(root, dataset_config) if has_config else None
+        split_name = split_config or (config.split_config if config is not None else None)
+        shards, excluded = _select(root, info, split_name, split_parts)
     findings: list[LintFinding] = []
-    index = _open(root, findings)
+    if folder.is_remote and dataset_kind(root) is DatasetKind.ARRAY_RECORD:
+        open_prepared(folder)  # is refused, and says what to do
+    index = _open(folder, findings)
 
     def tell(stage: str, done: int, total: int) -> None:
         if progress is not None:
@@ -77,7 +83,7 @@ def lint_dataset(
                 )
             )
 
-    checks = ShardCheck(root, info, index)
+    checks = ShardCheck(folder, info, index)
     threads = num_threads or len(os.sched_getaffinity(0))
     samples, notes = 0, list[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
@@ -89,11 +95,11 @@ def lint_dataset(
         good = [shard for shard in shards if shard not in broken]
         if index is not None and good:
             recipe = make_recipe(
-                root, config, index.part_names, allow_pickle=allow_pickle, trusted_modules=trusted_modules
+                folder.location, config, index.part_names, allow_pickle=allow_pickle, trusted_modules=trusted_modules
             )
             notes += [] if recipe.note is None else [recipe.note]
             with_excludes = [pair for pair in excluded if pair[0] not in broken]
-            source = open_prepared(root, shards=good, parts=recipe.parts, excluded=with_excludes)
+            source = open_prepared(folder, shards=good, parts=recipe.parts, excluded=with_excludes)
             samples = len(source)
             tell("samples", 0, samples)
             done = 0
@@ -104,7 +110,9 @@ def lint_dataset(
             source.close()
     if broken:
         notes.append(f"Samples of {len(broken)} shards were not decoded, because their index does not fit.")
-    return LintReport(root=root, shards=len(shards), samples=samples, findings=tuple(findings), notes=tuple(notes))
+    return LintReport(
+        root=folder.location, shards=len(shards), samples=samples, findings=tuple(findings), notes=tuple(notes)
+    )
 
 
 class _Checker:
@@ -118,9 +126,9 @@ class _Checker:
         return len(indices), check_samples(self._source, self._recipe, indices)
 
 
-def _open(root: Path, findings: list[LintFinding]) -> ColumnarIndex | None:
+def _open(folder: DataFolder, findings: list[LintFinding]) -> ColumnarIndex | None:
     try:
-        return open_columnar(root)
+        return open_columnar(folder)
     except IndexFileError as error:
         findings.append(LintFinding(shard="", key=None, reason=str(error)))
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 
@@ -37,14 +36,14 @@ class LintReport:
     """What lint looked at and found.
 
     Attributes:
-        root: The dataset.
+        root: The dataset, its path or URL.
         shards: Shards that were compared with their indices.
         samples: Samples that were decoded.
         findings: In the order of shards, those about indices first.
         notes: What was not looked at, and why.
     """
 
-    root: Path
+    root: str
     shards: int
     samples: int
     findings: tuple[LintFinding, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ class SampleRecipe:
 
 
 def make_recipe(
-    root: Path,
+    location: str,
     config: DatasetConfig | None,
     part_names: Collection[str],
     *,
@@ -61,7 +60,7 @@ def make_recipe(
     """Resolve decoders, sample type and field map of a dataset.
 
     Args:
-        root: The dataset.
+        location: Of the dataset.
         config: What `dataset.yaml` says; None where there is none.
         part_names: All part names of the dataset.
         allow_pickle: Decode pickles too. They can run any code.
@@ -78,7 +77,7 @@ def make_recipe(
         note = "There is no dataset.yaml, so parts are decoded, but no samples are made of them."
     elif config.field_map is not None and config.sample_type is not None:
         sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules)
-        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{root}: field_map")
+        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{location}: field_map")
         parts = frozenset(field_map.parts)
     elif config.kind != "crude":
         note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from braceexpand import braceexpand
 
 from energon_grain.errors import ConfigError, SplitError
+from energon_grain.storage.glob_pattern import glob_to_regex
 
 
 def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -79,32 +80,6 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
             f"split pattern {pattern!r} is malformed: {error}. Without a prefix, a pattern is a regular expression; "
             f"write glob:{pattern} for a shell pattern."
         ) from error
-
-
-def glob_to_regex(glob: str) -> str:
-    """Translate one shell pattern; `*`, `?` and `[…]` stay inside a folder, `**/` stands for any number of folders."""
-    out: list[str] = []
-    place = 0
-    while place < len(glob):
-        if glob.startswith("**/", place):
-            out.append("(?:[^/]+/)*")
-            place += 3
-        elif glob.startswith("**", place):
-            out.append(".*")
-            place += 2
-        elif glob[place] in "*?":
-            out.append("[^/]*" if glob[place] == "*" else "[^/]")
-            place += 1
-        elif glob[place] == "[" and (end := glob.find("]", place + 2 + glob.startswith(("!", "^"), place + 1))) > 0:
-            choice = glob[place + 1 : end]
-            inverted = choice[0] in "!^"
-            letters = "".join(letter if letter == "-" else re.escape(letter) for letter in choice[inverted:])
-            out.append(f"(?!/)[^{letters}]" if inverted else f"[{letters}]")
-            place = end + 1
-        else:
-            out.append(re.escape(glob[place]))
-            place += 1
-    return "".join(out)
 
 
 def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:

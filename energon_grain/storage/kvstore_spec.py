@@ -11,7 +11,7 @@ import msgspec
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import STORE_SCHEMES, scheme_of
 from energon_grain.storage.profiles import SCHEMES, profile_of
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings
 
 _GOOGLE = "https://storage.googleapis.com"
 
@@ -44,6 +44,15 @@ def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], s
     if not bucket:
         raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
     return (_s3(bucket, store) if scheme == "s3" else _gcs(bucket, store)), key
+
+
+def local_path(url: str) -> str | None:
+    """The path on this machine that a URL stands for; None: it stands for none, or nothing says what it stands for."""
+    try:
+        spec, key = kvstore_spec(url, storage_settings())
+    except ConfigError:
+        return None  # said when it is opened
+    return os.path.normpath(key) if spec["driver"] == "file" else None
 
 
 def _reached(url: str, settings: StorageSettings) -> tuple[str, StoreSettings]:

@@ -46,13 +46,25 @@ def absolute(written: str, folder: str) -> str:
 
 
 def located(path: str | os.PathLike[str]) -> str:
-    """What the program gives as a path: a URL without its last slashes, or a path as it is. `file://` is taken off."""
+    """What the program gives as a path: a URL without its last slashes, or a path as it is.
+
+    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it,
+    such as `msc://default` and `dss://`.
+    """
     text = os.fspath(path)
     url = _URL.match(text)
     if url is None:
         return text
     rest = text[url.end() :]
-    return os.path.abspath(rest) if url[1].lower() == "file" else text[: url.end()] + rest.rstrip("/")
+    if url[1].lower() == "file":
+        return os.path.abspath(rest)
+    if url[1].lower() not in STORE_SCHEMES:
+        from energon_grain.storage.kvstore_spec import local_path  # which takes its schemes from here
+
+        mapped = local_path(text)
+        if mapped is not None:
+            return mapped
+    return text[: url.end()] + rest.rstrip("/")
 
 
 def join(folder: str, name: str) -> str:

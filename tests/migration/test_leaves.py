@@ -32,10 +32,7 @@ def found(folder: Path, train: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("train", "where", "said"),
     [
-        ("{path: 'msc://store/coco'}", ".path", "remote"),
-        ("{path: 's3://store/coco'}", ".path", "remote"),
         ("{path: stale.jsonl}", ".path", "changed after it was indexed"),
-        ("{path: crude, aux: {a: 'msc://store/a'}}", ".aux.a", "remote"),
         ("{path: crude, aux: {a: 'filesystem://none'}}", ".aux.a", "no folder"),
         ("{path: text, aux: {a: crude}}", ".aux", "not crude"),
         ("{path: text, split_part: tset}", "", "no split part 'tset'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.migration.options import CheckOptions
 from energon_grain.migration.shards import ShardsLook, look_at_shards
@@ -21,7 +22,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def look(root: Path, *, unique_keys: bool = True, max_shards: int | None = None) -> ShardsLook:
-    return look_at_shards(root, read_info(root), CheckOptions(max_shards=max_shards), unique_keys=unique_keys)
+    return look_at_shards(
+        open_folder(root), read_info(root), CheckOptions(max_shards=max_shards), unique_keys=unique_keys
+    )
 
 
 def write_tar(path: Path, *members: tarfile.TarInfo) -> None:

@@ -1,0 +1,322 @@
+"""`EPath`: a path of this machine or a URL, with the methods of `pathlib` that both have."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from functools import total_ordering
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+
+from energon_grain.errors import ConfigError, RangeError
+from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.location import absolute, is_url, located
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.object_file import create_object, open_object
+from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import storage_settings
+
+
+@total_ordering
+class EPath:
+    """Where a file or folder lies: on this machine, or in an object store. Immutable.
+
+    `str(path)` is an absolute path or a URL, and is what all functions and commands here take. A pickle holds that
+    text alone: each process finds settings and credentials by itself.
+
+    An object store has no folders: one is there as long as an object lies below it.
+
+    Args:
+        initial_path: A path, relative to the working folder, or a URL: `s3://bucket/folder`, `gs://`, `https://`,
+            `file://`, `memory://`, `msc://profile/path`, …
+
+    Raises:
+        ConfigError: `..` leads out of the bucket.
+    """
+
+    __slots__ = ("_location",)
+    _location: str
+
+    def __init__(self, initial_path: str | os.PathLike[str]) -> None:
+        location = located(initial_path)
+        location = _tidy(location) if is_url(location) else os.path.abspath(location)
+        object.__setattr__(self, "_location", location)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"an EPath is immutable: {name} cannot be set")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EPath, (self._location,)
+
+    def __str__(self) -> str:
+        return self._location
+
+    def __fspath__(self) -> str:
+        return self._location
+
+    def __repr__(self) -> str:
+        return f"EPath({self._location!r})"
+
+    def __hash__(self) -> int:
+        return hash(self._location)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EPath) and other._location == self._location
+
+    def __lt__(self, other: EPath) -> bool:
+        return self._location < other._location
+
+    def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
+        """What lies below; an absolute path or a URL takes the place of this one."""
+        text = os.fspath(other)
+        if self.is_local() or is_url(text) or text.startswith("/"):
+            return EPath(absolute(text, self._location))
+        return EPath(f"{self._location}/{text}")
+
+    @property
+    def url(self) -> str:
+        """The absolute path or URL as text."""
+        return self._location
+
+    @property
+    def name(self) -> str:
+        """The last step."""
+        return self._pure.name
+
+    display_name = name
+
+    @property
+    def stem(self) -> str:
+        """The last step without its suffix."""
+        return self._pure.stem
+
+    @property
+    def suffix(self) -> str:
+        """From the last dot of the last step on."""
+        return self._pure.suffix
+
+    @property
+    def parent(self) -> EPath:
+        """The folder that it lies in; of a bucket or of `/`, itself."""
+        return self._with(self._pure.parent)
+
+    def with_suffix(self, suffix: str) -> EPath:
+        """The same with another suffix."""
+        return self._with(self._pure.with_suffix(suffix))
+
+    def with_name(self, name: str) -> EPath:
+        """Its neighbour of that name."""
+        return self._with(self._pure.with_name(name))
+
+    def relative_to(self, other: EPath) -> str:
+        """The way from a folder to this.
+
+        Raises:
+            ValueError: This does not lie below it.
+        """
+        if self._root != other._root:
+            raise ValueError(f"{self} does not lie below {other}")
+        return str(self._pure.relative_to(other._pure))
+
+    def is_local(self) -> bool:
+        """Whether it lies on a file system of this machine."""
+        return not is_url(self._location)
+
+    def local_path(self) -> Path:
+        """The same for `pathlib`.
+
+        Raises:
+            ValueError: It lies in an object store.
+        """
+        if not self.is_local():
+            raise ValueError(f"{self} lies in an object store")
+        return Path(self._location)
+
+    def is_file(self) -> bool:
+        """Whether there is a file or object. Raises ReadError where the store cannot be reached."""
+        if self.is_local():
+            return os.path.isfile(self._location)
+        try:
+            return _client().read(ObjectRange(self._location, 0, 1)) is not None
+        except RangeError:
+            return True  # an object without bytes
+
+    def is_dir(self) -> bool:
+        """Whether there is a folder, or an object below. Lists everything there.
+
+        Raises:
+            ReadError: The store cannot be reached, or has no lists (`https://`).
+        """
+        return os.path.isdir(self._location) if self.is_local() else bool(_client().list(self._location))
+
+    def exists(self) -> bool:
+        """Whether it is a file or a folder. Raises as `is_dir` does."""
+        return self.is_file() or self.is_dir()
+
+    def size(self) -> int:
+        """Bytes of the file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ReadError: The store cannot be reached.
+        """
+        return os.path.getsize(self._location) if self.is_local() else RemoteFiles(storage_settings()).size(str(self))
+
+    @overload
+    def open(
+        self, mode: Literal["r", "w"] = "r", block_size: int | None = None, prefetch_file: bool = False
+    ) -> TextIO: ...
+
+    @overload
+    def open(
+        self, mode: Literal["rb", "wb"], block_size: int | None = None, prefetch_file: bool = False
+    ) -> BinaryIO: ...
+
+    def open(
+        self, mode: Literal["r", "rb", "w", "wb"] = "r", block_size: int | None = None, prefetch_file: bool = False
+    ) -> IO[Any]:
+        """Open the file; text is UTF-8, its line ends stay as they are.
+
+        An object is read in ranges of 1 MiB or more. It is written whole when the file is closed, and not at all when
+        the `with` block fails.
+
+        Args:
+            mode: `r`, `rb`, `w` or `wb`.
+            block_size: Means nothing.
+            prefetch_file: Fetch all of it at once.
+
+        Raises:
+            ConfigError: Another mode.
+            FileNotFoundError: There is nothing to read.
+            ReadError: The store cannot be reached.
+        """
+        if mode not in ("r", "rb", "w", "wb"):
+            raise ConfigError(f"{self}: mode {mode!r}: files are opened as r, rb, w or wb")
+        text = "b" not in mode
+        if mode.startswith("w"):
+            if not self.is_local():
+                return create_object(self._location, text=text)
+            os.makedirs(os.path.dirname(self._location), exist_ok=True)
+        if self.is_local():
+            return open(self._location, mode, encoding="utf-8" if text else None, newline="" if text else None)
+        file = io.BytesIO(self.read_bytes()) if prefetch_file else open_object(self._location)
+        return io.TextIOWrapper(file, encoding="utf-8", newline="") if text else file
+
+    def read_bytes(self) -> bytes:
+        """All of the file. Raises as `open` does."""
+        return read_whole(self._location)
+
+    def read_text(self) -> str:
+        """All of the file, decoded as UTF-8. Raises as `open` does."""
+        return self.read_bytes().decode()
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write the file, with the folders above it. Raises ReadError where a store cannot be reached."""
+        with self.open("wb") as file:
+            file.write(data)
+
+    def write_text(self, text: str) -> None:
+        """Write the file, encoded as UTF-8. Raises as `write_bytes` does."""
+        self.write_bytes(text.encode())
+
+    def mkdir(self, exist_ok: bool = True, parents: bool = True) -> None:
+        """Make a folder on this machine; an object store needs none. Raises OSError."""
+        if self.is_local():
+            self.local_path().mkdir(parents=parents, exist_ok=exist_ok)
+
+    def walk(self) -> Iterator[EPath]:
+        """All files below, sorted by folder on this machine and by name in a store.
+
+        Raises:
+            ReadError: The store cannot be reached, or has no lists (`https://`).
+        """
+        if not self.is_local():
+            for name in _client().list(self._location):
+                if name and not name.endswith("/"):  # what some tools put in place of a folder
+                    yield self / name
+            return
+        for folder, folders, files in os.walk(self._location, followlinks=True):
+            folders.sort()
+            yield from (EPath(os.path.join(folder, name)) for name in sorted(files))
+
+    def iterdir(self) -> Iterator[EPath]:
+        """The files and folders in this folder, sorted. Raises as `walk` does."""
+        if self.is_local():
+            names = sorted(os.listdir(self._location))
+        else:
+            names = list(dict.fromkeys(path.relative_to(self).partition("/")[0] for path in self.walk()))
+        yield from (self / name for name in names)
+
+    def glob(self, pattern: str) -> Iterator[EPath]:
+        """The files below that match a shell pattern; `**` stands for any folders. Raises as `walk` does."""
+        fits = re.compile(glob_to_regex(pattern)).fullmatch
+        yield from (path for path in self.walk() if fits(path.relative_to(self)))
+
+    def copy(self, target: EPath) -> None:
+        """Copy a file, or all files below, to a path of either kind.
+
+        Raises:
+            OSError: It cannot be read or written; from and to stores a ReadError.
+        """
+        if self.is_file():
+            with self.open("rb") as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy, 8 << 20)
+            return
+        for path in self.walk():
+            path.copy(target / path.relative_to(self))
+
+    def move(self, target: EPath) -> None:
+        """`copy`, then `unlink`."""
+        files = [self] if self.is_file() else list(self.walk())
+        self.copy(target)
+        for file in files:
+            file.unlink()
+
+    def unlink(self) -> None:
+        """Remove a file. An object that is not there is no error.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        if self.is_local():
+            os.unlink(self._location)
+        else:
+            _client().delete(self._location)
+
+    @property
+    def _root(self) -> str:
+        """What no parent goes beyond: the protocol and the bucket, or nothing."""
+        if self.is_local():
+            return ""
+        scheme, _, rest = self._location.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        """The path behind the root."""
+        return PurePosixPath(self._location[len(self._root) :] or "/")
+
+    def _with(self, path: PurePosixPath) -> EPath:
+        return EPath(self._root + str(path))
+
+
+def _client() -> ObjectClient:
+    return shared_client(storage_settings())
+
+
+def _tidy(url: str) -> str:
+    """A URL without `.`, `..` and empty steps."""
+    scheme, _, rest = url.partition("://")
+    steps: list[str] = []
+    for step in rest.split("/"):
+        if step == "..":
+            if len(steps) <= 1:
+                raise ConfigError(f"{url}: `..` leads out of the bucket")
+            steps.pop()
+        elif step not in ("", "."):
+            steps.append(step)
+    return f"{scheme}://{'/'.join(steps)}"
