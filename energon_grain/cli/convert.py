@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +27,7 @@ class Compression(StrEnum):
 
 def convert(
     source: Annotated[str, typer.Argument(help="Folder of a prepared dataset; tars may lie in an object store.")],
-    target: Annotated[Path, typer.Argument(help="New or empty folder.")],
+    target: Annotated[str, typer.Argument(help="New or empty folder.")],
     to: Annotated[Container | None, typer.Option(help="Kind of the new shards. Default: the other one.")] = None,
     compression: Annotated[Compression, typer.Option(help="Of each record of ArrayRecord files.")] = Compression.NONE,
     num_workers: Annotated[

@@ -23,6 +23,7 @@ from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress
 from energon_grain.prepare.scanning import default_workers
 from energon_grain.sources.prepared import open_prepared
+from energon_grain.storage.location import is_url, located
 
 _WORTH_PROCESSES_BYTES = 64 << 20
 _CONTAINERS: dict[DatasetKind, Container] = {
@@ -67,7 +68,9 @@ def convert_dataset(
         WorkerError: A process died.
     """
     begun_s = time.monotonic()
-    folder, root = open_folder(source), Path(target)
+    if is_url(located(target)):
+        raise ConfigError(f"{target}: a conversion writes to a file system; copy the new dataset to the store")
+    folder, root = open_folder(source), Path(located(target))
     finish_interrupted_prepare(folder.local)
     with closing(open_prepared(folder)):  # refuses what cannot be read
         index = open_columnar(folder)

@@ -13,6 +13,7 @@ from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.opened_stores import remember, reopen
 
 
 class ArrayRecordFileStore(FileStore[Any]):
@@ -37,9 +38,10 @@ class ArrayRecordFileStore(FileStore[Any]):
         self._arguments = (folder, None if index_cache_dir is None else os.fspath(index_cache_dir))
         self._records = ArrayRecordFolder(folder, index_cache_dir=index_cache_dir)
         self._parts = {name: number for number, name in enumerate(self._records.index.part_names)}
+        remember(self, self._arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._arguments
+        return reopen, (ArrayRecordFileStore, *self._arguments)
 
     def __repr__(self) -> str:
         return f"ArrayRecordFileStore({self.get_path()!r})"
@@ -96,7 +98,3 @@ class ArrayRecordFileStore(FileStore[Any]):
     def close(self) -> None:
         """Close the files; reading again opens them anew."""
         self._records.close()
-
-
-def _reopen(folder: DataFolder, cache_dir: str | None) -> ArrayRecordFileStore:
-    return ArrayRecordFileStore(folder, index_cache_dir=cache_dir)

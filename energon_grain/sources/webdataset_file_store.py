@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,23 +18,10 @@ from energon_grain.formats.shard_check import check_shards
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.opened_stores import remember, reopen
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
-_Arguments = tuple[DataFolder, str | None]
-
-# Samples may carry a store (a `Lazy` does): those that arrive from a worker process share one, instead of mapping the
-# index again each.
-_opened: weakref.WeakValueDictionary[_Arguments, WebdatasetFileStore] = weakref.WeakValueDictionary()
-_opened_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _opened_lock
-    _opened_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -62,18 +47,17 @@ class WebdatasetFileStore(FileStore[bytes]):
     ) -> None:
         cache_dir = None if index_cache_dir is None else os.fspath(index_cache_dir)
         self._folder = open_folder(path)
-        self._arguments: _Arguments = (self._folder, cache_dir)
+        self._arguments = (self._folder, cache_dir)
         self._store = self._folder.store
         self._index = open_columnar(self._folder, cache_dir=None if cache_dir is None else Path(cache_dir))
         self._paths = [self._folder.shard(name) for name in self._index.shards]
         self._parts = {name: number for number, name in enumerate(self._index.part_names)}
         self._pages = IndexPages(self._index.columns, samples=len(self._index), rows=self._index.rows)
         self._verified = np.zeros(len(self._paths), np.bool_)
-        with _opened_lock:
-            _opened[self._arguments] = self
+        remember(self, self._arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._arguments
+        return reopen, (WebdatasetFileStore, *self._arguments)
 
     def __repr__(self) -> str:
         return f"WebdatasetFileStore({self.get_path()!r})"
@@ -158,10 +142,3 @@ class WebdatasetFileStore(FileStore[bytes]):
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""
         self._store.close()
-
-
-def _reopen(folder: DataFolder, cache_dir: str | None) -> WebdatasetFileStore:
-    """The store that this process has open, else a new one."""
-    with _opened_lock:
-        opened = _opened.get((folder, cache_dir))
-    return WebdatasetFileStore(folder, index_cache_dir=cache_dir) if opened is None else opened

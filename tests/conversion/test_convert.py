@@ -154,6 +154,8 @@ def test_arguments(tars: Path, tmp_path: Path) -> None:
         convert_dataset(tmp_path / "x", tmp_path / "y", compression="zstd")
     with pytest.raises(DatasetNotFoundError):
         convert_dataset(tmp_path / "none", tmp_path / "z")
+    with pytest.raises(ConfigError, match="s3://bucket/x: a conversion writes to a file system"):
+        convert_dataset(tars, "s3://bucket/x")
     assert not (tmp_path / "y").exists()
     assert not (tmp_path / "z").exists()
 
