@@ -23,6 +23,9 @@ from energon_grain.storage.location import located
 
 _ORDER = {severity: place for place, severity in enumerate(get_args(Severity))}
 
+_OURS = {DatasetKind.ARRAY: "arrays", DatasetKind.ARRAY_RECORD: "ArrayRecord files"}
+"""Kinds of data that only energon-grain reads."""
+
 
 def migration_findings(
     path: str | os.PathLike[str],
@@ -61,8 +64,17 @@ def _findings(path: str, options: CheckOptions) -> Iterator[Finding]:
         return
     if kind is DatasetKind.JSONL:
         yield from jsonl_findings(path, path)
+    elif kind in _OURS:
+        yield _ours(path, kind)
     else:
         yield from dataset_findings(path, options)
+
+
+def _ours(path: str, kind: DatasetKind) -> Finding:
+    """What can be said of data that Energon does not know."""
+    return Finding(
+        severity="note", where=path, what=f"It holds {_OURS[kind]}.", energon="cannot read them", here="reads them"
+    )
 
 
 class _Metadataset:
@@ -103,11 +115,20 @@ class _Metadataset:
         yield from repeated_findings([leaf for leaf in leaves if isinstance(leaf, LeafReference)])
 
     def _dataset(self, leaf: LeafReference) -> Iterator[Finding]:
-        if leaf.kind not in (DatasetKind.JSONL, DatasetKind.ARRAY, DatasetKind.ARRAY_RECORD):
+        if leaf.kind in _OURS:
+            yield _ours(leaf.path, leaf.kind)
+        elif leaf.kind is not DatasetKind.JSONL:
             yield from self._folder(leaf.path, leaf.dataset_config, leaf.split_config, as_store=False)
         for aux in leaf.aux.values():
-            if aux.kind == "webdataset":
+            if aux.kind == "webdataset" and not self._has_records(aux.path):
                 yield from self._folder(aux.path, None, None, as_store=True)
+
+    @staticmethod
+    def _has_records(path: str) -> bool:
+        try:
+            return kind_at(path) is DatasetKind.ARRAY_RECORD
+        except (ConfigError, ReadError):
+            return False  # said of the dataset
 
     def _folder(
         self, path: str, dataset_config: str | None, split_config: str | None, *, as_store: bool
