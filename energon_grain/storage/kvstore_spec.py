@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -35,9 +35,14 @@ def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], s
     if scheme == "file":
         return {"driver": "file"}, real[len("file://") :]
     if scheme in ("http", "https"):
-        # The path, and what follows a `?`, are sent as they are written.
-        base = "{0.scheme}://{0.netloc}".format(urlsplit(real))
-        return {"driver": "http", "base_url": base}, real[len(base) :]
+        parts = urlsplit(real)
+        if parts.query or parts.fragment or parts.username is not None:
+            raise ConfigError(
+                f"{parts.scheme}://{parts.hostname}{parts.path}: only plain paths are read from the web, without "
+                "`?…`, `#…` and passwords; write `%3F` and `%23` for these characters in a name"
+            )
+        # The driver encodes the key for its way.
+        return {"driver": "http", "base_url": f"{parts.scheme}://{parts.netloc}"}, unquote(parts.path)
     if scheme not in ("s3", "gs"):
         raise ConfigError(f"{url}: object stores are {', '.join(f'{name}://' for name in STORE_SCHEMES)}")
     bucket, _, key = real[len(f"{scheme}://") :].partition("/")

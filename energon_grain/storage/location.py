@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from urllib.parse import quote
 
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
 """Schemes that are read by TensorStore. `file://` is a path of this machine."""
@@ -68,9 +69,14 @@ def located(path: str | os.PathLike[str]) -> str:
 
 
 def join(folder: str, name: str) -> str:
-    """The location of `name`, relative and with slashes, in a folder."""
+    """The location of `name`, relative and with slashes, in a folder.
+
+    URLs of the web have names as they are sent (`a%20b`), those of stores as they are.
+    """
     if not is_url(folder):
         return os.path.join(folder, name)
+    if scheme_of(folder) in ("http", "https"):
+        name = quote(name)
     return f"{folder.rstrip('/')}/{name}"
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from energon_grain.errors import ReadError
 from energon_grain.storage.atomic import atomic_write_bytes
-from energon_grain.storage.location import located
+from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.storage_settings import storage_settings
 
@@ -84,7 +84,7 @@ class Mirror:
         def copy(name: str) -> tuple[str, bool | None]:
             target = self.folder / name
             known = state.generations.get(name) if target.is_file() else None
-            found = self._client.read(ObjectRange(f"{self.url}/{name}", known=known))
+            found = self._client.read(ObjectRange(join(self.url, name), known=known))
             if found is None:
                 target.unlink(missing_ok=True)
                 state.generations.pop(name, None)
@@ -129,7 +129,7 @@ class Mirror:
 
         def copy(piece: tuple[str, int]) -> None:
             file, start = piece
-            wanted = ObjectRange(f"{self.url}/{name}/{file}", start, min(start + step, sizes[file]))
+            wanted = ObjectRange(join(self.url, f"{name}/{file}"), start, min(start + step, sizes[file]))
             found = self._client.read(wanted)
             if found is None or found.data is None:
                 raise ReadError(f"{wanted.url}: there is no such object, though the index names it")

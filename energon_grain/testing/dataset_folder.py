@@ -53,6 +53,9 @@ def write_dataset(root: str | os.PathLike[str], recipe: Recipe, **options: Unpac
         ConfigError: The options do not fit each other, or `root` holds files that such a call did not write.
     """
     root = Path(root)
+    unknown = options.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"there is no option {sorted(unknown)[0]!r}; there are {', '.join(Options.__annotations__)}")
     n, shards, broken = options.get("n", 100), options.get("shards", 4), frozenset(options.get("broken", ()))
     if not 1 <= shards <= n:
         raise ConfigError(f"n={n}, shards={shards}: every shard needs at least one sample, and there must be one shard")

@@ -41,7 +41,7 @@ def spec(url: str, **stores: StoreSettings) -> tuple[dict[str, Any], str]:
         ("s3://bucket", {"driver": "s3", "bucket": "bucket"}, ""),
         ("s3://bucket/a b/ä.tar", {"driver": "s3", "bucket": "bucket"}, "a b/ä.tar"),
         ("gs://bucket/a", {"driver": "gcs", "bucket": "bucket"}, "a"),
-        ("https://host:8/a%20b?c=d", {"driver": "http", "base_url": "https://host:8"}, "/a%20b?c=d"),
+        ("https://host:8/a%20b%3Fc", {"driver": "http", "base_url": "https://host:8"}, "/a b?c"),
         ("http://host", {"driver": "http", "base_url": "http://host"}, ""),
         ("memory://a/b", {"driver": "memory"}, "a/b"),
         ("file:///a/b", {"driver": "file"}, "/a/b"),
@@ -175,3 +175,9 @@ def test_the_client_alone_repeats_requests() -> None:
     for driver in ("s3", "gcs", "http"):
         assert context[f"{driver}_request_concurrency"] == {"limit": 5}
         assert context[f"{driver}_request_retries"] == {"max_retries": 0}
+
+
+@pytest.mark.parametrize("url", ["https://h/a?token=x", "https://h/a#b", "https://me:secret@h/a"])
+def test_only_plain_paths_of_the_web(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^https://h/a: only plain paths are read from the web"):
+        kvstore_spec(url, StorageSettings())

@@ -83,3 +83,8 @@ def test_what_is_joined_comes_apart_again(folder: str) -> None:
     assert joined.endswith("parts/a.tar")
     assert name_of(joined) == "a.tar"
     assert join(folder_of(folder_of(joined)), "parts/a.tar") == joined or folder == "memory://"
+
+
+def test_names_in_urls_of_the_web_are_encoded() -> None:
+    assert join("https://h/a%20b/", "c d/e?.tar") == "https://h/a%20b/c%20d/e%3F.tar"
+    assert join("s3://b/a b", "c d?.tar") == "s3://b/a b/c d?.tar"
