@@ -11,7 +11,7 @@ from energon_grain.errors import ConfigError, KeyNotFoundError, RangeError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.storage.kvstore_spec import kvstore_spec
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings
 
@@ -100,7 +100,7 @@ class ObjectFileStore(FileStore[bytes]):
             )
         if name == "." or key.endswith("/") or not _can_be_stored(name):
             raise KeyNotFoundError(f"{self._base}: {key!r} is no name of an object")
-        return f"{self._base}/{name}"
+        return join(self._base, name)
 
 
 def _can_be_stored(name: str) -> bool:
