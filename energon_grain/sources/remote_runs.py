@@ -11,8 +11,9 @@ from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
 
 REMOTE_RUN_BYTES = 4 << 20
 """A request of 4 MiB moves about as much in its time as it takes to be answered: 50 ms at 80 MB/s a connection."""
-_FAR_APART_BYTES = 1 << 20
-"""What lies between two samples takes less time to fetch than another request would."""
+_FAR_APART_BYTES = 256 << 10
+"""What lies between two samples takes less time to fetch than another request would: with dozens of requests under way,
+50 ms of waiting are worth about 100 KiB, and blocks of the cache are as long as this."""
 
 
 @runtime_checkable

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import RangeError, ReadError, StaleIndexError
+from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.block_cache import BlockCache
 from energon_grain.storage.cached_object import CachedObject, Claim
+from energon_grain.storage.held_ranges import HeldRanges
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.tensorstore_objects import UNVERSIONED, Fetched
@@ -86,6 +87,7 @@ class RemoteFiles:
         self._client = shared_client(settings)
         self._cache = block_cache(settings)
         self._versions: dict[str, _Version] = {}
+        self._held = HeldRanges(settings.ahead_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFiles, (self.settings,)
@@ -127,7 +129,7 @@ class RemoteFiles:
                     "`energon-grain prepare` again"
                 )
         if self._cache is None or any(version.generation == UNVERSIONED for version in versions.values()):
-            return self._uncached(paths, versions, ranges)
+            return self._held_or_fetched(paths, versions, ranges)
         cached = {
             number: self._cache.open(paths[number], version.generation, version.size_bytes)
             for number, version in versions.items()
@@ -138,12 +140,18 @@ class RemoteFiles:
         return found  # type: ignore[return-value]
 
     @property
+    def keeps_on_disk(self) -> bool:
+        """Whether what is fetched ahead of need is there for all processes of this machine."""
+        return self._cache is not None
+
+    @property
     def ahead_bytes(self) -> int:
-        """How much may be kept ahead of need; 0 where blocks are not kept."""
-        return 0 if self._cache is None else min(self.settings.ahead_bytes, self._cache.limit_bytes // 2)
+        """How much may be fetched ahead of need."""
+        ahead_bytes = self.settings.ahead_bytes
+        return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
     def keep(self, path: str, start: int, stop: int) -> bool:
-        """Fetch the blocks of [start, stop) that the cache lacks and nobody is fetching.
+        """Fetch bytes [start, stop) ahead of need, except what is there or being fetched: into the cache, else memory.
 
         Returns:
             False: they are not kept.
@@ -152,10 +160,15 @@ class RemoteFiles:
             ReadError: They cannot be had.
         """
         version = self.version(path)
+        stop = min(stop, version.size_bytes)
         if self._cache is None or version.generation == UNVERSIONED:
-            return False
+            for begin, end in self._held.missing(path, start, stop):
+                for at in range(begin, end, self.settings.request_bytes):
+                    upto = min(at + self.settings.request_bytes, end)
+                    self._held.add(path, at, self.read_range(path, version, at, upto))
+            return True
         cached = self._cache.open(path, version.generation, version.size_bytes)
-        missing = cached.missing(start // BLOCK_BYTES, -(-min(stop, version.size_bytes) // BLOCK_BYTES))
+        missing = cached.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
         if not missing:
             return True
         kept = True
@@ -169,6 +182,7 @@ class RemoteFiles:
     def close(self) -> None:
         """Forget the versions of objects: reading again looks at them anew."""
         self._versions.clear()
+        self._held.clear()
 
     def _fetch_missing(
         self,
@@ -241,6 +255,17 @@ class RemoteFiles:
             else:
                 runs.append((block, block + 1))
         return runs
+
+    def _held_or_fetched(
+        self, paths: Sequence[str], versions: dict[int, _Version], ranges: list[tuple[int, int, int]]
+    ) -> list[bytes]:
+        found = [self._held.read(paths[number], begin, end) for number, begin, end in ranges]
+        left = [place for place, data in enumerate(found) if data is None]
+        if left:
+            rest = self._uncached(paths, versions, [ranges[place] for place in left])
+            for place, data in zip(left, rest, strict=True):
+                found[place] = data
+        return found  # type: ignore[return-value]
 
     def _uncached(
         self, paths: Sequence[str], versions: dict[int, _Version], ranges: list[tuple[int, int, int]]
@@ -350,7 +375,7 @@ def _assembled(cached: CachedObject | None, pieces: _Pieces, start: int, stop: i
 
 def _there(path: str, fetched: Fetched | None) -> Fetched:
     if fetched is None:
-        raise ReadError(f"{path}: there is no such object")
+        raise MissingObjectError(f"{path}: there is no such object")
     return fetched
 
 

@@ -6,9 +6,10 @@ role, `GOOGLE_APPLICATION_CREDENTIALS`, …).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import msgspec
@@ -57,8 +58,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
             share it.
         cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
-        ahead_bytes: How much of that is fetched before it is needed, at most (and half of `cache_bytes` at most); 0:
-            every chunk of samples fetches what it takes.
+        ahead_bytes: How much is fetched before it is needed, at most: into the cache (half of it at most), or into
+            memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -130,6 +131,17 @@ def use_storage(settings: StorageSettings | None) -> None:
     global _chosen
     _chosen = settings
     _from_file.cache_clear()
+
+
+@contextlib.contextmanager
+def using_storage(settings: StorageSettings) -> Generator[None]:
+    """Reach object stores by these settings inside a block."""
+    before = _chosen
+    use_storage(settings)
+    try:
+        yield
+    finally:
+        use_storage(before)
 
 
 def storage_settings() -> StorageSettings:

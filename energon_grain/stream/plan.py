@@ -113,9 +113,8 @@ def _plans(
         totals = np.concatenate([[0], np.cumsum(draw_sizes(draws, sources))])
         coming = None
         if ahead:
-            fits = max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)
-            draws, totals = draws[:fits], totals[: fits + 1]
-            coming = ahead.fetch(draws)
+            coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            draws, totals = draws[: len(coming)], totals[: len(coming) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, coming=coming)
         first += len(draws)
         size = MAX_PLAN if ahead else min(size * 4, MAX_PLAN)

@@ -19,9 +19,15 @@ from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.source import Source
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans
+from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.draws import Draws
 
+Int64Array = npt.NDArray[np.int64]
+_Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
 _LOOK_SECONDS = 0.2
+_STRETCH = 1.5
+"""A step may be this much larger with what lies between samples."""
+_FEW_DRAWS = 16
 
 
 @runtime_checkable
@@ -33,7 +39,7 @@ class FetchedAhead(Protocol):
         """What reads them; None: they lie on this machine."""
         ...
 
-    def extents(self, indices: npt.NDArray[np.int64]) -> tuple[Spans, npt.NDArray[np.int64], Sequence[str]]:
+    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
         """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects.
 
         Raises:
@@ -69,16 +75,33 @@ class ReadAhead:
         if self.step_bytes == 0:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._in_vain = False
         self._closed = False
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
-        return bool(self._sources) and not self._closed
+        return bool(self._sources) and not self._in_vain
 
     def fetch(self, draws: Draws) -> Coming:
-        """Begin to fetch what draws take."""
-        ranges: list[tuple[RemoteFiles, str, int, int]] = []
-        first, rows = [np.empty(0, np.int64)], [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        """Begin to fetch what draws take, or the first of them if with what lies between it would be too much."""
+        ranges, (place, span) = self._ranges(draws)
+        while len(draws) > _FEW_DRAWS and (size_bytes := _total(ranges)) > _STRETCH * self.step_bytes:
+            draws = draws[: max(_FEW_DRAWS, len(draws) * self.step_bytes // size_bytes)]
+            ranges, (place, span) = self._ranges(draws)
+        wanted = np.full(len(ranges), len(draws), np.int64)
+        np.minimum.at(wanted, span, place)
+        order = np.argsort(wanted, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        needed = np.zeros(len(draws), np.int64)
+        np.maximum.at(needed, place, rank[span] + 1)
+        futures = [self._submit(*ranges[number]) for number in order.tolist()]
+        return Coming(self, futures, np.maximum.accumulate(needed))
+
+    def _ranges(self, draws: Draws) -> tuple[list[_Range], tuple[Int64Array, Int64Array]]:
+        """What to fetch; and for each piece of a sample which draw takes it and in which range it lies."""
+        ranges: list[_Range] = []
+        places_of, spans_of = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for leaf, places in draws.by_leaf():
             found = self._sources.get(leaf)
             if found is None:
@@ -88,20 +111,11 @@ class ReadAhead:
                 spans, owner, paths = source.extents(draws.index[places])
             except (EnergonGrainError, OSError):
                 continue
-            wanted = np.full(len(spans.file), len(draws), np.int64)
-            np.minimum.at(wanted, spans.span, places[owner])
-            first.append(wanted)
-            rows.append((places[owner], spans.span + len(ranges)))
+            places_of.append(places[owner])
+            spans_of.append(spans.span + len(ranges))
             runs = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
             ranges.extend((files, paths[int(file)], int(start), int(stop)) for file, start, stop in runs)
-        order = np.argsort(np.concatenate(first), kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        needed = np.zeros(len(draws), np.int64)
-        for place, span in rows:
-            np.maximum.at(needed, place, rank[span] + 1)
-        futures = [self._submit(*ranges[number]) for number in order.tolist()]
-        return Coming(self, futures, np.maximum.accumulate(needed))
+        return ranges, (np.concatenate(places_of), np.concatenate(spans_of))
 
     def _submit(self, files: RemoteFiles, path: str, start: int, stop: int) -> Future[None]:
         if self._threads is None:
@@ -116,19 +130,32 @@ class ReadAhead:
             return future
 
     def _fetch(self, files: RemoteFiles, path: str, start: int, stop: int) -> None:
-        if not self._closed and not files.keep(path, start, stop):
-            self._closed = True  # what is not kept is fetched again by whoever reads it
+        if not self._closed and not self._in_vain and not files.keep(path, start, stop):
+            self._in_vain = True  # what is not kept is fetched again by whoever reads it
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is fetched any more."""
-        return self._closed
+    def wait_for(self, future: Future[None]) -> None:
+        """Wait for a request, failed or not.
+
+        Raises:
+            BufferClosed: This was closed meanwhile.
+        """
+        while not self._closed and not self._in_vain:
+            with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
+                future.result(_LOOK_SECONDS)
+            if future.done():
+                return
+        if self._closed:
+            raise BufferClosed
 
     def close(self) -> None:
         """Begin no further request, and let nobody wait for those under way."""
         self._closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _total(ranges: list[_Range]) -> int:
+    return sum(stop - start for _, _, start, stop in ranges)
 
 
 class Coming:
@@ -140,11 +167,15 @@ class Coming:
         needed: (n,) how many of them the draws up to each one need.
     """
 
-    def __init__(self, ahead: ReadAhead, futures: list[Future[None]], needed: npt.NDArray[np.int64]) -> None:
+    def __init__(self, ahead: ReadAhead, futures: list[Future[None]], needed: Int64Array) -> None:
         self._ahead = ahead
         self._futures = futures
         self._needed = needed
         self._done = 0
+
+    def __len__(self) -> int:
+        """How many draws it is for."""
+        return len(self._needed)
 
     def until(self, stop: int) -> Arrival:
         """When the bytes of the first `stop` draws are there."""
@@ -152,12 +183,9 @@ class Coming:
 
     def wait(self, count: int) -> None:
         """Wait for the first futures."""
-        while self._done < count and not self._ahead.closed:
-            done = self._done
-            with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
-                self._futures[done].result(_LOOK_SECONDS)
-            if self._futures[done].done():
-                self._done = max(self._done, done + 1)
+        for future in self._futures[self._done : count]:
+            self._ahead.wait_for(future)
+        self._done = max(self._done, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +201,11 @@ class Arrival:
     count: int
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had."""
+        """Wait until they are there, or cannot be had.
+
+        Raises:
+            BufferClosed: Nobody wants them any more.
+        """
         if self.coming is not None:
             self.coming.wait(self.count)
 

@@ -126,7 +126,7 @@ def test_failures_that_pass_do_not_change_the_stream(
 
 def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, folder: Path, open_stream: Open) -> None:
     url = bucket.upload(folder)
-    use_storage(StorageSettings(attempts=3, first_pause_s=0.001, longest_pause_s=0.01, cache_bytes=0))
+    use_storage(StorageSettings(attempts=3, first_pause_s=0.001, longest_pause_s=0.01, cache_bytes=0, ahead_bytes=0))
     with open_stream(folder / "single.yaml") as here, open_stream(f"{url}/single.yaml") as there:
         assert batches(there, 3) == batches(here, 3)
         bucket.server.inject(Fault("status", times=None))
@@ -139,7 +139,7 @@ def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, f
 
 def test_a_shard_that_is_replaced_is_an_error(bucket: Bucket, folder: Path, open_stream: Open) -> None:
     url = bucket.upload(folder)
-    use_storage(StorageSettings(cache_bytes=0))
+    use_storage(StorageSettings(cache_bytes=0, ahead_bytes=0))
     with open_stream(f"{url}/single.yaml") as stream:
         batches(stream, 2)
         for shard in sorted((folder / "one").glob("*.tar")):

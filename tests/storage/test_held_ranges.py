@@ -1,0 +1,38 @@
+"""Ranges in memory: what was added comes back until there is no more room."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_grain.storage.held_ranges import HeldRanges
+
+CONTENT = bytes(range(200))
+ranges = st.tuples(st.integers(0, 199), st.integers(0, 60)).map(lambda one: (one[0], min(one[0] + one[1], 200)))
+
+
+@given(st.lists(ranges, max_size=20), ranges)
+def test_what_is_held_and_what_is_missing_make_the_whole(added: list[tuple[int, int]], wanted: tuple[int, int]) -> None:
+    held = HeldRanges(10_000)
+    there: set[int] = set()
+    for start, stop in added:
+        assert all(there.isdisjoint(range(begin, end)) for begin, end in held.missing("a", start, stop))
+        held.add("a", start, CONTENT[start:stop])
+        there.update(range(start, stop))
+    start, stop = wanted
+    missing = {byte for begin, end in held.missing("a", start, stop) for byte in range(begin, end)}
+    assert missing == set(range(start, stop)) - there
+    assert held.read("a", start, stop) == (None if missing else CONTENT[start:stop])
+    assert held.missing("b", start, stop) == ([(start, stop)] if start < stop else [])
+
+
+def test_the_oldest_go_first_and_one_always_stays() -> None:
+    held = HeldRanges(100)
+    for start in range(0, 160, 40):
+        held.add("a", start, CONTENT[start : start + 40])
+    assert held.missing("a", 0, 160) == [(0, 80)]
+    held.add("b", 0, CONTENT)
+    assert held.read("b", 5, 190) == CONTENT[5:190]
+    assert held.read("a", 150, 160) is None
+    held.clear()
+    assert held.missing("b", 0, 200) == [(0, 200)]

@@ -1,0 +1,177 @@
+"""Reading ahead from an object store: it changes the number of requests and when they are made, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from object_server import Bucket, Fault, ObjectServer
+from stream_hosts import quiet
+
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.errors import ReadError
+from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.testing import make_blob_dataset
+
+Open = Callable[..., Stream]
+SAMPLES, SAMPLE_BYTES = 600, 20_000
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 samples of 20 KB, and a metadataset that names them by a relative path."""
+    root = tmp_path_factory.mktemp("data")
+    make_blob_dataset(root / "blobs", n=SAMPLES, shards=4, sample_bytes=SAMPLE_BYTES)
+    split = (root / "blobs" / ".nv-meta" / "split.yaml").read_text()
+    (root / "blobs" / ".nv-meta" / "split.yaml").write_text(split.replace("val:", "other:"))
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"path": "blobs"}}}
+    (root / "all.yaml").write_text(yaml.safe_dump(document))
+    return root
+
+
+@pytest.fixture(scope="module")
+def bucket(object_server: ObjectServer, folder: Path) -> Iterator[Bucket]:
+    """One for all tests, with the data."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in object_server.environment.items():
+            patch.setenv(name, value)
+        made = object_server.make_bucket("read-ahead")
+        made.upload(folder)
+        yield made
+
+
+@pytest.fixture
+def open_stream(bucket: Bucket, tmp_path: Path) -> Iterator[Open]:
+    def make(location: Any, *, workers: int = 0, kind: Any = "thread", **storage: Any) -> Stream:
+        quick = {"first_pause_s": 0.01, "longest_pause_s": 0.05, "cache_dir": str(tmp_path)}
+        use_storage(StorageSettings(**{**quick, **storage}))
+        config = WorkerConfig(0, 1, workers, worker_type=kind, global_error_handler=quiet)
+        dataset = get_train_dataset(
+            f"{location}/all.yaml",
+            worker_config=config,
+            batch_size=BATCH,
+            shuffle_buffer_size=50,
+            max_samples_per_sequence=50,
+            lanes=8,
+        )
+        return Stream.of(dataset)
+
+    bucket.server.reset()
+    yield make
+    use_storage(None)
+    bucket.server.reset()
+
+
+def take(stream: Stream, count: int = 80) -> list[Any]:
+    return [(batch["__key__"], batch["bin"]) for batch in (next(stream) for _ in range(count))]
+
+
+def sent_bytes(bucket: Bucket) -> int:
+    return sum(request.sent_bytes for request in bucket.server.requests(".tar"))
+
+
+@pytest.mark.parametrize(
+    ("ahead_bytes", "cache_bytes", "workers"),
+    [
+        (0, 0, 0),
+        (500_000, 0, 2),
+        (500_000, 2_000_000, 0),
+        (3_000_000, 1 << 30, 2),
+        (1 << 30, 0, 0),
+        (1 << 30, 1 << 30, 0),
+    ],
+)
+def test_it_changes_nothing(
+    bucket: Bucket, folder: Path, open_stream: Open, workers: int, cache_bytes: int, ahead_bytes: int
+) -> None:
+    url = bucket.url
+    with (
+        open_stream(folder) as here,
+        open_stream(url, workers=workers, cache_bytes=cache_bytes, ahead_bytes=ahead_bytes) as there,
+    ):
+        assert take(there) == take(here)
+        assert there.cursor() == here.cursor()
+        there.restore(here.cursor())
+        assert take(there, 3) == take(here, 3)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_processes_read_what_was_fetched_for_them(
+    bucket: Bucket, folder: Path, open_stream: Open, cache_bytes: int
+) -> None:
+    url = bucket.url
+    with open_stream(folder) as here, open_stream(url, workers=2, kind="process", cache_bytes=cache_bytes) as there:
+        assert take(there) == take(here)
+    if cache_bytes:
+        assert len(bucket.server.requests(".tar")) < 80
+
+
+@pytest.mark.parametrize(("cache_bytes", "most"), [(0, 1.3), (1 << 30, 1.02)])
+def test_a_pass_takes_few_requests_and_fetches_nothing_twice(
+    bucket: Bucket, folder: Path, open_stream: Open, cache_bytes: int, most: float
+) -> None:
+    url = bucket.url
+    size = sum(shard.stat().st_size for shard in (folder / "blobs").glob("*.tar"))
+
+    with open_stream(url, cache_bytes=cache_bytes, ahead_bytes=12_000_000) as stream:
+        take(stream, SAMPLES // BATCH)
+    assert len(bucket.server.requests(".tar")) < 80
+    assert sent_bytes(bucket) < most * size
+
+
+def test_no_more_than_allowed_is_fetched_ahead(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = bucket.url
+    with open_stream(url, ahead_bytes=6_000_000, cache_bytes=0) as stream:
+        take(stream, 1)
+        time.sleep(1)
+        assert 1_000_000 < sent_bytes(bucket) < 6_000_000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_what_cannot_be_fetched_is_an_error(
+    bucket: Bucket, folder: Path, open_stream: Open, workers: int, cache_bytes: int
+) -> None:
+    url = bucket.url
+    with open_stream(url, workers=workers, cache_bytes=cache_bytes, attempts=2, ahead_bytes=4_000_000) as stream:
+        take(stream, 2)
+        bucket.server.inject(Fault("status", times=None, match=".tar"))
+        with pytest.raises(ReadError, match=rf"{url}/blobs/shard_00.\.tar bytes .*\(2 attempts"):
+            take(stream)
+
+
+def test_failures_that_pass_change_nothing(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    url = bucket.url
+    with open_stream(folder) as here, open_stream(url, workers=2, ahead_bytes=4_000_000) as there:
+        bucket.server.inject(Fault("close", sent=0.5, times=4, match=".tar"), Fault("status", times=4, match=".tar"))
+        assert take(there) == take(here)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
+    bucket: Bucket, folder: Path, open_stream: Open, workers: int
+) -> None:
+    url = bucket.url
+    stream = open_stream(url, workers=workers, timeout_s=5.0, attempts=1, ahead_bytes=4_000_000)
+    take(stream, 1)
+    bucket.server.inject(Fault("stall", times=None, match=".tar bytes"))
+    reader = threading.Thread(target=_drain, args=(stream,))
+    reader.start()
+    time.sleep(0.5)
+    began_s = time.monotonic()
+    stream.close()
+    assert time.monotonic() - began_s < 2
+    bucket.server.reset()
+    reader.join()
+
+
+def _drain(stream: Stream) -> None:
+    with contextlib.suppress(Exception):
+        take(stream)
