@@ -1,15 +1,10 @@
-"""The unit of parallel work of a conversion: write one shard anew.
-
-As a program, `python -m energon_grain.conversion.shard_conversion TASK`, with a task as JSON, it prints one line.
-"""
+"""The unit of parallel work of a conversion: write one shard anew."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
-import sys
 from pathlib import Path
 
 import msgspec
@@ -47,7 +42,7 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ShardReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the program prints: a shard, or class and message of the error that it met."""
+    """What `shard_program` prints: a shard, or class and message of the error that it met."""
 
     written: WrittenShard | None = None
     error: tuple[str, str] | None = None
@@ -122,17 +117,3 @@ def _write(task: ShardTask, path: Path, source: DataFolder | None) -> SampleDige
 
 def _writer(task: ShardTask, path: Path) -> ShardWriter:
     return RecordWriter(path, task.compression) if task.container == "array-record" else TarWriter(path)
-
-
-def main(argument: str) -> None:
-    """Convert the shard of a task, and print a `ShardReply`."""
-    try:
-        reply = ShardReply(written=convert_shard(msgspec.json.decode(argument, type=ShardTask)))
-    except (EnergonGrainError, OSError) as error:
-        reply = ShardReply(error=(type(error).__name__, str(error)))
-    with contextlib.suppress(BrokenPipeError):
-        print(msgspec.json.encode(reply).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -20,7 +20,7 @@ import msgspec
 from energon_grain import errors
 from energon_grain.conversion.shard_conversion import ShardReply, ShardTask, WrittenShard
 
-_PROGRAM = "energon_grain.conversion.shard_conversion"
+_PROGRAM = "energon_grain.conversion.shard_program"
 
 
 class ShardProcesses:

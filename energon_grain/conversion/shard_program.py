@@ -1,0 +1,25 @@
+"""Convert one shard: `python -m energon_grain.conversion.shard_program TASK`, the task as JSON; prints one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import msgspec
+
+from energon_grain.conversion.shard_conversion import ShardReply, ShardTask, convert_shard
+from energon_grain.errors import EnergonGrainError
+
+
+def main(argument: str) -> None:
+    """Convert the shard of a task, and print a `ShardReply`."""
+    try:
+        reply = ShardReply(written=convert_shard(msgspec.json.decode(argument, type=ShardTask)))
+    except (EnergonGrainError, OSError) as error:
+        reply = ShardReply(error=(type(error).__name__, str(error)))
+    with contextlib.suppress(BrokenPipeError):
+        print(msgspec.json.encode(reply).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
