@@ -10,7 +10,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from energon_grain.errors import DatasetNotFoundError, IndexFileError, RangeError, ReadError, StaleIndexError
+from energon_grain.errors import DatasetNotFoundError, IndexFileError, MissingObjectError, RangeError, StaleIndexError
 from energon_grain.formats.jsonl_index import check_jsonl_size, read_jsonl_index, write_jsonl_index
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.mirror import Mirror
@@ -80,20 +80,11 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
         raise IndexFileError(
             f"{url}.idx: has less than two offsets. The index is damaged; `energon-grain prepare {url}` writes it anew"
         ) from error
-    except ReadError:
-        if _is_there(url, client):
-            raise
+    except MissingObjectError:
         raise DatasetNotFoundError(f"{url}: no such object") from None
     assert isinstance(version, tuple)
     assert not isinstance(index_generation, tuple)
     return *version, index_generation
-
-
-def _is_there(url: str, client: ObjectClient) -> bool:
-    try:
-        return client.read(ObjectRange(url, 0, 1)) is not None
-    except RangeError:
-        return True
 
 
 def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
