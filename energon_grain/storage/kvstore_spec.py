@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
@@ -69,7 +69,10 @@ def _reached(url: str, settings: StorageSettings) -> tuple[str, StoreSettings]:
     if store.location is None:
         return url, store
     scheme, _, folder = store.location.partition("://")
-    real = f"{folder.rstrip('/')}/{url[len(prefix.rstrip('/')) :].lstrip('/')}".rstrip("/")
+    name = url[len(prefix.rstrip("/")) :].lstrip("/")
+    if scheme in ("http", "https"):
+        name = quote(name)  # URLs of the web have names as they are sent
+    real = f"{folder.rstrip('/')}/{name}".rstrip("/")
     real = f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}"
     return real, _over(store, settings.store(real)[1])
 

@@ -114,6 +114,7 @@ def test_plain_web_servers_have_no_lists(url: str, lists: bool) -> None:
         ({"rclone://t": "file:///"}, "rclone://t/d/a", {"driver": "file"}, "/d/a"),
         ({"rclone://t": "file:///d"}, "rclone://t/a", {"driver": "file"}, "/d/a"),
         ({"data://t": "https://h/x"}, "data://t/a", {"driver": "http", "base_url": "https://h"}, "/x/a"),
+        ({"data://t": "https://h/x%20"}, "data://t/%2e/a?", {"driver": "http", "base_url": "https://h"}, "/x /%2e/a?"),
         ({"data://t": "memory://x"}, "data://t/a", {"driver": "memory"}, "x/a"),
     ],
 )
