@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.location import is_url
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder
@@ -34,7 +35,10 @@ def bench(
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
     worker_type: Annotated[WorkerType, typer.Option(help="What workers are.")] = WorkerType.THREAD,
     seconds: Annotated[float, typer.Option(help="For each measurement; there are about a dozen.")] = 2.0,
-    shuffle: Annotated[Shuffle, typer.Option(help="Each sample by itself, or blocks of neighbours.")] = Shuffle.FULL,
+    shuffle: Annotated[
+        Shuffle | None,
+        typer.Option(help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, block."),
+    ] = None,
     max_samples_per_sequence: Annotated[
         int | None, typer.Option(min=1, help="With --shuffle block: samples of a block. Default: 100.")
     ] = None,
@@ -53,10 +57,11 @@ def bench(
     """Measure loading on your own data: storage, decoding, hooks, batching, and the pipeline with workers.
 
     Says how close storage comes to plain reads, what each stage takes for a sample, how many workers pay, and what to
-    change. To measure cold storage, the kernel is asked to drop the files that are read from memory. Nothing is
-    written.
+    change. To measure cold storage, the kernel is asked to drop the files that are read from memory. What lies in an
+    object store is read past the cache on local disk, as in the first epoch, and then out of it. Nothing is written but
+    that cache.
     """
-    if max_samples_per_sequence is not None and shuffle is Shuffle.FULL:
+    if max_samples_per_sequence is not None and shuffle is not Shuffle.BLOCK:
         raise ConfigError("--max-samples-per-sequence is the size of blocks; add --shuffle block")
     numbers = _numbers(workers)
 
@@ -67,7 +72,8 @@ def bench(
     from energon_grain.measurement.advice import advise
     from energon_grain.measurement.measure import measure_dataset
 
-    block = None if shuffle is Shuffle.FULL else max_samples_per_sequence or 100
+    full = 1 if is_url(path) else None  # which is blocks in a store
+    block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]
     dataset = get_train_dataset(
         path,
         split_part=split_part,

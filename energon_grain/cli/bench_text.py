@@ -37,13 +37,23 @@ def _storage(figures: Figures) -> list[str]:
         ("reading, cold", storage.cold),
         ("pread alone, cold", storage.pread_cold),
     ]
-    rows: list[tuple[str, ...]] = [("", "samples/s", "bytes/s", "reads/s")]
+    of = f", in reads of {format_bytes(storage.request_bytes)}" if storage.request_bytes else ""
+    if storage.store is not None:
+        rates = [
+            ("reading, cache warm", storage.warm),
+            ("reading, cache off", storage.cold),
+            ("range requests alone", storage.pread_cold),
+        ]
+        of += (
+            f"; a request takes {1e3 * storage.store.latency_s:,.3g} ms, and up to "
+            f"{storage.store.requests_in_flight} are made at a time"
+        )
+    rows: list[tuple[str, ...]] = [("", "samples/s", "bytes/s", "requests/s" if storage.store else "reads/s")]
     for name, rate in rates:
         if rate is not None:
             requests = f"{rate.requests_per_s:,.0f}" if rate.requests_per_s else "-"
             rows.append((name, f"{rate.samples_per_s:,.0f}", format_bytes(rate.bytes_per_s), requests))
     rows.append(("copying memory", "", format_bytes(figures.memcpy_bytes_per_s), ""))
-    of = f", in reads of {format_bytes(storage.request_bytes)}" if storage.request_bytes else ""
     return [f"Storage, one thread{of}", *_table(rows)]
 
 
@@ -52,17 +62,22 @@ def _stages(figures: Figures) -> list[str]:
     for stage in figures.stages:
         bar = "█" * round(stage.share * _BAR_WIDTH) + ("  bounds" if stage is figures.bound else "")
         rows.append((stage.name, f"{stage.microseconds:,.3g}", f"{stage.share:.0%}", bar))
-    return ["Stages, one thread, warm", *_table(rows)]
+    return [f"Stages, one thread, {'cache warm' if figures.storage.store else 'warm'}", *_table(rows)]
 
 
 def _pipeline(figures: Figures) -> list[str]:
     kind = {"thread": "threads", "process": "processes"}[figures.worker_type]
+    store = figures.storage.store is not None
     rows: list[tuple[str, ...]] = [("workers", "samples/s", "batches/s", "first batch")]
+    if store:
+        rows[0] += ("fetched/s", "requests/s")
     for run in figures.pipeline:
         batches = run.samples_per_s / figures.batch_size
-        rows.append(
-            (f"{run.workers}", f"{run.samples_per_s:,.0f}", f"{batches:,.4g}", f"{1e3 * run.first_batch_s:,.0f} ms")
-        )
+        row = (f"{run.workers}", f"{run.samples_per_s:,.0f}", f"{batches:,.4g}", f"{1e3 * run.first_batch_s:,.0f} ms")
+        if store:
+            came = run.fetched
+            row += ("-", "-") if came is None else (format_bytes(came.bytes_per_s), f"{came.requests_per_s:,.1f}")
+        rows.append(row)
     return [f"Pipeline, {kind} of {figures.cores} cores", *_table(rows)]
 
 

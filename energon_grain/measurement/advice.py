@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from energon_grain.measurement.figures import Figures
+from energon_grain.sources.remote_runs import REMOTE_RUN_BYTES
 
 COLD_FACTOR = 3.0
 """Cold reading that is so much slower than warm is worth a word."""
@@ -18,6 +19,8 @@ LARGE_REQUEST_BYTES = 512 << 10
 BLOCK_BYTES = 1 << 20
 """What a block should hold at least."""
 MAX_BLOCK = 1000
+WASTE_FACTOR = 1.5
+"""Fetching so many times the bytes of a sample is worth a word."""
 SERIAL_SHARE = 0.3
 DECODE_SHARE = 0.4
 BATCH_SHARE = 0.3
@@ -40,7 +43,7 @@ def advise(figures: Figures) -> tuple[str, ...]:
 def _cold_storage(figures: Figures) -> str | None:
     storage = figures.storage
     cold, warm = storage.cold, storage.warm
-    if cold is None or cold.samples_per_s >= figures.best.samples_per_s:
+    if storage.store is not None or cold is None or cold.samples_per_s >= figures.best.samples_per_s:
         return None
     slower = warm.samples_per_s / max(1e-12, cold.samples_per_s)
     if slower < COLD_FACTOR:
@@ -59,9 +62,49 @@ def _cold_storage(figures: Figures) -> str | None:
     return f"{said}. More workers ask for more at once; a faster disk, or more memory, helps too."
 
 
-def suggested_block(sample_bytes: float) -> int:
+def _object_store(figures: Figures) -> str | None:
+    storage, came = figures.storage, figures.best.fetched
+    store, ceiling = storage.store, storage.pread_cold
+    if store is None or ceiling is None or came is None:
+        return None
+    later = (
+        f" Later epochs come out of the cache on disk, as far as it holds them: that gives "
+        f"{storage.warm.samples_per_s:,.0f} samples/s."
+    )
+    reached = came.bytes_per_s / max(1e-12, ceiling.bytes_per_s)
+    block = suggested_block(figures.sample_bytes, REMOTE_RUN_BYTES)
+    neighbours = block > 1 and (figures.block is None or figures.block < block / 2)
+    if reached >= STORAGE_SHARE:
+        fetched = store.fetched_bytes
+        said = (
+            f"In the first epoch bandwidth bounds: the pipeline fetches at {reached:.0%} of what range requests alone "
+            f"bring ({ceiling.bytes_per_s / 1e6:,.0f} MB/s)."
+        )
+        if fetched > WASTE_FACTOR * figures.sample_bytes and neighbours:
+            return (
+                f"{said} Of a sample of {figures.sample_bytes:,.0f} bytes it fetches {fetched:,.0f}, with its "
+                f"surroundings: read those too, by max_samples_per_sequence={block}.{later}"
+            )
+        return f"{said} Fewer bytes a sample help, or a store that is nearer.{later}"
+    waited = came.requests_per_s * store.latency_s
+    if waited < STORAGE_SHARE:
+        return None  # there is hardly ever a request under way: the store is not what is waited for
+    said = (
+        f"In the first epoch latency bounds: a request takes {1e3 * store.latency_s:,.3g} ms and brings "
+        f"{came.bytes_per_s / max(1e-12, came.requests_per_s) / 1e3:,.0f} KB, and the pipeline fetches at "
+        f"{reached:.0%} of what range requests alone bring."
+    )
+    if neighbours:
+        return f"{said} Read runs of neighbours: max_samples_per_sequence={block}, or None.{later}"
+    return (
+        f"{said} Let more be under way at a time: requests_in_flight (now {store.requests_in_flight}) and ahead_bytes "
+        f"in the storage settings.{later}"
+    )
+
+
+def suggested_block(sample_bytes: float, block_bytes: int = BLOCK_BYTES) -> int:
     """Samples that hold a MiB, up to a round number; 1000 at most: the larger a block, the less samples mix."""
-    block = max(1, math.ceil(BLOCK_BYTES / max(1.0, sample_bytes)))
+    block = max(1, math.ceil(block_bytes / max(1.0, sample_bytes)))
     if block > 10:
         step = 10 ** (len(str(block)) - 1)
         block = math.ceil(block / step) * step
@@ -178,6 +221,7 @@ def _need(figures: Figures) -> str | None:
 _RULES: tuple[Callable[[Figures], str | None], ...] = (
     _drops,
     _cold_storage,
+    _object_store,
     _serial_hook,
     _decoding,
     _batching,

@@ -23,17 +23,36 @@ class ReadRate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoreFigures:
+    """An object store.
+
+    Attributes:
+        latency_s: What a request for one byte takes, one at a time; the median.
+        requests_in_flight: At a time, at most, by the settings.
+        fetched_bytes: For a sample, on average, with what lies between the samples of a run.
+    """
+
+    latency_s: float
+    requests_in_flight: int
+    fetched_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StorageFigures:
     """Reading alone, in the order of the stream, in one thread.
 
     Attributes:
-        warm: The dataset's own reading, out of the page cache.
-        cold: The same after the kernel was asked to drop the files from memory; None: that cannot be asked here.
+        warm: The dataset's own reading, out of the page cache; of a dataset in an object store, out of the cache on
+            local disk.
+        cold: The same after the kernel was asked to drop the files from memory; None: that cannot be asked here. Of a
+            dataset in a store, past the cache, chunk by chunk, with nothing fetched ahead; its bytes and requests are
+            those of the store.
         pread_warm: The ceiling: nothing but `pread` on the same ranges. None: they are not ranges of local files.
-        pread_cold: The same after dropping.
+        pread_cold: The same after dropping; of a store, ranges of 4 MiB by as many requests at a time as are allowed.
         still_cached: Share of the ranges that were in memory although they had been dropped, in 0 … 1; near 1, the
             cold figures are warm ones. None: the kernel does not tell.
         request_bytes: Bytes of a read, on average; 0: unknown.
+        store: More of the store; None: the files lie on this machine.
     """
 
     warm: ReadRate
@@ -42,14 +61,16 @@ class StorageFigures:
     pread_cold: ReadRate | None
     still_cached: float | None
     request_bytes: float
+    store: StoreFigures | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTime:
-    """One stage of making a sample, in one thread, with everything in memory.
+    """One stage of making a sample, in one thread, with everything in memory, or in the cache on local disk.
 
     Attributes:
-        name: `storage`, `decode`, the name of a hook, `batch`, or `rest`: what the pipeline takes beyond all others.
+        name: `storage`, `decode`, the name of a hook, `batch`, or `rest`: what the pipeline takes beyond all others,
+            which is not known where it waits for an object store.
         microseconds: A sample.
         share: Of the time of all stages, in 0 … 1.
         serial: Whether it runs in one thread at a time, however many there are.
@@ -67,13 +88,16 @@ class PipelineRun:
 
     Attributes:
         workers: As in `WorkerConfig.num_workers`.
-        samples_per_s: Delivered; items (packs, say) where the pipeline makes such.
+        samples_per_s: Delivered; items (packs, say) where the pipeline makes such. No more than came from a store
+            meanwhile: what was fetched ahead while the first batch was waited for does not count.
         first_batch_s: From the start to the first batch.
+        fetched: What came from object stores meanwhile; None: nothing, or other processes fetched it.
     """
 
     workers: int
     samples_per_s: float
     first_batch_s: float
+    fetched: ReadRate | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

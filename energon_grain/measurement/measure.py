@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, StageTime
 from energon_grain.measurement.machine import memcpy_bytes_per_s, usable_cores
+from energon_grain.measurement.object_store import measure_store, objects_of, past_the_cache
 from energon_grain.measurement.pipeline import measure_pipeline
 from energon_grain.measurement.planned_reads import plan_reads, settled_pace
 from energon_grain.measurement.stages import StageClock, measure_stages
 from energon_grain.measurement.storage import measure_storage
+from energon_grain.storage.object_client import ObjectClient, shared_client
+from energon_grain.storage.storage_settings import storage_settings
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.spec import StreamSpec
@@ -35,6 +39,9 @@ def measure_dataset(
 
     Nothing is written. It takes about `4 + 1 + 2 + len(workers)` times `seconds`.
 
+    What lies in an object store is measured as in the first epoch, past the cache on local disk; reading out of that
+    is measured besides, and what was read for it is kept there.
+
     Args:
         dataset: What `get_train_dataset` returned, for one host.
         path: How to call it.
@@ -52,30 +59,48 @@ def measure_dataset(
         raise ConfigError(f"workers={list(workers)}: numbers of workers are meant, each 0 or more")
     if not seconds > 0:
         raise ConfigError(f"seconds={seconds}: a time above 0 is meant")
-    spec = compile_dataset(dataset)
+    cached = spec = compile_dataset(dataset)
     batch_size = 1 if spec.batch is None else spec.batch.size
     cores = usable_cores()
     chosen = sorted({number for number in workers if number <= cores} or {cores})
-    stage = PureStage(spec)
-    try:
+    client: ObjectClient | None = None
+    with ExitStack() as stack:
+        stage = stack.enter_context(closing(PureStage(spec)))
+        urls = objects_of(stage.sources)
+        if urls:
+            with past_the_cache() as settings:
+                spec, client = compile_dataset(dataset), shared_client(settings)
+            stage = stack.enter_context(closing(PureStage(spec)))
         progress("planning")
         planned = plan_reads(
             spec, stage, batch_size, settled_pace(spec, stage, batch_size, min(seconds, _PACE_SECONDS))
         )
         progress("storage")
-        storage = measure_storage(stage, planned, seconds)
+        if client is None:
+            storage, chunks = measure_storage(stage, planned, seconds), len(planned.chunks)
+        else:
+            through = stack.enter_context(closing(PureStage(cached)))
+            storage, chunks = measure_store(stage, through, planned, urls, seconds, client.settings)
+            stage = through
         progress("stages")
-        clock = measure_stages(spec, stage, planned.chunks, seconds)
-    finally:
-        stage.close()
+        clock = measure_stages(spec, stage, planned.chunks[:chunks], seconds)
     quiet = dataclasses.replace(dataset.worker_config, global_error_handler=_say_nothing)
-    runs = measure_pipeline(spec, quiet, chosen, seconds, progress)
-    alone_s = 1 / max(1e-12, runs[0].samples_per_s) if runs[0].workers == 0 and spec.program is None else None
+    fetched_bytes = 1.0 if storage.store is None else storage.store.fetched_bytes
+    runs = measure_pipeline(spec, quiet, chosen, seconds, progress, client, fetched_bytes)
+    alone = runs[0].workers == 0 and spec.program is None and client is None
+    alone_s = 1 / max(1e-12, runs[0].samples_per_s) if alone else None
     notes = [
         f"This process may use {cores} cores: no more workers than that are tried."
         for _ in range(len(chosen) < len(set(workers)))
     ]
-    if storage.cold is None:
+    if storage.store is not None:
+        notes.append(
+            "`cache off` and the pipeline read past the cache on local disk, as in the first epoch; the pipeline "
+            "fetches ahead of need, which reading by itself does not."
+        )
+        if storage_settings().cache_bytes == 0:
+            notes.append("The storage settings keep no blocks (cache_bytes: 0): every epoch is as the first.")
+    elif storage.cold is None:
         notes.append("No cold figures: what is read are not ranges of local files, or the system cannot drop those.")
     elif storage.still_cached is not None and storage.still_cached > _MOSTLY_CACHED:
         notes.append(

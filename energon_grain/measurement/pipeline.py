@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.measurement.figures import PipelineRun
+from energon_grain.measurement.figures import PipelineRun, ReadRate
+from energon_grain.storage.object_client import ObjectClient, Traffic
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec
 
@@ -21,11 +22,14 @@ def measure_pipeline(
     workers: Sequence[int],
     seconds: float,
     progress: Callable[[str], None] = lambda label: None,
+    client: ObjectClient | None = None,
+    fetched_bytes: float = 1.0,
 ) -> tuple[PipelineRun, ...]:
     """Run the stream with each number of workers, from its beginning.
 
     Before that the largest number runs unmeasured, until it is no longer faster than the time before: so that what the
-    first one reads is in memory as it will be for the last one.
+    first one reads is in memory as it will be for the last one. What comes from a store past the cache is as far away
+    for the last one as for the first, so nothing is run before.
 
     Args:
         spec: The compiled dataset.
@@ -33,27 +37,39 @@ def measure_pipeline(
         workers: Numbers of workers.
         seconds: For each.
         progress: Told what runs.
+        client: What reads objects past the cache; None: nothing does.
+        fetched_bytes: For a sample.
 
     Raises:
         EmptyDatasetError: There is no complete batch.
         FatalSampleError: A hook failed as no policy may skip.
     """
-    progress("warming up")
-    rate = 0.0
-    for _ in range(_WARMING_RUNS):
-        before, rate = rate, _run(spec, config, max(workers), seconds).samples_per_s
-        if rate < _STILL_WARMING * before:
-            break
+    if client is None:
+        progress("warming up")
+        rate = 0.0
+        for _ in range(_WARMING_RUNS):
+            before, rate = rate, _run(spec, config, max(workers), seconds).samples_per_s
+            if rate < _STILL_WARMING * before:
+                break
     runs: list[PipelineRun] = []
     for number in sorted(workers):
         progress(f"pipeline, {number} workers")
-        runs.append(_run(spec, config, number, seconds))
+        own = config.worker_type == "thread" or number == 0
+        runs.append(_run(spec, config, number, seconds, client if own else None, fetched_bytes))
     return tuple(runs)
 
 
-def _run(spec: StreamSpec, config: WorkerConfig, workers: int, seconds: float) -> PipelineRun:
+def _run(
+    spec: StreamSpec,
+    config: WorkerConfig,
+    workers: int,
+    seconds: float,
+    client: ObjectClient | None = None,
+    fetched_bytes: float = 1.0,
+) -> PipelineRun:
     began = time.perf_counter()
-    with Stream(spec, dataclasses.replace(config, num_workers=workers)) as stream:
+    traffic = Traffic() if client is None else replace(client.traffic)
+    with Stream(spec, replace(config, num_workers=workers)) as stream:
         next(stream)
         first = end = time.perf_counter()
         before = stream.stats()["samples"]
@@ -69,4 +85,19 @@ def _run(spec: StreamSpec, config: WorkerConfig, workers: int, seconds: float) -
                 end, samples = now, stream.stats()["samples"] - before
             if late and samples:
                 break
-    return PipelineRun(workers=workers, samples_per_s=samples / (end - first), first_batch_s=first - began)
+        fetched = None if client is None else _fetched(client.traffic, traffic, fetched_bytes, end - began)
+    samples_per_s = samples / (end - first)
+    if fetched is not None:
+        samples_per_s = min(samples_per_s, fetched.samples_per_s)
+    return PipelineRun(workers=workers, samples_per_s=samples_per_s, first_batch_s=first - began, fetched=fetched)
+
+
+def _fetched(now: Traffic, before: Traffic, fetched_bytes: float, seconds: float) -> ReadRate:
+    """What came since, samples that were not delivered yet included."""
+    bytes_per_s = (now.bytes_read - before.bytes_read) / seconds
+    return ReadRate(
+        samples_per_s=bytes_per_s / max(1.0, fetched_bytes),
+        bytes_per_s=bytes_per_s,
+        requests_per_s=(now.requests - before.requests) / seconds,
+        seconds=seconds,
+    )

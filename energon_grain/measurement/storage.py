@@ -28,9 +28,7 @@ def measure_storage(stage: PureStage, planned: PlannedReads, seconds: float) -> 
     """
 
     def own(number: int) -> None:
-        draws = planned.chunks[number].draws
-        for leaf, places in draws.by_leaf():
-            stage.read(leaf, draws[places])
+        read_chunk(stage, planned, number)
 
     cold = pread_cold = pread_warm = still_cached = None
     spans = planned.spans
@@ -38,17 +36,17 @@ def measure_storage(stage: PureStage, planned: PlannedReads, seconds: float) -> 
         page_cache.drop(planned.paths)
         still_cached = page_cache.cached_share(_probes(planned))
         stage.close()
-        cold = _rate(planned, own, seconds, repeat=False)
+        cold, _ = read_rate(planned, own, seconds, repeat=False)
         page_cache.drop(planned.paths)
         with ExitStack() as stack:
-            pread_cold = _rate(planned, _plain(planned, stack), seconds, repeat=False)
+            pread_cold, _ = read_rate(planned, _plain(planned, stack), seconds, repeat=False)
     for number in range(len(planned.chunks)):
         own(number)
-    warm = _rate(planned, own, seconds, repeat=True)
+    warm, _ = read_rate(planned, own, seconds, repeat=True)
     request_bytes = 0.0
     if spans is not None:
         with ExitStack() as stack:
-            pread_warm = _rate(planned, _plain(planned, stack), seconds, repeat=True)
+            pread_warm, _ = read_rate(planned, _plain(planned, stack), seconds, repeat=True)
         sizes = [size for chunk in spans for _, _, size in chunk]
         request_bytes = sum(sizes) / max(1, len(sizes))
     return StorageFigures(
@@ -61,8 +59,24 @@ def measure_storage(stage: PureStage, planned: PlannedReads, seconds: float) -> 
     )
 
 
-def _rate(planned: PlannedReads, read: Callable[[int], None], seconds: float, *, repeat: bool) -> ReadRate:
-    """Read chunk by chunk until the time is up, at least one."""
+def read_chunk(stage: PureStage, planned: PlannedReads, number: int) -> None:
+    """Read the parts of a planned chunk. Raises ReadError."""
+    draws = planned.chunks[number].draws
+    for leaf, places in draws.by_leaf():
+        stage.read(leaf, draws[places])
+
+
+def read_rate(
+    planned: PlannedReads, read: Callable[[int], None], seconds: float, *, repeat: bool
+) -> tuple[ReadRate, int]:
+    """Read chunk by chunk until the time is up, at least one; say how fast it was, and how many were read.
+
+    Args:
+        planned: The chunks.
+        read: Reads the chunk of that number.
+        seconds: How long.
+        repeat: Begin anew after the last one.
+    """
     count = len(planned.chunks)
     done = 0
     begin = time.perf_counter()
@@ -81,12 +95,13 @@ def _rate(planned: PlannedReads, read: Callable[[int], None], seconds: float, *,
         else:
             size_bytes += times * sum(size for _, _, size in planned.spans[number])
             requests += times * len(planned.spans[number])
-    return ReadRate(
+    rate = ReadRate(
         samples_per_s=samples / elapsed_s,
         bytes_per_s=size_bytes / elapsed_s,
         requests_per_s=requests / elapsed_s,
         seconds=elapsed_s,
     )
+    return rate, done
 
 
 def _plain(planned: PlannedReads, stack: ExitStack) -> Callable[[int], None]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from object_server import Bucket
 from typer.testing import CliRunner, Result
 
 from energon_grain.cli.app import app
@@ -79,3 +80,25 @@ def test_wrong_options(root: Path, arguments: list[str], said: str) -> None:
     refused = run(root, *arguments)
     assert isinstance(refused.exception, ConfigError)
     assert said in str(refused.exception)
+
+
+def test_of_a_store_requests_are_told(root: Path, bucket: Bucket) -> None:
+    url = bucket.upload(root, "data")
+    shown = CliRunner().invoke(app, ["bench", url, "--seconds", "0.02", "--batch-size", "4", "--workers", "0"])
+    assert shown.exit_code == 0, shown.output
+    for text in (
+        url,
+        "reading, cache warm",
+        "reading, cache off",
+        "range requests alone",
+        "requests/s",
+        "fetched/s",
+        "up to 32 are made at a time",
+        "Stages, one thread, cache warm",
+    ):
+        assert text in shown.output
+    told = json.loads(
+        CliRunner().invoke(app, ["bench", url, "--seconds", "0.02", "--shuffle", "full", "--json"]).output
+    )
+    assert told["block"] == 1
+    assert told["storage"]["store"]["latency_s"] > 0

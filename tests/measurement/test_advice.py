@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from energon_grain.measurement.advice import advise, suggested_block
-from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures
+from energon_grain.measurement.figures import (
+    Figures,
+    PipelineRun,
+    ReadRate,
+    StageTime,
+    StorageFigures,
+    StoreFigures,
+)
 
 
 def rate(samples_per_s: float, bytes_per_s: float = 1e9) -> ReadRate:
@@ -90,6 +97,51 @@ def test_cold_storage_that_keeps_up_is_left_alone() -> None:
 @pytest.mark.parametrize(("sample_bytes", "block"), [(0, 1000), (100, 1000), (1100, 1000), (5000, 300), (2e6, 1)])
 def test_suggested_blocks_hold_a_mebibyte(sample_bytes: float, block: int) -> None:
     assert suggested_block(sample_bytes) == block
+
+
+def in_store(
+    fetched_per_s: float, requests_per_s: float, *, fetched_bytes: float = 10_000, **changes: Any
+) -> dict[str, Any]:
+    """Figures of a store of which 100 MB/s can be had by requests that take 50 ms."""
+    storage = StorageFigures(
+        warm=rate(9_000),
+        cold=rate(500),
+        pread_warm=None,
+        pread_cold=rate(10_000, 1e8),
+        still_cached=None,
+        request_bytes=1e5,
+        store=StoreFigures(latency_s=0.05, requests_in_flight=32, fetched_bytes=fetched_bytes),
+    )
+    came = ReadRate(samples_per_s=700, bytes_per_s=fetched_per_s, requests_per_s=requests_per_s, seconds=1.0)
+    (run,) = runs(w4=700)
+    return {"storage": storage, "pipeline": (replace(run, fetched=came),), **changes}
+
+
+def test_the_bandwidth_of_a_store_bounds() -> None:
+    text = said(**in_store(9e7, 20))
+    assert text.startswith("In the first epoch bandwidth bounds: the pipeline fetches at 90%")
+    assert "(100 MB/s). Fewer bytes a sample help" in text
+    assert text.endswith(
+        "Later epochs come out of the cache on disk, as far as it holds them: that gives 9,000 samples/s."
+    )
+    wasteful = said(**in_store(9e7, 20, fetched_bytes=40_000))
+    assert "Of a sample of 10,000 bytes it fetches 40,000" in wasteful
+    assert "max_samples_per_sequence=500" in wasteful
+    assert "Fewer bytes" in said(**in_store(9e7, 20, fetched_bytes=40_000, block=400))
+
+
+def test_the_latency_of_a_store_bounds() -> None:
+    text = said(**in_store(1e7, 100))
+    assert text.startswith("In the first epoch latency bounds: a request takes 50 ms and brings 100 KB")
+    assert "at 10% of what range requests alone bring. Read runs of neighbours: max_samples_per_sequence=500" in text
+    assert "requests_in_flight (now 32) and ahead_bytes" in said(**in_store(1e7, 100, block=500))
+    assert "requests_in_flight" in said(**in_store(1e7, 100, sample_bytes=8e6))
+
+
+def test_a_store_that_keeps_up_is_left_alone() -> None:
+    assert said(**in_store(1e6, 5)) == ""
+    (run,) = runs(w4=700)
+    assert said(**in_store(9e7, 20) | {"pipeline": (run,)}) == ""  # other processes fetched: nothing is known
 
 
 def test_a_serial_hook_bounds() -> None:

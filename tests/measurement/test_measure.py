@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_server import Bucket
 
-from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_train_dataset
+from energon_grain import DefaultTaskEncoder, SampleDecoder, StorageSettings, WorkerConfig, get_train_dataset
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement import page_cache
 from energon_grain.measurement.figures import Figures
 from energon_grain.measurement.measure import measure_dataset
 from energon_grain.measurement.planned_reads import plan_reads, settled_pace
+from energon_grain.storage.storage_settings import storage_settings, using_storage
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.encode import PureStage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
@@ -46,7 +48,7 @@ class Packer(DefaultTaskEncoder):
         return samples[0]
 
 
-def measured(path: Path | dict[str, Any], encoder: DefaultTaskEncoder, **arguments: Any) -> Figures:
+def measured(path: Path | str | dict[str, Any], encoder: DefaultTaskEncoder, **arguments: Any) -> Figures:
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1),
@@ -112,6 +114,57 @@ def test_lanes_with_a_program_show_in_the_pipeline_alone(texts: Path) -> None:
     figures = measured(texts, Packer(), packing_buffer_size=4)
     assert [stage.name for stage in figures.stages] == ["storage", "decode"]
     assert any("Lanes" in note for note in figures.notes)
+
+
+def sent_bytes(bucket: Bucket) -> int:
+    return sum(request.sent_bytes for request in bucket.server.requests(".tar"))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_what_lies_in_a_store_is_read_past_the_cache_and_out_of_it(texts: Path, bucket: Bucket, kind: Any) -> None:
+    dataset = get_train_dataset(
+        bucket.upload(texts, "texts"),
+        worker_config=WorkerConfig(rank=0, world_size=1, worker_type=kind),
+        batch_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    before = storage_settings()
+    bucket.server.reset()
+    figures = measure_dataset(dataset, path="data", workers=(0, 1), seconds=0.05)
+    storage = figures.storage
+    assert storage.cold is not None
+    assert storage.pread_cold is not None
+    assert storage.store is not None
+    for rate in (storage.cold, storage.pread_cold, figures.pipeline[0].fetched):
+        assert rate is not None
+        assert min(rate.samples_per_s, rate.bytes_per_s, rate.requests_per_s, rate.seconds) > 0
+    assert storage.warm.samples_per_s > 0
+    assert 0 < storage.store.latency_s < 1
+    assert storage.store.fetched_bytes >= figures.sample_bytes
+    assert storage.store.requests_in_flight == before.requests_in_flight
+    assert [stage.name for stage in figures.stages] == ["storage", "decode", "batch"]
+    assert (figures.pipeline[1].fetched is None) == (kind == "process")
+    assert any("past the cache" in note for note in figures.notes)
+    assert storage_settings() == before
+    # Several times the dataset has come: nothing of the pipeline was in the cache.
+    assert sent_bytes(bucket) > 2 * sum(tar.stat().st_size for tar in texts.glob("*.tar"))
+
+
+def test_without_a_cache_there_is_no_second_epoch(texts: Path, bucket: Bucket) -> None:
+    with using_storage(StorageSettings(cache_bytes=0)):
+        figures = measured(bucket.upload(texts, "texts"), DefaultTaskEncoder())
+    assert figures.storage.warm == figures.storage.cold
+    assert any("keep no blocks" in note for note in figures.notes)
+
+
+def test_joins_and_mixtures_of_both_kinds(captions: Path, texts: Path, bucket: Bucket) -> None:
+    url = bucket.upload(captions, "captions")
+    for node in ({"join": [{"path": url}, {"path": str(captions)}]}, {"concat": [{"path": str(texts)}, {"path": url}]}):
+        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": node}}
+        figures = measured(document, DefaultTaskEncoder(), batch_size=None)
+        assert figures.storage.store is not None
+        assert figures.storage.store.fetched_bytes > 0
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from energon_grain.storage.storage_settings import (
     parse_settings,
     storage_settings,
     use_storage,
+    using_storage,
 )
 
 EVERYTHING: dict[str, Any] = {
@@ -38,6 +39,7 @@ EVERYTHING: dict[str, Any] = {
     "longest_pause_s": 1.5,
     "cache_dir": "/scratch",
     "cache_bytes": 12345,
+    "ahead_bytes": 77 << 20,
 }
 
 
@@ -168,6 +170,16 @@ def test_the_folder_of_the_cache_is_absolute(
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "c"))
     expected = folder.format(home=home, own="energon-grain/objects")
     assert StorageSettings(cache_dir=cache_dir).cache_folder == expected
+
+
+def test_settings_of_a_block_end_with_it(home: Path) -> None:
+    write(home / ".config/energon-grain/storage.yaml", {"attempts": 3})
+    with using_storage(StorageSettings(attempts=4)):
+        assert storage_settings().attempts == 4
+        with pytest.raises(ZeroDivisionError), using_storage(StorageSettings(attempts=5)):
+            raise ZeroDivisionError
+        assert storage_settings().attempts == 4
+    assert storage_settings().attempts == 3
 
 
 def test_a_mapping_is_checked_without_a_file() -> None:
