@@ -59,7 +59,7 @@ class JsonlFile:
             StaleIndexError: What was read of it since is of another version.
         """
         if self.generation is not None and isinstance(self.store, RemoteFiles):
-            self.store.expect(self.location, size_bytes, self.generation)
+            self.store.versions.expect(self.location, size_bytes, self.generation)
 
 
 def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | None = None) -> JsonlFile:

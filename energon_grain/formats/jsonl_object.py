@@ -69,7 +69,7 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
 
     def ask(of: str) -> tuple[int, bytes] | bytes | None:
         if of == url:
-            version = files.version(url)
+            version = files.versions.of(url)
             return version.size_bytes, version.generation
         found = client.read(ObjectRange(of, 0, _SMALLEST_INDEX_BYTES))
         return None if found is None else found.generation

@@ -37,7 +37,7 @@ class ObjectBytes:
         self._url = url
         self._files = RemoteFiles(settings)
         self._client = shared_client(settings)
-        self._version = self._files.version(url)
+        self._version = self._files.versions.of(url)
         self._window, self._window_at = b"", 0
         self._stop_bytes = _STOP_BYTES
         self._fetch(0, _FIRST_BYTES)
@@ -91,7 +91,7 @@ class ObjectBytes:
         starts = range(offset + len(kept), stop, _PIECE_BYTES)
 
         def read(start: int) -> bytes:
-            return self._files.read_range(self._url, self._version, start, min(start + _PIECE_BYTES, stop))
+            return self._files.versions.read(self._url, self._version, start, min(start + _PIECE_BYTES, stop))
 
         try:
             self._window = b"".join([kept, *self._client.map(read, starts)])

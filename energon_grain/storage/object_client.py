@@ -17,6 +17,7 @@ import msgspec
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.helper_objects import HelperObjects
+from energon_grain.storage.program_end import pause, program_ends
 from energon_grain.storage.storage_settings import StorageSettings
 from energon_grain.storage.tensorstore_objects import Fetched, ObjectError, Objects, TensorStoreObjects, inherited
 
@@ -149,7 +150,7 @@ class ObjectClient:
                 _logger.warning(
                     "%s failed (%s); attempt %d of %d in %.2g s", doing, error, attempt, settings.attempts, pause_s
                 )
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many readers do not come back all at once
+            pause(pause_s * random.uniform(0.5, 1.0))  # so that many readers do not come back all at once
             pause_s = min(2 * pause_s, settings.longest_pause_s)
 
     def _once(self, ask: Callable[[Objects, float], _Result], *, repeated: bool) -> _Result:
@@ -157,6 +158,8 @@ class ObjectClient:
             with self._lock:
                 self.traffic.requests += 1
                 self.traffic.repeated += repeated
+            if program_ends():
+                raise ObjectError("the program ends", passing=False)
             return ask(self._objects, self.settings.timeout_s)
 
 

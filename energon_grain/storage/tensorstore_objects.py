@@ -10,12 +10,14 @@ import math
 import os
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from energon_grain.storage.kvstore_spec import context_spec, kvstore_spec
+from energon_grain.storage.program_end import LOOK_SECONDS, program_ends
 from energon_grain.storage.storage_settings import StorageSettings
 
 UNVERSIONED = b"\x10"
@@ -158,11 +160,19 @@ class TensorStoreObjects:
 
 
 def _wait(future: Any, timeout_s: float) -> Any:
+    end = time.monotonic() + timeout_s
     try:
-        return future.result(timeout=timeout_s)
-    except TimeoutError:
+        while True:
+            try:
+                return future.result(timeout=max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+            except TimeoutError:
+                if program_ends():
+                    raise ObjectError("the program ends", passing=False) from None
+                if time.monotonic() >= end:
+                    raise ObjectError(f"no answer within {timeout_s:g} s", passing=True) from None
+    except ObjectError:
         future.cancel()
-        raise ObjectError(f"no answer within {timeout_s:g} s", passing=True) from None
+        raise
     except (ValueError, KeyError, NotImplementedError, RuntimeError, OSError) as error:
         message = " ".join(str(error).split())
         raise ObjectError(

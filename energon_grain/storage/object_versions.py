@@ -1,0 +1,137 @@
+"""Which version of each object a reader reads: its size and its generation.
+
+The first time that an object is asked for, its version is learnt. From then on every answer must be of that version.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from energon_grain.errors import MissingObjectError, RangeError, StaleIndexError
+from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.tensorstore_objects import Fetched
+
+_SIZE_IN_MESSAGE = re.compile(r"(?:total size |value of size |<ActualObjectSize>)(\d+)")
+_NO_OBJECT_BYTES = 1 << 61
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What is known of an object.
+
+    Attributes:
+        size_bytes: Of the object.
+        generation: Changes whenever the object does.
+    """
+
+    size_bytes: int
+    generation: bytes
+
+
+class ObjectVersions:
+    """The versions of the objects that a reader reads.
+
+    Args:
+        client: Asks for them.
+    """
+
+    def __init__(self, client: ObjectClient) -> None:
+        self._client = client
+        self._known: dict[str, Version] = {}
+
+    def read(self, path: str, version: Version, start: int, stop: int) -> bytes:
+        """Read bytes [start, stop) of a version, past the cache. Raises StaleIndexError if it was replaced."""
+        fetched = _there(path, self._client.read(ObjectRange(path, start, stop)))
+        if fetched.generation != version.generation:
+            raise _changed(path, version.generation, fetched.generation)
+        return b"" if fetched.data is None else fetched.data
+
+    def of(self, path: str) -> Version:
+        """Size and generation of an object, learnt once. Raises ReadError when there is none."""
+        known = self._known.get(path)
+        return self._learn(path, self._measured(path)) if known is None else known
+
+    def expect(self, path: str, size_bytes: int, generation: bytes) -> None:
+        """Read an object in this version only, which somebody else learnt: nothing is asked.
+
+        Raises:
+            StaleIndexError: It has been read in another version.
+        """
+        self._learn(path, Version(size_bytes, generation))
+
+    def _learn(self, path: str, version: Version) -> Version:
+        known = self._known.setdefault(path, version)
+        if known != version:
+            raise _changed(path, known.generation, version.generation)
+        return known
+
+    def _measured(self, path: str) -> Version:
+        """Size and version of an object. TensorStore has no request for that.
+
+        A read far behind the end is refused with a message in which most stores give the size; it is believed only
+        where the last byte is found there. Else the end is searched for.
+        """
+        try:
+            _there(path, self._client.read(ObjectRange(path, _NO_OBJECT_BYTES, _NO_OBJECT_BYTES + 1)))
+        except RangeError as error:
+            told = _SIZE_IN_MESSAGE.search(str(error))
+            if told is not None:
+                size = int(told[1])
+                try:
+                    last = _there(path, self._client.read(ObjectRange(path, max(size - 1, 0) if size else None)))
+                except RangeError:
+                    last = None
+                if last is not None and len(last.data or b"") == min(size, 1):
+                    return Version(size, last.generation)
+        low, high = 0, _NO_OBJECT_BYTES  # the size is at least `low` and below `high`
+        probe = 1 << 20
+        while high - low > 1:
+            if self._reaches(path, probe):
+                low = probe
+            else:
+                high = probe
+            probe = min(low * 4, high - 1) if high == _NO_OBJECT_BYTES else (low + high) // 2
+            probe = max(probe, low + 1)
+        last = _there(path, self._client.read(ObjectRange(path, low - 1) if low else ObjectRange(path)))
+        return Version(low, last.generation)
+
+    def _reaches(self, path: str, size: int) -> bool:
+        """Whether an object has at least so many bytes."""
+        try:
+            _there(path, self._client.read(ObjectRange(path, size - 1, size)))
+        except RangeError:
+            return False
+        return True
+
+    def tail(self, path: str, start: int) -> bytes:
+        """The bytes of an object from `start` to its end, in one request, from which its version is learnt."""
+        if start == 0:
+            fetched = _there(path, self._client.read(ObjectRange(path)))
+        else:
+            # From one byte before: a range that begins where the object ends is refused.
+            fetched = _there(path, self._client.read(ObjectRange(path, start - 1)))
+        data = b"" if fetched.data is None else fetched.data
+        self._learn(path, Version(start - (start > 0) + len(data), fetched.generation))
+        return data[1:] if start else data
+
+    def forget(self) -> None:
+        """Look at every object anew."""
+        self._known.clear()
+
+
+def _there(path: str, fetched: Fetched | None) -> Fetched:
+    if fetched is None:
+        raise MissingObjectError(f"{path}: there is no such object")
+    return fetched
+
+
+def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
+    return StaleIndexError(
+        f"{path}: was replaced while it was read (version {_shown(old)} then, {_shown(new)} now); begin anew, and let "
+        "nothing write to a dataset that is being read"
+    )
+
+
+def _shown(generation: bytes) -> str:
+    return generation.strip(b"\0").decode("ascii", "backslashreplace")
