@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from energon_grain.samples.source_info import SourceInfo, add_source_info
     from energon_grain.samples.text import TextSample
     from energon_grain.sources.file_store import FileStore
+    from energon_grain.sources.object_file_store import ObjectFileStore
     from energon_grain.sources.raw import RawBatch, RawSample
     from energon_grain.sources.source import SampleLocation, Source
     from energon_grain.sources.system_file_store import SystemFileStore
@@ -141,6 +142,7 @@ __all__ = [
     "CaptioningWebdataset",
     "ConcatDataset",
     "ConfigError",
+    "ConversionReport",
     "Cooker",
     "CrudeJsonlDatasetFactory",
     "CrudeSample",
@@ -205,6 +207,7 @@ __all__ = [
     "NoCachePool",
     "OCRSample",
     "OCRWebdataset",
+    "ObjectFileStore",
     "PackingDataset",
     "Packs",
     "PrimaryFileStore",
@@ -346,6 +349,7 @@ _MODULES = {
     "sources.file_store": ("FileStore",),
     "sources.raw": ("RawBatch", "RawSample"),
     "sources.source": ("SampleLocation", "Source"),
+    "sources.object_file_store": ("ObjectFileStore",),
     "sources.system_file_store": ("SystemFileStore",),
     "sources.webdataset": ("WebDatasetSource",),
     "sources.webdataset_file_store": ("WebdatasetFileStore",),
