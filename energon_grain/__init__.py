@@ -142,7 +142,6 @@ __all__ = [
     "CaptioningWebdataset",
     "ConcatDataset",
     "ConfigError",
-    "ConversionReport",
     "Cooker",
     "CrudeJsonlDatasetFactory",
     "CrudeSample",
