@@ -104,6 +104,7 @@ def test_a_killed_worker_leaves_nothing_behind(files: RemoteFiles, bucket: Bucke
     worker.start()
     try:
         while fetched(bucket) < 3 * BLOCK_BYTES:
+            assert worker.is_alive()
             time.sleep(0.01)
     finally:
         assert worker.pid is not None
