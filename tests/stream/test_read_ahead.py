@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from object_server import Bucket, Fault, ObjectServer
 from stream_hosts import quiet
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.errors import ReadError
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.stream.draws import Draws
+from energon_grain.stream.read_ahead import _well_cut
 from energon_grain.testing import make_blob_dataset
 
 Open = Callable[..., Stream]
@@ -175,3 +180,29 @@ def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
 def _drain(stream: Stream) -> None:
     with contextlib.suppress(Exception):
         take(stream)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(10, 60), st.integers(0, 200))
+def test_steps_end_where_windows_end(seed: int, windows: int, run: int, more: int) -> None:
+    """Windows of 8 runs each, of which a few draws of the next one are seen."""
+    rng = np.random.default_rng(seed)
+    starts = rng.permutation(200)[: 8 * (windows + 1)] * 1000
+    order = [
+        rng.permutation(np.concatenate([start + np.arange(run) for start in starts[8 * window : 8 * window + 8]]))
+        for window in range(windows + 1)
+    ]
+    whole = windows * 8 * run
+    index = np.concatenate(order)[: whole + min(more, 2 * run)]
+    zeros = np.zeros(len(index), np.int64)
+    cut = _well_cut(Draws(leaf=zeros.astype(np.int32), child=zeros, index=index, epoch=zeros))
+    if len(index) < 256:
+        assert cut == len(index)
+    else:
+        assert len(index) // 2 <= cut <= len(index)
+        assert cut % (8 * run) == 0 or len(index) == whole
+
+
+def test_what_is_read_by_itself_is_not_cut() -> None:
+    index = np.random.default_rng(0).permutation(100_000)[:1000] * 2
+    zeros = np.zeros(len(index), np.int64)
+    assert _well_cut(Draws(leaf=zeros.astype(np.int32), child=zeros, index=index, epoch=zeros)) == 1000
