@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.errors import ConfigError
@@ -44,7 +43,7 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
         FieldMapError: The field map does not fit the sample type.
         UntrustedCodeError: It names a class of a module that the program did not declare.
     """
-    root = Path(leaf.path)
+    root = leaf.path
     decoder = None if config.raw_bytes else leaf.task_encoder.decoder
     if config.decoder is not None:
         decoder = _declared_decoder(leaf.task_encoder.decoder_type, config.decoder, root)
@@ -116,7 +115,7 @@ def _of_factory(
     return made.definition()
 
 
-def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: Path) -> SampleDecoder:
+def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
     try:
         return decoder_type(**options)
     except TypeError as error:

@@ -49,7 +49,9 @@ from energon_grain.prepare.staging import (
     stage_splits,
 )
 from energon_grain.prepare.store_commit import commit_to_store
-from energon_grain.storage.location import is_url, join, located, scheme_of
+from energon_grain.storage.kvstore_spec import has_lists
+from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.storage_settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
@@ -221,7 +223,7 @@ def prepare_dataset(
 def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
     """Say where a dataset lies that is to be written beside. Raises ConfigError where that cannot be."""
     location = located(root)
-    if scheme_of(location) in ("http", "https"):
+    if is_url(location) and not has_lists(location, storage_settings()):
         raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
     return open_folder(location)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -13,8 +14,29 @@ import pytest
 from object_server import Bucket, Fault
 from web_server import running_web_server
 
-from energon_grain import EPath, MissingObjectError, ReadError, StorageSettings, StoreSettings, use_storage
+from energon_grain import (
+    EPath,
+    MissingObjectError,
+    ReadError,
+    StorageSettings,
+    StoreSettings,
+    Stream,
+    WebdatasetFileStore,
+    WebDatasetSource,
+    WorkerConfig,
+    get_train_dataset,
+    load_dataset,
+    traverse_metadataset,
+    use_storage,
+)
 from energon_grain.errors import ConfigError
+from energon_grain.metadataset.prepare_joins import prepare_metadataset
+from energon_grain.migration import migration_findings
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.dataset_summary import summarize_dataset
+from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.testing import make_text_dataset
 
 TEXT = "Zeile\r\n\n見\n"
 
@@ -272,3 +294,38 @@ def test_it_is_made_without_loading_what_reads_stores() -> None:
         "import sys, energon_grain; energon_grain.EPath('s3://b/x').parent; assert 'tensorstore' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
+def test_all_that_takes_a_path_takes_one(bucket: Bucket, tmp_path: Path) -> None:
+    for folder in (EPath(tmp_path / "here"), EPath(bucket.url)):
+        EPath(make_text_dataset(tmp_path / "bare", n=20, shards=2, prepared=False)).copy(folder / "set")
+        prepare_dataset(folder / "set", split_ratio=(1, 0, 0), sample_type="TextSample", field_map={"text": "txt"})
+        (folder / "lines.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+        prepare_jsonl(folder / "lines.jsonl")
+        leaf = {"path": "set"}
+        splits = {
+            "train": {"concat": [leaf, {"path": "lines.jsonl"}]},
+            "join": {"join": [leaf, leaf], "split_part": "train"},
+        }
+        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
+        (folder / "both.yaml").write_text(json.dumps(document))
+        prepare_metadataset(folder / "both.yaml")
+        for name, count in (("set", 20), ("both.yaml", 22), ("lines.jsonl", 2)):
+            dataset = get_train_dataset(
+                folder / name,
+                worker_config=WorkerConfig(0, 1, 0),
+                batch_size=None,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+            )
+            assert len(dataset) == count
+            with Stream.of(dataset) as stream:
+                next(stream)
+        assert load_dataset(folder / "both.yaml").file == str(folder / "both.yaml")
+        found = traverse_metadataset(folder / "both.yaml", split_part="train")
+        assert [str(each.path) for each in found] == [str(folder / "set"), str(folder / "lines.jsonl")]
+        assert len(WebDatasetSource(folder / "set")) == 20
+        assert summarize_dataset(folder / "set").samples == 20
+        assert lint_dataset(folder / "set").findings == ()
+        assert [finding for finding in migration_findings(folder / "both.yaml") if finding.severity == "error"] == []
+        assert WebdatasetFileStore(folder / "set")["000000.txt"]
