@@ -42,7 +42,7 @@ class _Host:
         self.used += payload
 
 
-def fetched(url: str, samples: int, hosts: int, blocks: bool, cache_mb: float) -> dict[str, Any]:
+def fetched(url: str, samples: int, hosts: int, blocks: bool, cache_mb: float, ahead_mb: float) -> dict[str, Any]:
     """Requests and bytes of one pass over the data, over all hosts.
 
     `ahead_mb`: the most that one host has fetched and not delivered, yet or at all.
@@ -55,7 +55,11 @@ def fetched(url: str, samples: int, hosts: int, blocks: bool, cache_mb: float) -
                 rank,
                 hosts,
                 blocks,
-                StorageSettings(cache_dir=str(Path(folder, str(rank))), cache_bytes=int(cache_mb * 1e6)),
+                StorageSettings(
+                    cache_dir=str(Path(folder, str(rank))),
+                    cache_bytes=int(cache_mb * 1e6),
+                    ahead_bytes=int(ahead_mb * 1e6),
+                ),
             )
             for rank in range(hosts)
         ]

@@ -41,7 +41,7 @@ def _bare(cache: Path, call: str, name: str, **arguments: Any) -> Contender:
 def _first_pass(cache: Path) -> Row:
     return Row(
         name="bucket",
-        title="100 KB blobs + json in a bucket: the first pass from an empty cache, opening included; crude data set, "
+        title="100 KB blobs + json in a bucket: the first pass from an empty cache; crude data set, "
         "cooker into two fields, shuffled 100/100, batches of 32, one process",
         data_sets=(_DATA,),
         served=_DATA,
@@ -103,14 +103,14 @@ def _fetched() -> Row:
         room = "" if cache_mb > _PAGES_MB else f", cache of {cache_mb} MB"
         name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{room}"
         data = {"url": f"s3://{BUCKET}/pages", "samples": DATA_SETS["pages"].samples}
-        arguments = {**data, "hosts": hosts, "blocks": order != "full shuffle", "cache_mb": cache_mb}
+        arguments = {**data, "hosts": hosts, "blocks": order != "full shuffle", "cache_mb": cache_mb, "ahead_mb": 100}
         return Contender(name=name, module="object_store_hosts", call="fetched", arguments=arguments)
 
     cases = [one(order, hosts, 1_000) for order in ("ours: block shuffle", "full shuffle") for hosts in (1, 2, 8)]
     return Row(
         name="bucket-fetched",
         title=f"10 KB samples, {_PAGES_MB} MB in all, in blocks of 100: what all hosts together fetch in the first "
-        "pass, and the most that one of them has fetched and not yet used",
+        "pass when 100 MB may be fetched ahead by each, and the most that one of them has fetched and not yet used",
         data_sets=("pages",),
         served="pages",
         metrics=("requests", "fetched_mb", "times_data", "ahead_mb"),

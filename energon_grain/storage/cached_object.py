@@ -86,6 +86,11 @@ class CachedObject:
         absent, damaged = copy.check(first, stop)
         return sorted(absent + damaged)
 
+    def has_verified(self, first: int, stop: int) -> bool:
+        """Whether this process knows, without looking, that the blocks [first, stop) are there."""
+        copy = self._copy
+        return copy is not None and copy.verified.find(0, first, stop) < 0
+
     def claim(self, blocks: Sequence[int]) -> Claim:
         """Take the right to fetch those blocks that are missing and that nobody else is fetching, without waiting.
 

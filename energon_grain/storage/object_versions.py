@@ -47,6 +47,10 @@ class ObjectVersions:
             raise _changed(path, version.generation, fetched.generation)
         return b"" if fetched.data is None else fetched.data
 
+    def known(self, path: str) -> Version | None:
+        """What was learnt of an object."""
+        return self._known.get(path)
+
     def of(self, path: str) -> Version:
         """Size and generation of an object, learnt once. Raises ReadError when there is none."""
         known = self._known.get(path)

@@ -109,6 +109,17 @@ class RemoteFiles:
         ahead_bytes = self.settings.ahead_bytes
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
+    def is_kept(self, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) are known to be there, so that `keep` has nothing to do."""
+        version = self.versions.known(path)
+        if version is None:
+            return False
+        stop = min(stop, version.size_bytes)
+        if self._cache is None or version.generation == UNVERSIONED:
+            return not self._held.missing(path, start, stop)
+        cached = self._cache.open(path, version.generation, version.size_bytes)
+        return cached.has_verified(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+
     def keep(self, path: str, start: int, stop: int) -> bool:
         """Fetch bytes [start, stop) ahead of need, except what is there or being fetched: into the cache, else memory.
 

@@ -91,12 +91,16 @@ class ReadAhead:
             ranges, (place, span) = self._ranges(draws)
         wanted = np.full(len(ranges), len(draws), np.int64)
         np.minimum.at(wanted, span, place)
-        order = np.argsort(wanted, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
+        rank = np.full(len(ranges), -1, np.int64)
+        futures: list[Future[None]] = []
+        for number in np.argsort(wanted, kind="stable").tolist():
+            files, path, start, stop = ranges[number]
+            if not files.is_kept(path, start, stop):
+                rank[number] = len(futures)
+                futures.append(self._submit(files, path, start, stop))
         needed = np.zeros(len(draws), np.int64)
-        np.maximum.at(needed, place, rank[span] + 1)
-        futures = [self._submit(*ranges[number]) for number in order.tolist()]
+        if futures:
+            np.maximum.at(needed, place, rank[span] + 1)
         return Coming(self, futures, np.maximum.accumulate(needed))
 
     def _ranges(self, draws: Draws) -> tuple[list[_Range], tuple[Int64Array, Int64Array]]:
