@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
@@ -36,7 +38,8 @@ class ArrayRecordFileStore(FileStore[Any]):
     ) -> None:
         folder = open_folder(path)
         self._arguments = (folder, None if index_cache_dir is None else os.fspath(index_cache_dir))
-        self._records = ArrayRecordFolder(folder, index_cache_dir=index_cache_dir)
+        cache_dir = None if index_cache_dir is None else Path(index_cache_dir)
+        self._records = ArrayRecordFolder(folder, open_columnar(folder, cache_dir=cache_dir))
         self._parts = {name: number for number, name in enumerate(self._records.index.part_names)}
         remember(self, self._arguments)
 

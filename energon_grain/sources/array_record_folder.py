@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,8 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError, ReadError, StaleIndexError
 from energon_grain.formats.array_record_encoding import read_records_file, record_decoder
 from energon_grain.formats.array_record_files import ArrayRecordFile, ArrayRecordFiles
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
 from energon_grain.sources.raw import PartValue
 
@@ -24,23 +23,19 @@ class ArrayRecordFolder:
     """The index of a dataset and the files that it describes. Thread-safe.
 
     Args:
-        path: The dataset's folder, of this machine.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+        folder: Where the dataset lies, on this machine.
+        index: Its columnar index.
 
     Attributes:
         location: The folder, as messages name it.
         index: The columnar index.
 
     Raises:
-        DatasetNotFoundError: `path` is not a prepared dataset of ArrayRecord files.
+        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
         ConfigError: It lies in an object store.
-        IndexFileError: The index is damaged.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | DataFolder, *, index_cache_dir: str | os.PathLike[str] | None = None
-    ) -> None:
-        folder = open_folder(path)
+    def __init__(self, folder: DataFolder, index: ColumnarIndex) -> None:
         self.location = folder.location
         if folder.is_remote:
             raise ConfigError(
@@ -48,7 +43,7 @@ class ArrayRecordFolder:
                 f"copy the dataset to one, or keep tars in the store: `energon-grain convert SOURCE TARGET --to tar` "
                 f"makes them of a local copy"
             )
-        self.index = open_columnar(folder, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
+        self.index = index
         encoding = read_records_file(folder.local)
         if encoding is None:
             raise DatasetNotFoundError(

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.shard_check import check_shards
-from energon_grain.sources.indexed_samples import IndexedSamples
-from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.remote_runs import long_runs, remote_run
-from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
 
-class WebDatasetSource:
+class WebDatasetSource(IndexedSource):
     """The samples of some shards of a prepared dataset, in the order of the shards.
 
     Opening maps the columnar index and reads no shard, whatever their number; the first read from a shard checks that
@@ -41,70 +37,22 @@ class WebDatasetSource:
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
+        ConfigError: The range or a shard does not fit.
         StaleIndexError: The index does not fit the shards.
         EmptyDatasetError: No sample is left.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | DataFolder,
-        *,
-        shards: Sequence[str] | None = None,
-        parts: PartFilter = None,
-        start: int = 0,
-        stop: int | None = None,
-        excluded: Sequence[tuple[str, str]] = (),
-        index_cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self._folder = open_folder(path)
-        self._arguments = (self._folder, shards, parts, start, stop, excluded, index_cache_dir)
+    def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
+        super().__init__(path, **options)
         self._store = self._folder.store
-        self._index = open_columnar(self._folder, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
-        self._samples = IndexedSamples(
-            self._index,
-            where=self._folder.location,
-            shards=shards,
-            parts=parts,
-            start=start,
-            stop=stop,
-            excluded=excluded,
-        )
         self._paths = [self._folder.shard(name) for name in self._index.shards]
         self._verified = np.zeros(len(self._index.shards), np.bool_)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, self._arguments
-
-    def __repr__(self) -> str:
-        return f"WebDatasetSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
-
-    @property
-    def path(self) -> str:
-        """The dataset's folder, path or URL."""
-        return self._folder.location
-
-    @property
-    def content_id(self) -> str:
-        """Digest of the index and of which of its samples are served."""
-        return self._samples.content_id
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of the parts that a read may return."""
-        return self._samples.part_names
-
-    def __len__(self) -> int:
-        return len(self._samples)
 
     @property
     def run_samples(self) -> int | None:
         """Of shards in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
         index = self._index
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
-
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each sample takes: its payloads, or its extent in the tar when all parts are read."""
-        return self._samples.sizes(indices)
 
     @property
     def remote_files(self) -> RemoteFiles | None:
@@ -184,34 +132,6 @@ class WebDatasetSource:
         check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
-    def locate(self, index: int) -> SampleLocation:
-        """Where sample `index` lies. Raises IndexError when it is out of range."""
-        return self._samples.locate(index)
-
-    def place_of(self, index: int) -> str:
-        """The shard and the key of sample `index`."""
-        return self._samples.place_of(index)
-
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""
         self._store.close()
-
-
-def _restore(
-    path: DataFolder,
-    shards: Sequence[str] | None,
-    parts: PartFilter,
-    start: int,
-    stop: int | None,
-    excluded: Sequence[tuple[str, str]],
-    index_cache_dir: str | None,
-) -> WebDatasetSource:
-    return WebDatasetSource(
-        path,
-        shards=shards,
-        parts=parts,
-        start=start,
-        stop=stop,
-        excluded=excluded,
-        index_cache_dir=index_cache_dir,
-    )
