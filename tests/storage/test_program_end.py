@@ -1,0 +1,56 @@
+"""The end of a program while requests are under way: at once, and without a word."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from conftest import RunScript
+from object_server import Bucket, Fault
+
+_SCRIPT = """
+import multiprocessing
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.storage_settings import storage_settings
+
+url, where = sys.argv[1:]
+
+
+def begin():
+    client = shared_client(storage_settings())
+    pool = ThreadPoolExecutor(2)
+    for _ in range(4):
+        pool.submit(client.read, ObjectRange(url))
+    while not client.traffic.requests:
+        time.sleep(0.01)
+    time.sleep(0.5)
+
+
+if where == "child":
+    shared_client(storage_settings()).read(ObjectRange(url + ".other"))
+    child = multiprocessing.get_context("fork").Process(target=begin)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+else:
+    begin()
+print(time.time())
+"""
+
+
+@pytest.mark.parametrize("kind", ["stall", "status"])
+@pytest.mark.parametrize("where", ["here", "child"])
+def test_a_program_ends_while_requests_are_under_way(
+    bucket: Bucket, run_script: RunScript, kind: str, where: str
+) -> None:
+    bucket.put("a", b"text")
+    bucket.server.inject(Fault("stall" if kind == "stall" else "status", times=None, match="/a "))
+    done = run_script(_SCRIPT, f"{bucket.url}/a", where, env=bucket.server.environment)
+    ended = time.time()
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "attempt" not in line] == []
+    assert ended - float(done.stdout) < 5
