@@ -37,7 +37,7 @@ from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.object_client import ObjectClient, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
 
@@ -45,8 +45,9 @@ _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
 _FRESH_SECONDS = 5.0
-_up_to_date: dict[str, float] = {}
-"""When this process brought a mirror up to date last."""
+_OLD_COLUMNS_SECONDS = 24 * 3600.0
+_up_to_date: dict[str, tuple[ObjectClient, float]] = {}
+"""When this process brought a mirror up to date last, and from where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,12 +115,13 @@ def mirror_dataset(url: str) -> Mirror:
         ConfigError: The URL is of no store that can be read.
         ReadError: The store cannot be reached.
     """
-    mirror = Mirror(url, shared_client(storage_settings()))
-    done = _up_to_date.get(str(mirror.folder))
-    if done is not None and time.monotonic() - done < _FRESH_SECONDS and mirror.folder.is_dir():
+    client = shared_client(storage_settings())
+    mirror = Mirror(url, client)
+    by, when = _up_to_date.get(str(mirror.folder), (None, 0.0))
+    if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir():
         return mirror
     _bring_up_to_date(mirror)
-    _up_to_date[str(mirror.folder)] = time.monotonic()
+    _up_to_date[str(mirror.folder)] = client, time.monotonic()
     return mirror
 
 
@@ -141,6 +143,7 @@ def _bring_up_to_date(mirror: Mirror) -> None:
                 for name, dtype in COLUMN_TYPES.items()
             }
             mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
+            _remove_old_columns(columnar_folder(mirror.folder), header.generation)
         elif any(found.get(f"{META_FOLDER}/{name}") for name in (INFO_JSON, INFO_YAML, INDEX_UUID)):
             # The index that was built here is of a dataset that was prepared anew.
             shutil.rmtree(columnar_folder(mirror.folder), ignore_errors=True)
@@ -178,3 +181,11 @@ def _forget_others(mirror: Mirror, names: set[str]) -> None:
     for file in meta.iterdir():
         if file.is_file() and f"{META_FOLDER}/{file.name}" not in names:
             file.unlink(missing_ok=True)
+
+
+def _remove_old_columns(folder: Path, current: str) -> None:
+    """Remove columns that were copied more than a day ago and that the header does not name any more."""
+    for old in folder.glob("g*"):
+        with contextlib.suppress(OSError):
+            if old.name != current and time.time() - old.stat().st_mtime > _OLD_COLUMNS_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)

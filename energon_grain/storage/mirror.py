@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Collection, Generator, Mapping
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from energon_grain.errors import ReadError
+from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -24,6 +25,7 @@ from energon_grain.storage.storage_settings import storage_settings
 
 _STATE = ".mirror.json"
 _LOCK = ".mirror.lock"
+_LONGEST_NAME = 200
 
 
 class _State(msgspec.Struct):
@@ -53,22 +55,29 @@ class Mirror:
         self.url = located(url)
         self._client = client
         scheme, _, rest = self.url.partition("://")
-        steps = [quote(step, safe="@=+,") for step in rest.split("/")]
-        # A step of dots alone would lead elsewhere.
-        steps = [step.replace(".", "%2E") if not step.strip(".") else step for step in steps]
+        steps = [_folder_name(step) for step in rest.split("/")]
         self.folder = Path(client.settings.cache_folder, "mirror", scheme, *steps)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Be the only one to bring the mirror up to date."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / _LOCK, "wb") as file:
+        """Be the only one to bring the mirror up to date. Raises ConfigError if there can be none."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = open(self.folder / _LOCK, "wb")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror}; name a folder that can be written "
+                "as `cache_dir` in the storage settings"
+            ) from error
+        with file:
             with contextlib.suppress(OSError):  # a file system without locks: then files are read twice
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
         """Bring files up to date; those that have not changed are not read again. To be called while `locked`.
+
+        Of those that do not exist only copies are removed, not what was made here.
 
         Args:
             names: Relative to the folder.
@@ -86,17 +95,17 @@ class Mirror:
             known = state.generations.get(name) if target.is_file() else None
             found = self._client.read(ObjectRange(join(self.url, name), known=known))
             if found is None:
-                target.unlink(missing_ok=True)
-                state.generations.pop(name, None)
+                if state.generations.pop(name, None) is not None:
+                    target.unlink(missing_ok=True)
                 return name, None
             if found.data is None:
                 return name, False
+            changed = not (target.is_file() and target.read_bytes() == found.data)
+            if changed:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write_bytes(target, found.data)
             state.generations[name] = found.generation
-            if target.is_file() and target.read_bytes() == found.data:
-                return name, False
-            target.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(target, found.data)
-            return name, True
+            return name, changed
 
         try:
             changes = self._client.map(copy, sorted(names))
@@ -151,3 +160,13 @@ class Mirror:
             return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=_State)
         except (FileNotFoundError, msgspec.MsgspecError):
             return _State()
+
+
+def _folder_name(step: str) -> str:
+    """A name for a step of a URL that no other step has, and that a file system takes."""
+    name = quote(step, safe="@=+,")
+    if not name.strip("."):
+        return name.replace(".", "%2E") or "%"  # dots alone would lead elsewhere, and nothing nowhere
+    if len(name) > _LONGEST_NAME:
+        return f"{name[:100]}%{hashlib.sha256(step.encode('utf-8', 'surrogateescape')).hexdigest()[:40]}"
+    return name

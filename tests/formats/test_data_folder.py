@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from conftest import RunScript
 from object_server import Bucket
@@ -246,3 +247,26 @@ def test_mirrors_are_the_same_for_all_who_ask(url: str) -> None:
     assert mirror_dataset(url).folder == open_folder(url).local == mirror_dataset(f"{url}/").folder
     assert str(open_folder(url).local).startswith(storage_settings().cache_folder)
     assert shared_client(storage_settings()) is shared_client(storage_settings())
+
+
+def test_an_index_made_here_stays_where_a_web_server_has_none(root: Path) -> None:
+    shutil.rmtree(root / META / "columnar")
+    with running_web_server(root) as server:
+        made = open_columnar(server.url)
+        header = open_folder(server.url).local / META / "columnar" / "header.json"
+        before = header.read_bytes()
+        forget()
+        server.asked.clear()
+        assert open_columnar(server.url).content_id == made.content_id
+        assert header.read_bytes() == before
+        assert not [path for path in server.asked if path.endswith(".tar")]
+
+
+def test_a_mirror_of_another_server_is_not_up_to_date(url: str) -> None:
+    one = storage_settings()
+    assert kind_at(url) is DatasetKind.WEBDATASET
+    use_storage(
+        msgspec.structs.replace(one, stores={"s3://": StoreSettings(endpoint="http://127.0.0.1:1")}, attempts=1)
+    )
+    with pytest.raises(ReadError, match="not connect"):
+        kind_at(url)

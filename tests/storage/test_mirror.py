@@ -15,9 +15,10 @@ import pytest
 from conftest import PYTHONPATH
 from object_server import Bucket, Fault
 
-from energon_grain.errors import ReadError
+from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import ObjectClient
+from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import StorageSettings
 
 MakeMirror = Callable[[str], Mirror]
@@ -192,3 +193,37 @@ def test_a_killed_process_leaves_nothing_that_disturbs(large_folder: tuple[str, 
             process.communicate()
         with started(url, size, "once") as last:
             assert last.communicate(timeout=60)[0] == f"begins\n{expected}"
+
+
+def test_steps_of_urls_that_are_no_names_of_folders(mirror_of: MakeMirror) -> None:
+    urls = ["s3://b/a/b", "s3://b//a/b", "s3://b/a//b", "s3://b/./a/b", "s3://b/../a/b", "s3://b/%/a/b"]
+    long = ["s3://b/" + "\u4e00" * 300, "s3://b/" + "\u4e00" * 299 + "x"]
+    folders = {mirror_of(url).folder for url in urls + long}
+    assert len(folders) == len(urls + long)
+    for url in long:
+        with mirror_of(url).locked():
+            pass
+
+
+def test_what_could_not_be_written_is_copied_again(bucket: Bucket, mirror_of: MakeMirror) -> None:
+    bucket.put("set/sub/a", b"old")
+    mirror = mirror_of(f"{bucket.url}/set")
+    mirror.refresh(["sub/a"])
+    bucket.put("set/sub/a", b"new")
+    (mirror.folder / "sub").rename(mirror.folder / "away")
+    (mirror.folder / "sub").symlink_to("away/none")  # where no file can be written
+    with pytest.raises(OSError, match="sub"):
+        mirror.refresh(["sub/a"])
+    (mirror.folder / "sub").unlink()
+    (mirror.folder / "away").rename(mirror.folder / "sub")
+    assert mirror.refresh(["sub/a"]) == {"sub/a": True}
+    assert files(mirror) == {"sub/a": b"new"}
+
+
+def test_a_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = StorageSettings(cache_dir=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="cache_dir"), Mirror("s3://b/a", ObjectClient(settings)).locked():
+        pass
+    with pytest.raises(ConfigError, match="cache_dir"):
+        RemoteFiles(settings)
