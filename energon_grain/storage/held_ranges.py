@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,8 +19,11 @@ class _Ranges:
     data: list[bytes] = field(default_factory=list[bytes])
 
 
+_all: weakref.WeakSet[HeldRanges] = weakref.WeakSet()
+
+
 class HeldRanges:
-    """What was fetched last. Thread-safe.
+    """What was fetched last. Thread-safe; in a forked child nothing is held.
 
     Args:
         limit_bytes: Beyond this the oldest ranges go.
@@ -25,6 +31,10 @@ class HeldRanges:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
         self._held: dict[str, _Ranges] = {}
         self._order: deque[tuple[str, int]] = deque()
         self._size_bytes = 0
@@ -68,12 +78,12 @@ class HeldRanges:
                 at, place = begin + len(data), place + 1
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
-    def clear(self) -> None:
-        """Hold nothing."""
+    def discard(self, prefix: str) -> None:
+        """Hold nothing of what has a name that begins so."""
         with self._lock:
-            self._held.clear()
-            self._order.clear()
-            self._size_bytes = 0
+            for name in [name for name in self._held if name.startswith(prefix)]:
+                self._size_bytes -= sum(map(len, self._held.pop(name).data))
+            self._order = deque(entry for entry in self._order if entry[0] in self._held)
 
     def _drop(self, name: str, start: int) -> None:
         ranges = self._held[name]
@@ -97,3 +107,17 @@ def _gaps(ranges: _Ranges, start: int, stop: int) -> list[tuple[int, int]]:
     if at < stop:
         found.append((at, stop))
     return found
+
+
+@functools.cache
+def held_ranges(limit_bytes: int) -> HeldRanges:
+    """What all readers of this process hold together."""
+    return HeldRanges(limit_bytes)
+
+
+def _after_fork() -> None:
+    for held in tuple(_all):
+        held._begin()  # whoever held the lock is not there
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -12,6 +12,7 @@ no versions nothing is kept on disk, and a change is not noticed.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -21,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ReadError
+from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.block_cache import BlockCache
 from energon_grain.storage.cached_object import CachedObject, Claim
 from energon_grain.storage.fetched_pieces import FetchedPieces, assembled
-from energon_grain.storage.held_ranges import HeldRanges
+from energon_grain.storage.held_ranges import held_ranges
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.object_versions import ObjectVersions, Version
 from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
@@ -33,6 +34,7 @@ from energon_grain.storage.tensorstore_objects import UNVERSIONED
 
 BLOCK_BYTES = 256 << 10
 _ROUNDS = 4
+_marks = itertools.count()
 
 
 class RemoteFiles:
@@ -54,7 +56,8 @@ class RemoteFiles:
         self._client = shared_client(settings)
         self._cache = block_cache(settings)
         self.versions = ObjectVersions(self._client)
-        self._held = HeldRanges(settings.ahead_bytes)
+        self._held = held_ranges(settings.ahead_bytes)
+        self._mark = f"{next(_marks)} "
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFiles, (self.settings,)
@@ -116,7 +119,7 @@ class RemoteFiles:
             return False
         stop = min(stop, version.size_bytes)
         if self._cache is None or version.generation == UNVERSIONED:
-            return not self._held.missing(path, start, stop)
+            return not self._held.missing(self._mark + path, start, stop)
         cached = self._cache.open(path, version.generation, version.size_bytes)
         return cached.has_verified(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
@@ -129,13 +132,14 @@ class RemoteFiles:
         Raises:
             ReadError: They cannot be had.
         """
+        mark = self._mark  # taken before the version: after `close` both are others
         version = self.versions.of(path)
         stop = min(stop, version.size_bytes)
         if self._cache is None or version.generation == UNVERSIONED:
-            for begin, end in self._held.missing(path, start, stop):
+            for begin, end in self._held.missing(mark + path, start, stop):
                 for at in range(begin, end, self.settings.request_bytes):
                     upto = min(at + self.settings.request_bytes, end)
-                    self._held.add(path, at, self.versions.read(path, version, at, upto))
+                    self._held.add(mark + path, at, self.versions.read(path, version, at, upto))
             return True
         cached = self._cache.open(path, version.generation, version.size_bytes)
         missing = cached.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
@@ -152,7 +156,8 @@ class RemoteFiles:
     def close(self) -> None:
         """Forget the versions of objects: reading again looks at them anew."""
         self.versions.forget()
-        self._held.clear()
+        mark, self._mark = self._mark, f"{next(_marks)} "
+        self._held.discard(mark)
 
     def _fetch_missing(
         self,
@@ -229,7 +234,7 @@ class RemoteFiles:
     def _held_or_fetched(
         self, paths: Sequence[str], versions: dict[int, Version], ranges: list[tuple[int, int, int]]
     ) -> list[bytes]:
-        found = [self._held.read(paths[number], begin, end) for number, begin, end in ranges]
+        found = [self._held.read(self._mark + paths[number], begin, end) for number, begin, end in ranges]
         left = [place for place, data in enumerate(found) if data is None]
         if left:
             rest = self._uncached(paths, versions, [ranges[place] for place in left])
@@ -278,6 +283,12 @@ def block_cache(settings: StorageSettings) -> BlockCache | None:
 @functools.cache
 def _cache_in(folder: str, limit_bytes: int | None) -> BlockCache:
     if limit_bytes is None:
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the cache folder {folder}: {error.strerror}; name another as `cache_dir` in the storage "
+                "settings"
+            ) from error
         limit_bytes = int(shutil.disk_usage(folder).total * DEFAULT_CACHE_SHARE)
     return BlockCache(folder, limit_bytes=limit_bytes, block_bytes=BLOCK_BYTES)

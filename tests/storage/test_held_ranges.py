@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,5 +38,25 @@ def test_the_oldest_go_first_and_one_always_stays() -> None:
     held.add("b", 0, CONTENT)
     assert held.read("b", 5, 190) == CONTENT[5:190]
     assert held.read("a", 150, 160) is None
-    held.clear()
+    held.discard("b")
     assert held.missing("b", 0, 200) == [(0, 200)]
+    held.add("c", 0, CONTENT[:100])
+    assert held.read("c", 0, 100) == CONTENT[:100]
+
+
+def test_a_forked_child_holds_nothing_and_waits_for_nobody() -> None:
+    held = HeldRanges(100)
+    held.add("a", 0, CONTENT[:40])
+    with held._lock:  # as another thread may when a process forks
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if held.missing("a", 0, 40) == [(0, 40)] else 1)
+    for _ in range(100):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+    assert (done, status) == (child, 0)
+    assert held.read("a", 0, 40) == CONTENT[:40]
