@@ -134,7 +134,8 @@ def _rclone_profile(path: str, name: str) -> Mapping[str, Any] | None:
     try:
         remotes.read(path, encoding="utf-8")
     except configparser.Error as error:
-        raise ConfigError(f"{path}: not a configuration of rclone: {error}") from error
+        # What it says quotes lines, and these hold keys.
+        raise ConfigError(f"{path}: not a configuration of rclone ({type(error).__name__})") from None
     if not remotes.has_section(name):
         return None
     names = {"endpoint": "endpoint_url", "region": "region_name", "profile": "profile_name"}

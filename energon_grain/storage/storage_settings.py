@@ -74,7 +74,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ahead_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1)):
+        for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"storage settings: {name}={getattr(self, name)}: must be {least} or more")
         if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
