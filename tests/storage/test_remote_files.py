@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import RunScript
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_server import Bucket, Fault, Request
@@ -333,3 +334,26 @@ def test_damaged_blocks_are_fetched_again_by_the_next_process(make_files: MakeFi
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         assert pool.submit(digest, files, url, SIZE).result(60) == hashlib.sha256(CONTENT).hexdigest()
     assert fetched_blocks(bucket) == Counter([5])
+
+
+def test_objects_beyond_the_descriptors_of_a_process(bucket: Bucket, tmp_path: Path, run_script: RunScript) -> None:
+    for number in range(150):
+        bucket.put(f"{number}.tar", b"%d" % number)
+    script = """
+import resource, sys
+import numpy as np
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import StorageSettings
+resource.setrlimit(resource.RLIMIT_NOFILE, (240, 240))
+files, count = RemoteFiles(StorageSettings(cache_dir=sys.argv[2])), 150
+paths = [f"{sys.argv[1]}/{number}.tar" for number in range(count)]
+files.tails(paths, [0] * count)
+for _ in range(2):
+    stop = np.array([len(str(number)) for number in range(count)])
+    found = files.read_spans(paths, np.arange(count)[::-1], np.zeros(count, np.int64), stop[::-1])
+    assert found == [b"%d" % number for number in range(count)][::-1]
+    print(files._client.traffic.requests, files._client.traffic.repeated)
+"""
+    done = run_script(script, bucket.url, tmp_path / "objects", env=bucket.server.environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["300", "0", "300", "0"]
