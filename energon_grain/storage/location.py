@@ -7,6 +7,8 @@ import posixpath
 import re
 from urllib.parse import quote
 
+from energon_grain.errors import ConfigError
+
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
 """Schemes that are read by TensorStore. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -28,6 +30,9 @@ def absolute(written: str, folder: str) -> str:
 
     A path that begins with `/` is one of this machine, also where the folder is a URL.
 
+    Raises:
+        ConfigError: It leads out of the bucket of the folder.
+
     >>> absolute("../a", "/data/sets")
     '/data/a'
     >>> absolute("../a", "s3://bucket/sets")
@@ -42,7 +47,11 @@ def absolute(written: str, folder: str) -> str:
         return os.path.abspath(written[url.end() :])
     base = _URL.match(folder)
     if base is not None and not written.startswith("/"):
-        return folder[: base.end()] + posixpath.normpath(posixpath.join(folder[base.end() :], written))
+        bucket, _, key = folder[base.end() :].partition("/")
+        path = posixpath.normpath(posixpath.join(key, written))
+        if path.split("/")[0] == "..":
+            raise ConfigError(f"{written}: leads out of {folder[: base.end()]}{bucket}, seen from {folder}")
+        return folder[: base.end()] + (bucket if path == "." else f"{bucket}/{path}".lstrip("/"))
     return os.path.normpath(os.path.join(folder, written))
 
 

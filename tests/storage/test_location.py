@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from energon_grain.errors import ConfigError
 from energon_grain.storage.location import absolute, folder_of, is_url, join, located, name_of, scheme_of
 
 
@@ -88,3 +89,13 @@ def test_what_is_joined_comes_apart_again(folder: str) -> None:
 def test_names_in_urls_of_the_web_are_encoded() -> None:
     assert join("https://h/a%20b/", "c d/e?.tar") == "https://h/a%20b/c%20d/e%3F.tar"
     assert join("s3://b/a b", "c d?.tar") == "s3://b/a b/c d?.tar"
+
+
+def test_a_relative_path_stays_in_its_bucket() -> None:
+    assert absolute("../../b", "s3://bucket/a/c") == "s3://bucket/b"
+    assert absolute("../..", "s3://bucket/a/c") == "s3://bucket"
+    assert absolute("a", "s3://bucket") == "s3://bucket/a"
+    with pytest.raises(ConfigError, match=r"\.\./b: leads out of s3://bucket"):
+        absolute("../b", "s3://bucket")
+    with pytest.raises(ConfigError, match="leads out of https://host"):
+        absolute("../../b", "https://host/a")
