@@ -89,23 +89,32 @@ class LaneReadAhead:
 
     def _step(self, feeds: Sequence[FeedLane], wanted: dict[int, int], half: dict[int, int]) -> None:
         """Begin to fetch rounds of all feeds, up to twice their share of a step beyond what is wanted now."""
-        begins: dict[int, tuple[int, int]] = {}
         by_node: dict[int, list[tuple[FeedLane, int, int]]] = {}
         for feed in feeds:
             begin = self._end(feed)
             end = min(wanted.get(id(feed), feed.scheduled) + 2 * half[id(feed)], feed.count)
             if begin < end:
-                begins[id(feed)] = feed.pass_number, begin
-                self._ends[id(feed)] = feed.pass_number, end
                 by_node.setdefault(feed.node.index, []).append((feed, begin, end))
-        coming = joined_draws(
+        runs = [run for same in by_node.values() for run in same]
+        draws = joined_draws(
             [
                 same[0][0].node.draw(np.concatenate([feed.positions_from(begin, end) for feed, begin, end in same]))
                 for same in by_node.values()
             ]
         )
-        self._steps.append(_Step(begins, self._ahead.fetch(coming).until(len(coming))))
-        mean_bytes = max(1.0, float(draw_sizes(coming, self._sources).mean()))
+        owner = np.repeat(np.arange(len(runs)), [end - begin for _, begin, end in runs])
+        need = np.concatenate([np.arange(begin - feed.scheduled, end - feed.scheduled) for feed, begin, end in runs])
+        order = np.argsort(need / np.array([half[id(feed)] for feed, _, _ in runs])[owner], kind="stable")
+        coming = self._ahead.fetch(draws[order])
+        # What is fetched ends where it would be too much.
+        covered = np.bincount(owner[order[: len(coming)]], minlength=len(runs)).tolist()
+        begins: dict[int, tuple[int, int]] = {}
+        for (feed, begin, _), rounds in zip(runs, covered, strict=True):
+            if rounds:
+                begins[id(feed)] = feed.pass_number, begin
+                self._ends[id(feed)] = feed.pass_number, begin + rounds
+        self._steps.append(_Step(begins, coming.until(len(coming))))
+        mean_bytes = max(1.0, float(draw_sizes(draws, self._sources).mean()))
         self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))
 
 
