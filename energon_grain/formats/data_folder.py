@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import EnergonGrainError
+from energon_grain.errors import EnergonGrainError, MissingObjectError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.column_file import column_file_bytes
 from energon_grain.formats.columnar_header import (
@@ -45,6 +45,7 @@ _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
 _FRESH_SECONDS = 5.0
+_ATTEMPTS = 3
 _OLD_COLUMNS_SECONDS = 24 * 3600.0
 _up_to_date: dict[str, tuple[ObjectClient, float]] = {}
 """When this process brought a mirror up to date last, and from where."""
@@ -132,21 +133,31 @@ def look_again(folder: DataFolder) -> None:
 
 def _bring_up_to_date(mirror: Mirror) -> None:
     with mirror.locked():
-        names = _small_files(mirror)
-        found = mirror.refresh(names)
-        _forget_others(mirror, set(found))
-        if _HEADER in found:
-            header = read_header(columnar_folder(mirror.folder), mirror.folder)
-            assert header is not None  # just written
-            sizes = {
-                f"{name}.npy": column_file_bytes(dtype, header.columns[name].rows)
-                for name, dtype in COLUMN_TYPES.items()
-            }
-            mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
-            _remove_old_columns(columnar_folder(mirror.folder), header.generation)
-        elif any(found.get(f"{META_FOLDER}/{name}") for name in (INFO_JSON, INFO_YAML, INDEX_UUID)):
-            # The index that was built here is of a dataset that was prepared anew.
-            shutil.rmtree(columnar_folder(mirror.folder), ignore_errors=True)
+        for attempt in range(_ATTEMPTS):
+            found = mirror.refresh(_small_files(mirror))
+            _forget_others(mirror, set(found))
+            try:
+                _copy_columns(mirror, found)
+                return
+            except MissingObjectError:
+                # Prepared anew on another machine, between its header and its columns.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+
+def _copy_columns(mirror: Mirror, found: dict[str, bool]) -> None:
+    """Copy the columns that the header of the columnar index names."""
+    if _HEADER in found:
+        header = read_header(columnar_folder(mirror.folder), mirror.folder)
+        assert header is not None  # just written
+        sizes = {
+            f"{name}.npy": column_file_bytes(dtype, header.columns[name].rows) for name, dtype in COLUMN_TYPES.items()
+        }
+        mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
+        _remove_old_columns(columnar_folder(mirror.folder), header.generation)
+    elif any(found.get(f"{META_FOLDER}/{name}") for name in (INFO_JSON, INFO_YAML, INDEX_UUID)):
+        # The index that was built here is of a dataset that was prepared anew.
+        shutil.rmtree(columnar_folder(mirror.folder), ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from energon_grain.errors import ConfigError, ReadError
+from energon_grain.errors import ConfigError, MissingObjectError
 from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.storage_settings import storage_settings
@@ -56,7 +57,9 @@ class Mirror:
         self._client = client
         scheme, _, rest = self.url.partition("://")
         steps = [_folder_name(step) for step in rest.split("/")]
-        self.folder = Path(client.settings.cache_folder, "mirror", scheme, *steps)
+        endpoint = kvstore_spec(self.url, client.settings)[0].get("endpoint")
+        store = scheme if endpoint is None else f"{scheme}@{_folder_name(endpoint)}"
+        self.folder = Path(client.settings.cache_folder, "mirror", store, *steps)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -141,7 +144,7 @@ class Mirror:
             wanted = ObjectRange(join(self.url, f"{name}/{file}"), start, min(start + step, sizes[file]))
             found = self._client.read(wanted)
             if found is None or found.data is None:
-                raise ReadError(f"{wanted.url}: there is no such object, though the index names it")
+                raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
             descriptor = os.open(temporary / file, os.O_WRONLY)
             try:
                 os.pwrite(descriptor, found.data, start)

@@ -98,6 +98,8 @@ class ObjectVersions:
             probe = min(low * 4, high - 1) if high == _NO_OBJECT_BYTES else (low + high) // 2
             probe = max(probe, low + 1)
         last = _there(path, self._client.read(ObjectRange(path, low - 1) if low else ObjectRange(path)))
+        if len(last.data or b"") != min(low, 1):
+            raise StaleIndexError(f"{path}: was replaced while its size was looked for; begin anew")
         return Version(low, last.generation)
 
     def _reaches(self, path: str, size: int) -> bool:

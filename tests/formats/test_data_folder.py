@@ -20,6 +20,7 @@ from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import kind_at, look_again, mirror_dataset, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind, read_info
 from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings, use_storage
@@ -226,6 +227,7 @@ import sys
 from pathlib import Path
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
+from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.storage_settings import storage_settings
 from energon_grain.testing import make_text_dataset
@@ -270,3 +272,35 @@ def test_a_mirror_of_another_server_is_not_up_to_date(url: str) -> None:
     )
     with pytest.raises(ReadError, match="not connect"):
         kind_at(url)
+
+
+def test_a_dataset_that_is_prepared_anew_meanwhile_is_looked_at_again(
+    url: str, bucket: Bucket, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = next((root / META / "columnar").glob("g*")).name
+    for path in (root / META / "columnar" / generation).iterdir():
+        bucket.delete(f"a b/set/{META}/columnar/{generation}/{path.name}")
+    with pytest.raises(ReadError, match=rf"{generation}/\w+\.npy: there is no such object, though the index names it"):
+        open_folder(url)
+
+    list_files, calls = data_folder._small_files, []
+
+    def prepared_meanwhile(mirror: Mirror) -> list[str]:
+        calls.append(mirror.url)
+        if len(calls) == 2:
+            shutil.rmtree(root / META / "columnar")
+            open_columnar(root)
+            bucket.upload(root, "a b/set")
+        return list_files(mirror)
+
+    monkeypatch.setattr(data_folder, "_small_files", prepared_meanwhile)
+    assert len(open_columnar(url)) == 30
+    assert len(calls) == 2
+
+
+def test_stores_at_two_end_points_have_two_mirrors(url: str, bucket: Bucket) -> None:
+    here = open_folder(url).local
+    use_storage(StorageSettings(stores={bucket.url: StoreSettings(endpoint=f"http://localhost:{bucket.server.port}")}))
+    there = open_folder(url).local
+    assert here != there
+    assert read_info(here) == read_info(there)
