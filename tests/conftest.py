@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,10 @@ def bucket(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_pat
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forkserver._forkserver._stop()  # else workers by `forkserver` have the environment of the test that started it
     object_server.reset()
     made = object_server.make_bucket(f"test-{uuid.uuid4().hex[:12]}")
     object_server.reset()
     yield made
+    forkserver._forkserver._stop()
     object_server.reset()

@@ -267,5 +267,9 @@ def test_damage_is_an_error_or_does_not_matter(tar_path: Path, data: Archive) ->
     assert outcomes[0] == outcomes[1] == outcomes[2]
     if isinstance(outcomes[0], str):
         assert re.match(rf"{tar_path}: (.* )?@ \d+: ", outcomes[0], re.DOTALL)
-    else:
-        assert outcomes[0] == expected(tar_path)
+        return
+    try:
+        found = expected(tar_path)
+    except tarfile.ReadError:
+        return  # it also reads fields that do not matter here: owners and times
+    assert outcomes[0] == found

@@ -131,6 +131,7 @@ def test_copies(pair: tuple[Path, Path]) -> None:
     assert told(source, range(18)) == expected
 
 
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # JAX, which other tests start
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the reader's threads; children open files anew
 def test_forked_processes(pair: tuple[Path, Path]) -> None:
     source = ArrayRecordSource(pair[1])
