@@ -26,6 +26,7 @@ class _Host:
             shuffle_buffer_size=100,
             max_samples_per_sequence=100 if blocks else 1,
             task_encoder=CrudeBlob(),
+            repeat=False,  # nothing of the next pass is fetched ahead
         )
         self._batches = iter(get_loader(dataset))
         self._traffic = shared_client(settings).traffic
@@ -42,7 +43,9 @@ class _Host:
         self.used += payload
 
 
-def fetched(url: str, samples: int, hosts: int, blocks: bool, cache_mb: float, ahead_mb: float) -> dict[str, Any]:
+def fetched(
+    url: str, original: str, samples: int, hosts: int, blocks: bool, cache_mb: float, ahead_mb: float
+) -> dict[str, Any]:
     """Requests and bytes of one pass over the data, over all hosts.
 
     `ahead_mb`: the most that one host has fetched and not delivered, yet or at all.
@@ -73,7 +76,7 @@ def fetched(url: str, samples: int, hosts: int, blocks: bool, cache_mb: float, a
         return {
             "requests": requests,
             "fetched_mb": total / 1e6,
-            "times_data": total / sum(reader.used for reader in readers),
+            "times_data": total / sum(shard.stat().st_size for shard in Path(original).glob("*.tar")),
             "ahead_mb": max(reader.ahead for reader in readers) / 1e6,
         }
 
