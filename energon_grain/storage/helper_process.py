@@ -7,6 +7,7 @@ closes the socket or dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ class HelperProcess:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     [sys.executable, "-c", f"from {program} import serve; serve()", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
@@ -47,6 +48,9 @@ class HelperProcess:
             except OSError as error:
                 self._socket.close()
                 raise WorkerError(f"a helper process that reads by TensorStore cannot be started: {error}") from error
+
+        self.pid = process.pid
+        process.returncode = 0  # it ends with our socket, which nobody waits for; a Popen would complain of that
 
     def connection(self) -> Connection:
         """The connection of this thread. Raises OSError where the process has ended."""
@@ -65,7 +69,8 @@ class HelperProcess:
                 del _helpers[self._program]
         self._socket.close()
         if self.owner == os.getpid():
-            self._process.poll()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
 
 
 _helpers: dict[str, HelperProcess] = {}

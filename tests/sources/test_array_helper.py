@@ -67,7 +67,7 @@ with ThreadPoolExecutor(8) as pool:
     found = pool.map(lambda index: rows(source, [index])["label"], range(40))
     assert list(found) == [[index + 2] for index in range(40)]
 assert len(source.read(np.array([], np.int64))) == 0
-print(helper_process(HELPER)._process.pid)
+print(helper_process(HELPER).pid)
 """,
     )
     deadline = time.monotonic() + 10
@@ -82,8 +82,8 @@ def test_a_helper_that_is_killed(tmp_path: Path) -> None:
         """
 for _ in range(2):
     assert rows(source, range(40)) == expected
-    os.kill(helper_process(HELPER)._process.pid, signal.SIGKILL)
-    helper_process(HELPER)._process.wait()
+    os.kill(helper_process(HELPER).pid, signal.SIGKILL)
+    os.waitpid(helper_process(HELPER).pid, 0)
 assert rows(source, range(40)) == expected
 """,
     )
