@@ -76,9 +76,11 @@ def test_a_worker_killed_between_two_batches(train: Train, reaped_by_others: boo
     first = workers()[0]
     first.kill()
     if reaped_by_others:
-        with suppress(ChildProcessError):  # somebody was faster: that is what is meant
+        try:
             os.waitpid(first.pid, 0)
-        how = "ended while"
+            how = "ended while"
+        except ChildProcessError:  # the loader's own watch was faster, or PyTorch's
+            how = "(was killed by signal 9|ended while)"
     else:
         first.join(10)
         how = "was killed by signal 9"
