@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
