@@ -16,6 +16,7 @@ from energon_grain.formats.json_text import encode_json
 from energon_grain.sources.array_helper import read_rows_by_helper
 from energon_grain.sources.array_reads import OpenArray, read_rows
 from energon_grain.sources.array_store import StoredArray
+from energon_grain.sources.index_range import in_range
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.location import join, located
 from energon_grain.storage.read_whole import read_beginning
@@ -150,11 +151,7 @@ class ArraySource:
 
     def check(self, indices: Int64Array) -> Int64Array:
         """Check rows. Raises IndexError when one is out of range."""
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self.path}: row {int(wrong)} asked for, but there are {len(self)}")
-        return indices
+        return in_range(indices, len(self), where=self.path, what="row")
 
     def opened(self) -> OpenArray:
         """The array, to read from in this process. Threads that come here at once may open it twice: no harm.

@@ -15,6 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.array import ArraySource, array_digest, read_arrays
 from energon_grain.sources.array_store import StoredArray
+from energon_grain.sources.index_range import in_range
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.source import SampleLocation
@@ -137,11 +138,7 @@ class ArrayGroupSource:
         return len(self._selection)
 
     def _rows(self, indices: Int64Array) -> Int64Array:
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self._path}: sample {int(wrong)} asked for, but there are {len(self)}")
-        return self._selection.to_raw(indices)
+        return self._selection.to_raw(in_range(indices, len(self), where=self._path))
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`; raises as `ArraySource.read` too."""

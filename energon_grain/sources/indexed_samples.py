@@ -12,6 +12,7 @@ from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.index_range import in_range
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.source import SampleLocation
 
@@ -140,11 +141,7 @@ class IndexedSamples:
         Raises:
             IndexError: An index is out of range.
         """
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self._where}: sample {int(wrong)} asked for, but there are {len(self)}")
-        raw = self._selection.to_raw(indices)
+        raw = self._selection.to_raw(in_range(indices, len(self), where=self._where))
         position = np.searchsorted(self._first, raw, side="right") - 1
         shard = self._shard_order[position]
         return raw - self._first[position] + self.index.shard_first[shard], shard

@@ -13,6 +13,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.array import ArraySource
+from energon_grain.sources.index_range import in_range
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.raw import PartValue, RawBatch
 from energon_grain.sources.remote_runs import ReadInRuns
@@ -170,11 +171,7 @@ class JoinedSource:
         Raises:
             IndexError: An index is out of range.
         """
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self.path}: row {int(wrong)} asked for, but there are {len(self)}")
-        wanted = indices + self._start
+        wanted = in_range(indices, len(self), where=self.path, what="row") + self._start
         rows = self._rows[wanted]
         if self._touched is not None:
             self._touched[wanted // self._window_rows] = True

@@ -17,6 +17,7 @@ from energon_grain.formats.jsonl_lines import LineNumbers
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.index_range import in_range
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
 from energon_grain.sources.remote_runs import long_runs, remote_run
@@ -125,11 +126,7 @@ class JsonlSource:
 
     def _bounds(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(n,) number in the file, first byte, and one past the last byte of each sample."""
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"{self._path}: sample {int(wrong)} asked for, but there are {len(self)}")
-        numbers = self._selection.to_raw(indices)
+        numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
         start, stop = self._starts[numbers], self._starts[numbers + 1]
         self._pages.touch(numbers)
         if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
