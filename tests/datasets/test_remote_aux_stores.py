@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forking import may_fork
 from object_server import Bucket
 
 from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
@@ -108,7 +109,7 @@ class Cooked(DefaultTaskEncoder):
     cookers = (Cooker(cook),)
 
 
-@pytest.mark.filterwarnings(r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning")
+@may_fork
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
 def test_cookers_read_from_them(url: str, workers: int, kind: Any, open_cooked: Callable[..., Stream]) -> None:
     with open_cooked(f"{url}/meta.yaml", workers, kind) as stream:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forking import may_fork
 from hypothesis import given
 from hypothesis import strategies as st
 from records import write_records
@@ -106,8 +107,9 @@ def test_threads(paths: list[Path]) -> None:
     assert wrong == []
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the reader's threads; children open files anew
+@may_fork
 def test_forked_processes(paths: list[Path]) -> None:
+    """Children open files anew, and need none of the reader's threads."""
     files = ArrayRecordFiles()
     every = list(range(0, COUNT, 3))
     before = [files.file(str(path)) for path in paths]

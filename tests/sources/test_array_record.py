@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forking import may_fork
 from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, ReadError, StaleIndexError
@@ -131,9 +132,9 @@ def test_copies(pair: tuple[Path, Path]) -> None:
     assert told(source, range(18)) == expected
 
 
-@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # JAX, which other tests start
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the reader's threads; children open files anew
+@may_fork
 def test_forked_processes(pair: tuple[Path, Path]) -> None:
+    """Children open files anew, and need none of the reader's threads."""
     source = ArrayRecordSource(pair[1])
     expected = told(source, range(COUNT))
     child = os.fork()

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-import pytest
+from forking import may_fork
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,8 +45,7 @@ def test_the_oldest_go_first_and_one_always_stays() -> None:
     assert held.read("c", 0, 100) == CONTENT[:100]
 
 
-@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # JAX, which other tests start
-@pytest.mark.filterwarnings(r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning")
+@may_fork
 def test_a_forked_child_holds_nothing_and_waits_for_nobody() -> None:
     held = HeldRanges(100)
     held.add("a", 0, CONTENT[:40])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from forking import may_fork
 from object_server import Bucket, Fault
 from remote_reading import digest, read, read_for_ever
 
@@ -27,11 +28,7 @@ SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
 WHOLE = hashlib.sha256(CONTENT).hexdigest()
 METHODS = ["fork", "forkserver", "spawn"]
-# What is forked uses neither JAX, which other tests may have started, nor threads that are not its own.
-pytestmark = [
-    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
-    pytest.mark.filterwarnings(r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning"),
-]
+pytestmark = may_fork
 
 
 @pytest.fixture

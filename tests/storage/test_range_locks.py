@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from forking import may_fork
 
 from energon_grain.storage.range_locks import EVERYTHING, RangeLocks, is_locked
 
@@ -51,11 +52,7 @@ def test_whoever_waits_has_it_next(path: str) -> None:
     other.close()
 
 
-@pytest.mark.filterwarnings(
-    # Other tests of the process may have started JAX; what is forked uses neither it nor threads that are not its own.
-    r"ignore:os\.fork\(\) was called:RuntimeWarning",
-    r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning",  # Python 3.12
-)
+@may_fork
 def test_a_forked_child_neither_keeps_a_lock_nor_takes_it_away(path: str) -> None:
     """Fork is what is tested: the child does nothing but wait and end."""
     one, other = RangeLocks(path), RangeLocks(path)

@@ -7,23 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forking import may_fork
 
 from energon_grain import SavableDataset
 from energon_grain_torch import WorkerConfig, get_train_dataset
-
-_MAY_FORK = [
-    # Other tests of the process may have started JAX; what is forked uses neither it nor threads that are not its own.
-    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
-    pytest.mark.filterwarnings(r"ignore:.*multi-threaded, use of fork\(\):DeprecationWarning"),  # Python 3.12
-]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let all of them start workers."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            for mark in _MAY_FORK:
-                item.add_marker(mark)
+            item.add_marker(may_fork)
 
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:
