@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.object_store import BUCKET, REGION, server_here
+from benchmarks.object_store import BUCKET, REGION, begin_measurement, server_here
 
 _Range = tuple[str, int, int]  # key, first byte, one past the last
 
@@ -40,8 +40,7 @@ def kvstore(folder: str, samples: int, in_flight: int, step: int = 4 << 20, late
     }
     context = tensorstore.Context({"s3_request_concurrency": {"limit": in_flight}})
     store = tensorstore.KvStore.open(spec, context=context).result()
-    server.reset()
-    server.delay(latency_s)
+    begin_measurement(server, latency_s)
     ranges = iter(_ranges(folder, step))
     begin, fetched = time.perf_counter(), 0
     waiting = deque(store.read(key, byte_range=slice(start, stop)) for key, start, stop in islice(ranges, in_flight))
@@ -54,7 +53,7 @@ def kvstore(folder: str, samples: int, in_flight: int, step: int = 4 << 20, late
 def http_loop(folder: str, samples: int, in_flight: int, step: int = 4 << 20) -> dict[str, Any]:
     """Python's own HTTP client into one buffer a thread."""
     server = server_here()
-    server.reset()
+    begin_measurement(server)
     ranges = _ranges(folder, step)
 
     def fetch(which: int) -> int:

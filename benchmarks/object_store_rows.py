@@ -47,9 +47,9 @@ def _first_pass(cache: Path) -> Row:
         served=_DATA,
         metrics=_METRICS,
         contenders=(
-            _ours(cache_mb=0),
-            _ours("ours, blocks kept on disk"),
-            _ours("ours, blocks kept on disk, 2 threads", workers=2),
+            _ours(),
+            _ours("ours, 2 threads", workers=2),
+            _ours("ours, no blocks kept", cache_mb=0),
             _energon(),
             *(
                 _bare(cache, "kvstore", f"range reads: TensorStore, {n} in flight", in_flight=n)
@@ -73,10 +73,10 @@ def _latency(cache: Path) -> Row:
         served=_DATA,
         metrics=_METRICS,
         contenders=(
-            _ours(cache_mb=0, **slow),
-            _ours("ours, no latency", cache_mb=0),
-            _ours("ours, blocks kept on disk", **slow),
-            _ours("ours, blocks kept on disk, no latency"),
+            _ours(**slow),
+            _ours("ours, no latency"),
+            _ours("ours, no blocks kept", cache_mb=0, **slow),
+            _ours("ours, no blocks kept, no latency", cache_mb=0),
             _energon(**slow),
             *(
                 _bare(cache, "kvstore", f"range reads: TensorStore, {n} in flight", in_flight=n, **slow)
