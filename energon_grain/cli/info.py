@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.given_path import METADATASET_ENDINGS, is_file_of
 from energon_grain.cli.sizes import format_bytes
 from energon_grain.errors import ConfigError
+from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import is_url, located
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def prepare(
     written; after a kill, the same command goes on where it was.
     """
     location = located(path)
-    suffix = PurePosixPath(location).suffix
-    if suffix in (".yaml", ".yml", ".jsonl") and not os.path.isdir(location):
+    is_jsonl = is_file_of(location, ".jsonl")
+    if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
         changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
         if changes or records or tar_index_only or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
-            kind = lines if suffix == ".jsonl" else "a metadataset, of which only joins are prepared"
+            kind = lines if is_jsonl else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
-        if suffix == ".jsonl":
+        if is_jsonl:
             from energon_grain.cli.prepare_jsonl_file import prepare_jsonl_file
 
             prepare_jsonl_file(location, progress=progress)

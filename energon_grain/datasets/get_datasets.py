@@ -17,9 +17,9 @@ from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import DatasetLoader
 from energon_grain.metadataset.load import Source, load_metadataset
-from energon_grain.metadataset.resolve import METADATASET_ENDINGS
 from energon_grain.metadataset.tree import TreeLeaf, TreeNode
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from energon_grain.errors import DatasetNotFoundError
+from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
     DatasetLoader,
     DatasetLoaderInterface,
@@ -16,7 +17,7 @@ from energon_grain.metadataset.documents import (
 )
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
-from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Resolver
+from energon_grain.metadataset.resolve import Inherited, Resolver
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import TreeNode
 from energon_grain.metadataset.values import Passes, plain

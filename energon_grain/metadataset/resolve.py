@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind, preparing
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
@@ -38,7 +39,6 @@ from energon_grain.storage.location import absolute, folder_of, is_url
 _ONE = Fraction(1)
 _UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
 """Kinds that are read as they are, without a configuration beside them."""
-METADATASET_ENDINGS = (".yaml", ".yml")
 Mode: TypeAlias = tuple[Literal["blend", "blend_epochized"], Place]
 
 
@@ -136,7 +136,7 @@ class Resolver:
             subflavors=merge_subflavors(inherited.subflavors, node.subflavors),
             passes=combine_passes(inherited.passes, node.shuffle_over_epochs_multiplier),
         )
-        if _is_metadataset(path, place):
+        if is_file_of(path, METADATASET_ENDINGS):
             return self._nested(node, inner, path, place)
         subset = _subset(node.subset, inherited.subset, place, leaf=True)
         kind = self._kind(path, place)
@@ -214,7 +214,7 @@ class Resolver:
 
     def _joined(self, member: JoinDatasetReference, outer: Inherited, folder: str, place: Place) -> LeafReference:
         path = absolute(member.path, folder)
-        kind = DatasetKind.METADATASET if _is_metadataset(path, place) else self._kind(path, place)
+        kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, place)
         if kind is DatasetKind.METADATASET or kind in _UNCONFIGURED:
             found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
             raise wrong(place.at("path"), f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
@@ -279,12 +279,6 @@ def _kind_at(path: str, place: Place) -> DatasetKind:
         return kind_at(path)
     except ConfigError as error:  # of a store that cannot be read
         raise wrong(place, str(error)) from error
-
-
-def _is_metadataset(path: str, place: Place) -> bool:
-    if not path.endswith(METADATASET_ENDINGS):
-        return False
-    return is_url(path) or not os.path.isdir(path)
 
 
 def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: bool) -> Subset | None:

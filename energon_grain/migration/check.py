@@ -8,10 +8,11 @@ from typing import get_args
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.documents import Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.resolve import METADATASET_ENDINGS, Inherited, Resolver
+from energon_grain.metadataset.resolve import Inherited, Resolver
 from energon_grain.metadataset.tree import Join, LeafReference
 from energon_grain.migration.dataset_folder import dataset_findings
 from energon_grain.migration.finding import Finding, Severity, refusal
@@ -54,7 +55,7 @@ def migration_findings(
 
 
 def _findings(path: str, options: CheckOptions) -> Iterator[Finding]:
-    if path.endswith(METADATASET_ENDINGS) and not os.path.isdir(path):
+    if is_file_of(path, METADATASET_ENDINGS):
         yield from _Metadataset(options).findings(path)
         return
     try:

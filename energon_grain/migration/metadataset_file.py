@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from energon_grain.errors import ConfigError, ReadError
+from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import Metadataset, parse_document
@@ -17,7 +18,6 @@ from energon_grain.metadataset.joins import MetadatasetJoin, meaningless_keys
 from energon_grain.metadataset.keys import place_of
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import DatasetReference
-from energon_grain.metadataset.resolve import METADATASET_ENDINGS
 from energon_grain.migration.finding import Finding, merge_alike, refusal
 from energon_grain.storage.location import absolute, folder_of
 from energon_grain.storage.read_whole import read_beginning, read_whole
