@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from energon_grain.cli.print_json import print_json
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import is_url
 
@@ -97,8 +98,7 @@ def bench(
     if as_json:
         import msgspec
 
-        told = {**msgspec.to_builtins(figures), "bound": figures.bound.name, "advice": advice}
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        print_json({**msgspec.to_builtins(figures), "bound": figures.bound.name, "advice": advice})
         return
     for line in figure_lines(figures, advice):
         typer.echo(line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.print_json import print_json
 from energon_grain.cli.sizes import format_bytes
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
@@ -63,9 +64,7 @@ def info(
             raise ConfigError(f"{path} is no metadataset (.yaml): --split and --plot are for those")
         summary, lines = _dataset(path, split_config, dataset_config)
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
+        print_json(summary)
     else:
         for line in lines:
             typer.echo(line)

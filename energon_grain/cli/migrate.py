@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from energon_grain.cli.print_json import print_json
+
 if TYPE_CHECKING:
     from energon_grain.migration.finding import Finding
 
@@ -54,9 +56,7 @@ def check(
         trusted_modules=trust_module or (),
     )
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        print_json(findings)
     else:
         for finding in findings[:limit]:
             typer.secho(f"{finding.severity:8}", fg=_COLOURS[finding.severity], nl=False)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from energon_grain.cli.print_json import print_json
+
 
 def which(
     path: Annotated[
@@ -67,9 +69,7 @@ def which(
     with Stream.of(dataset) as stream:
         records = stream.which(step)
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
+        print_json(records)
         return
     typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes':25} sample")
     for record in records:
