@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_scans import scan_of
 
 from energon_grain.errors import DuplicateKeyError, IndexFileError
-from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.sqlite_index import write_sqlite_index
 from energon_grain.formats.sqlite_reader import PartRow, SampleRow, SqliteIndex
 
@@ -22,21 +21,6 @@ SAMPLES = st.lists(
     unique=True,
     max_size=60,
 ).map(lambda rows: [row[0].replace(b"\0", b"0") for row in rows])
-
-
-def scan_of(keys: list[bytes], parts: tuple[str, ...] = ("jpg", "txt")) -> ShardScan:
-    count, width = len(keys), len(parts)
-    return ShardScan(
-        size_bytes=1 << 20,
-        sample_start=np.arange(count + 1, dtype=np.int64) * 1024 * width,
-        part_start=np.arange(count + 1, dtype=np.int64) * width,
-        part_names=parts,
-        part_name=np.tile(np.arange(width, dtype=np.int32), count),
-        part_offset=np.arange(count * width, dtype=np.int64) * 1024 + 512,
-        part_size=np.arange(count * width, dtype=np.int64) % 500,
-        key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64),
-        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
-    )
 
 
 @settings(max_examples=30)
@@ -130,7 +114,7 @@ def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_sqlite_index import scan_of
+from made_scans import scan_of
 from energon_grain.formats.sqlite_index import write_sqlite_index
 
 def scans(shards):
@@ -145,12 +129,12 @@ before = peak_bytes()
 write_sqlite_index(Path(sys.argv[1]), scans(200), cache_bytes=1 << 20)
 assert peak_bytes() - before < 4 << 20, peak_bytes() - before
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "index.sqlite"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", program, str(tmp_path / "index.sqlite"), str(Path(__file__).parents[1])]
     subprocess.run(command, check=True, timeout=60)
 
 
 def test_a_repeated_part_counts_last(tmp_path: Path) -> None:
-    scan = scan_of([b"a"], ("x", "y"))
+    scan = scan_of([b"a"], [("x", "y")])
     scan.part_name[1] = 0
     write_sqlite_index(tmp_path / "i", [(0, scan)])
     with SqliteIndex(tmp_path / "i") as index:

@@ -1,0 +1,71 @@
+"""Small datasets of tars, and what a columnar index of them holds."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.nv_meta import DatasetInfo, write_info
+from energon_grain.formats.shard_scan import scan_tar
+from energon_grain.formats.tar_index import tar_index_path, write_tar_index
+
+Sample = tuple[str, dict[str, bytes]]
+
+
+def write_tar(path: Path, samples: Sequence[Sample]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for key, parts in samples:
+            for part, payload in parts.items():
+                member = tarfile.TarInfo(f"{key}.{part}")
+                member.size = len(payload)
+                tar.addfile(member, io.BytesIO(payload))
+
+
+def write_dataset(root: Path, shards: dict[str, list[Sample]], *, tar_index: bool = True) -> DatasetInfo:
+    """Write tars and `.info.json`, as of a dataset that Energon prepared."""
+    (root / ".nv-meta").mkdir(parents=True, exist_ok=True)
+    for shard, samples in shards.items():
+        write_tar(root / shard, samples)
+        if tar_index:
+            write_tar_index(tar_index_path(root / shard), scan_tar(root / shard, hidden="keep").sample_start)
+    info = DatasetInfo(shard_counts={shard: len(samples) for shard, samples in shards.items()})
+    write_info(root, info)
+    return info
+
+
+def shards_of(count: int, samples: int) -> dict[str, list[Sample]]:
+    return {
+        f"parts/s{shard}.tar": [
+            (f"{shard:02}/{i:03}", {"txt": b"x" * i, "json": b"{}"} if i % 3 else {"json": b"[]"})
+            for i in range(samples)
+        ]
+        for shard in range(count)
+    }
+
+
+def check_contents(index: ColumnarIndex, shards: dict[str, list[Sample]]) -> None:
+    """Every sample of the index has the bytes it should have."""
+    flat = [(shard, key, parts) for shard, samples in shards.items() for key, parts in samples]
+    assert len(index) == len(flat)
+    numbers = np.arange(len(flat))
+    assert index.keys(numbers) == [key for _, key, _ in flat]
+    owners = index.shard_of(numbers)
+    for i, (shard, key, parts) in enumerate(flat):
+        assert index.shards[owners[i]] == shard
+        assert index.key(i) == key
+        data = (index.root / shard).read_bytes()
+        rows = range(index.part_start[i], index.part_start[i + 1])
+        found = {
+            index.part_names[index.part_name[row]]: data[
+                index.part_offset[row] : index.part_offset[row] + index.part_size[row]
+            ]
+            for row in rows
+        }
+        assert found == parts
+        assert index.find(key) == i
