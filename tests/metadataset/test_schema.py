@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from metadatasets import V2
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.yaml_dialect import parse_yaml
@@ -12,7 +13,6 @@ from energon_grain.metadataset.schema import json_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 
-V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 JOINER = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
 
 

@@ -21,7 +21,7 @@ belongs to one module, its test stands there:
 | W-25 lines of JSONL by key | `sources/test_jsonl_file_store.py` |
 | W-26 hidden files | `formats/test_member_names.py` |
 | W-27 required fields | `transforms/test_field_map.py` |
-| W-28 anchors and empty values | `formats/test_yaml_dialect.py`, `metadataset/test_documents.py` |
+| W-28 anchors and empty values | `formats/test_yaml_dialect.py`, `metadataset/test_documents.py`, `test_nodes.py` |
 | W-31 what generators and mixtures hold back | `operators/test_packing.py`, `test_mixing.py`, `test_iterating.py` |
 
 Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patches tars in place; W-32, a tool that

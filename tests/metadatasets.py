@@ -1,0 +1,26 @@
+"""Metadatasets for tests: single nodes, and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from energon_grain.formats.yaml_dialect import parse_yaml
+from energon_grain.metadataset.documents import parse_document
+
+V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+
+
+def node(text: str) -> Any:
+    """Parse one node of a V2 document."""
+    content = {**V2, "splits": {"train": parse_yaml(text, where="meta.yaml")}}
+    return parse_document(content, file="meta.yaml").node("train")
+
+
+def write_metadataset(path: Path, **splits: Any) -> Path:
+    """Write a file of version 2. Each split is a mapping, or YAML on one line."""
+    texts = {name: each if isinstance(each, str) else json.dumps(each) for name, each in splits.items()}
+    frame = "".join(f"{key}: {value}\n" for key, value in V2.items())
+    path.write_text(f"{frame}splits:\n" + "".join(f"  {name}: {text}\n" for name, text in texts.items()))
+    return path
