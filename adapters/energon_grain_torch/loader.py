@@ -36,13 +36,6 @@ class SavableDataLoader(StreamLoader):
     def _processes(self) -> GroupProcesses | None:
         return group_processes(self._stream.config.data_parallel_group)
 
-    def __iter__(self) -> SavableDataLoader:
-        iter(self._stream)
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._stream)
-
     @property
     def dataset(self) -> Any:
         """The compiled dataset."""

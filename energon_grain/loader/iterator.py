@@ -40,13 +40,9 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
     def _processes(self) -> JaxProcesses | None:
         return jax_processes()
 
-    def __iter__(self) -> SavableDataLoader:
-        iter(self._stream)
-        return self
-
     def __next__(self) -> Any:
         self._assert_not_closed()
-        batch = next(self._stream)
+        batch = super().__next__()
         if "jax" in sys.modules:
             register_value(batch)
         return batch

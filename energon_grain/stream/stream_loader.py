@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, merge_cursors
@@ -27,6 +27,13 @@ class StreamLoader:
     def _processes(self) -> HostProcesses | None:
         """Processes of all hosts; None: the program did not connect them."""
         raise NotImplementedError
+
+    def __iter__(self) -> Self:
+        iter(self._stream)
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._stream)
 
     def __len__(self) -> int:
         """Steps per host of the current pass; of one pass over the data where the stream is endless."""
