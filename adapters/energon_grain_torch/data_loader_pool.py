@@ -8,6 +8,7 @@ the way they are started change nothing, and a restart costs nothing.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import threading
 import time
 from collections import deque
@@ -15,17 +16,17 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any, cast
 
-import cloudpickle
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from energon_grain.datasets.worker_log import this_is_worker
-from energon_grain.errors import ConfigError, WorkerError
+from energon_grain.errors import ConfigError
 from energon_grain.sources.source import Source
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec_transport import pickled_spec
 from energon_grain.stream.worker_answer import WorkerStage
 from energon_grain.stream.worker_death import worker_death
 from energon_grain_torch.forked_children import belongs_to_this_process
@@ -64,17 +65,10 @@ class ChunkDataset(Dataset[Any]):
         return SharedResult.write(parts, seconds=time.perf_counter() - began)
 
     def __getstate__(self) -> bytes:
-        try:
-            return cloudpickle.dumps(self._spec)
-        except Exception as error:
-            raise WorkerError(
-                f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
-                f"encoder holds something that cannot be pickled. Create it inside the hook, or start workers by "
-                f"multiprocessing_context='fork'"
-            ) from error
+        return pickled_spec(self._spec, otherwise="start workers by multiprocessing_context='fork'")
 
     def __setstate__(self, state: bytes) -> None:
-        self.__init__(cast("StreamSpec", cloudpickle.loads(state)))
+        self.__init__(cast("StreamSpec", pickle.loads(state)))
 
 
 class _ChunkSampler:

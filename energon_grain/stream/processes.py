@@ -24,14 +24,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-import cloudpickle
-
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.result_transport import SampleUnpickler
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec_transport import pickled_spec
 from energon_grain.stream.worker_answer import part_offsets
 from energon_grain.stream.worker_death import worker_death
 from energon_grain.stream.workers import OrderedWorkers
@@ -110,22 +109,13 @@ class WorkerProcess:
     """
 
     def __init__(self, spec: StreamSpec, sources: list[Source], number: int) -> None:
+        own = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
+        start = pickle.dumps({"number": number, "path": sys.path, "spec": own})
         self._sources = sources
         self._number = number
         self._arena = memory_file()
         self._lock = threading.Lock()
         self._busy = False
-        try:
-            start = cloudpickle.dumps(
-                {"number": number, "path": sys.path, "spec": cloudpickle.dumps(dataclasses.replace(spec, program=None))}
-            )
-        except Exception as error:
-            os.close(self._arena)
-            raise WorkerError(
-                f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
-                f"encoder holds something that cannot be pickled. Create it inside the hook, or use "
-                f"worker_type='thread'"
-            ) from error
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(self._arena)],
             stdin=subprocess.PIPE,
