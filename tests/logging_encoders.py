@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from small_graphs import config, number
+from small_graphs import number
+from stream_hosts import config
 
 from energon_grain import (
     Cooker,

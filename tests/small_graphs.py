@@ -8,22 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stream_hosts import quiet
+from stream_hosts import Agreement, config
 
-from energon_grain import SavableDataset, Stream, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain import SavableDataset, Stream, WorkerConfig, get_train_dataset
 
-MakeDataset = Callable[..., Path]
 MakeGraph = Callable[[WorkerConfig], SavableDataset]
-
-
-class Tolerant(TaskEncoder):
-    """Whose hooks may fail as often as they like."""
-
-    __default_failure_tolerance__ = 0
-
-
-def config(rank: int = 0, world_size: int = 1, **options: Any) -> WorkerConfig:
-    return WorkerConfig(rank, world_size, **{"global_error_handler": quiet, **options})
 
 
 def shuffled(path: Path, **options: Any) -> SavableDataset:
@@ -96,24 +85,6 @@ def _step(stream: Stream) -> Any:
         return None
 
 
-class Agreement:
-    """`WorkerConfig.any_host` for hosts that are threads of this process."""
-
-    def __init__(self, hosts: int) -> None:
-        self._flags = [False] * hosts
-        self._barrier = threading.Barrier(hosts, timeout=20)
-
-    def of(self, host: int) -> Callable[[bool], bool]:
-        def any_host(flag: bool) -> bool:
-            self._flags[host] = flag
-            self._barrier.wait()
-            answer = any(self._flags)
-            self._barrier.wait()
-            return answer
-
-        return any_host
-
-
 def on_hosts(make: MakeGraph, hosts: int, steps: int) -> list[list[Any]]:
     """What each of several hosts gets, in threads of their own; None stands for the end of a pass."""
     agreement = Agreement(hosts)
@@ -125,7 +96,7 @@ def on_hosts(make: MakeGraph, hosts: int, steps: int) -> list[list[Any]]:
             found[host] = take(Stream.of(make(config(host, hosts, any_host=agreement.of(host)))), steps)
         except BaseException as error:
             failed.append(error)
-            agreement._barrier.abort()
+            agreement.abort()
 
     threads = [threading.Thread(target=run, args=(host,)) for host in range(hosts)]
     for thread in threads:

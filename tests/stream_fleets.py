@@ -11,38 +11,9 @@ from typing import Any
 
 from stream_graph_hooks import items_of, tell
 from stream_graphs import Builder, Graph
-from stream_hosts import MakeDataset, quiet
+from stream_hosts import Agreement, MakeDataset, quiet
 
-from energon_grain import (
-    SavableDataset,
-    Stream,
-    WorkerConfig,
-    merge_cursors,
-)
-
-
-class Agreement:
-    """Says on all hosts of a fleet whether a flag is set on any. The hosts must ask from threads of their own."""
-
-    def __init__(self, hosts: int) -> None:
-        self._barrier = threading.Barrier(hosts, timeout=30)
-        self._flags = [False] * hosts
-
-    def of(self, host: int) -> Callable[[bool], bool]:
-        """The function of one host."""
-
-        def any_host(flag: bool) -> bool:
-            self._flags[host] = flag
-            self._barrier.wait()
-            said = any(self._flags)
-            self._barrier.wait()
-            return said
-
-        return any_host
-
-    def abort(self) -> None:
-        """Wake the others up: one host failed."""
-        self._barrier.abort()
+from energon_grain import SavableDataset, Stream, WorkerConfig, merge_cursors
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Streams of several hosts, and an oracle that applies the definitions of lanes and items one sample at a time."""
+"""Streams of one host or several, and an oracle that applies what lanes and items are, one sample at a time."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,33 +21,61 @@ def quiet(error: Exception, sample: Any, sources: Any = None) -> None:
     """An error handler that lets samples go without a word."""
 
 
-def worker_config(rank: int = 0, world_size: int = 1, num_workers: int = 0, **options: Any) -> WorkerConfig:
-    return WorkerConfig(rank, world_size, num_workers, global_error_handler=quiet, **options)
+def config(rank: int = 0, world_size: int = 1, num_workers: int = 0, **options: Any) -> WorkerConfig:
+    return WorkerConfig(rank, world_size, num_workers, **{"global_error_handler": quiet, **options})
 
 
 class Tolerant(TaskEncoder):
+    """Whose hooks may fail as often as they like."""
+
     __default_failure_tolerance__ = 0
 
 
+def open_stream(path: Path, **options: Any) -> Stream:
+    """Batches of 4 in an order without blocks, on one host, unless asked otherwise."""
+    arguments: dict[str, Any] = {
+        "batch_size": 4,
+        "shuffle_buffer_size": None,
+        "max_samples_per_sequence": None,
+        "lanes": LANES,
+        "worker_config": config(),
+        **options,
+    }
+    return Stream.of(get_train_dataset(path, **arguments))
+
+
 def open_hosts(path: Path, hosts: int, batch_size: int, **options: Any) -> list[Stream]:
-    arguments = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": LANES, **options}
-    return [
-        Stream.of(
-            get_train_dataset(
-                path,
-                worker_config=worker_config(host, hosts),
-                batch_size=batch_size,
-                task_encoder=Tolerant(),
-                **arguments,
-            )
-        )
-        for host in range(hosts)
-    ]
+    given = {"batch_size": batch_size, "task_encoder": Tolerant(), **options}
+    return [open_stream(path, worker_config=config(host, hosts), **given) for host in range(hosts)]
 
 
 def global_batch(streams: list[Stream]) -> list[str]:
     """Keys of the next batch of all hosts, sorted."""
     return sorted(sum((list(next(stream).__key__) for stream in streams), []))
+
+
+class Agreement:
+    """`WorkerConfig.any_host` for hosts that are threads of this process: says whether a flag is set on any of them."""
+
+    def __init__(self, hosts: int) -> None:
+        self._flags = [False] * hosts
+        self._barrier = threading.Barrier(hosts, timeout=30)
+
+    def of(self, host: int) -> Callable[[bool], bool]:
+        """The function of one host."""
+
+        def any_host(flag: bool) -> bool:
+            self._flags[host] = flag
+            self._barrier.wait()
+            said = any(self._flags)
+            self._barrier.wait()
+            return said
+
+        return any_host
+
+    def abort(self) -> None:
+        """Wake the others up: one host failed."""
+        self._barrier.abort()
 
 
 @dataclass

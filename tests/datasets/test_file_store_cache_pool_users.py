@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forking import may_fork
 from slow_stores import SlowStore, until
-from small_graphs import config
+from stream_hosts import config
 
 from energon_grain import (
     Cooker,

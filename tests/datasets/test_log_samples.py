@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, config, in_order, number, take
+from small_graphs import in_order, number, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     BatchDataset,

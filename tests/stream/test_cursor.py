@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, global_batch, open_hosts
+from stream_hosts import MakeDataset, config, global_batch, open_hosts, open_stream
 
-from energon_grain import FingerprintError, StateError, merge_cursors
+from energon_grain import BlendDataset, FingerprintError, StateError, Stream, get_train_dataset, merge_cursors
+from energon_grain.datasets.run_settings import RunSettings
 
 
 def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
@@ -81,3 +83,32 @@ def test_a_malformed_state_is_refused(text_dataset: MakeDataset, change: dict[st
     [stream] = open_hosts(text_dataset(24), 1, 5)
     with pytest.raises(StateError, match=message):
         stream.restore({**stream.cursor(), **change})
+
+
+def test_swapping_the_parts_of_a_blend_changes_the_fingerprint(text_dataset: MakeDataset) -> None:
+    part: Any = get_train_dataset(
+        text_dataset(24), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
+    )
+    one, other = (dataclasses.replace(part.dataset, name=name) for name in ("one", "other"))
+
+    def fingerprint(*children: Any) -> str:
+        blend = BlendDataset(*children)
+        return Stream.of(RunSettings(worker_config=config(), dataset=blend)).cursor()["fingerprint"]
+
+    assert fingerprint(one, other) != fingerprint(other, one)
+
+
+def test_every_state_has_the_same_keys(text_dataset: MakeDataset) -> None:
+    stream = open_stream(text_dataset(53, broken={1, 2, 3}))
+    fresh = stream.cursor()
+    for _ in range(20):
+        next(stream)
+    assert fresh["drops"] == ""
+    assert stream.cursor()["drops"]
+    assert fresh.keys() == stream.cursor().keys() == merge_cursors([stream.cursor()]).keys()
+    old = {name: value for name, value in fresh.items() if name != "drops"}
+    stream.restore(old)
+    stream.restore(merge_cursors([old]))
+    assert stream.cursor() == fresh
+    with pytest.raises(StateError, match="'drops' is 5"):
+        stream.restore({**fresh, "drops": 5})

@@ -1,17 +1,21 @@
-"""What becomes of samples that fail."""
+"""What becomes of samples and batches that fail, and what is counted of them."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, worker_config
+from stream_hosts import MakeDataset, Tolerant, config, open_stream
 
 from energon_grain import (
+    ConfigError,
     DecodingError,
     FatalSampleError,
+    SkipSample,
     Stream,
     TaskEncoder,
+    UntrustedCodeError,
     WorkerConfig,
     get_train_dataset,
     reraise_exception,
@@ -29,7 +33,7 @@ def test_too_many_failures_in_a_row_end_the_iteration(text_dataset: MakeDataset)
 
     dataset = get_train_dataset(
         text_dataset(24),
-        worker_config=worker_config(),
+        worker_config=config(),
         batch_size=2,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
@@ -55,3 +59,88 @@ def test_an_error_handler_may_end_the_iteration(text_dataset: MakeDataset) -> No
     )
     with pytest.raises(DecodingError):
         next(Stream.of(dataset))
+
+
+class Refuses(TaskEncoder):
+    """Whose hook of this name raises."""
+
+    def __init__(self, hook: str, error: Exception) -> None:
+        self.hook = hook
+        self.error = error
+
+    def encode_sample(self, sample: Any) -> Any:
+        if self.hook == "encode_sample":
+            raise self.error
+        return sample
+
+    def encode_batch(self, batch: Any) -> Any:
+        if self.hook == "encode_batch":
+            raise self.error
+        return batch
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such option"), UntrustedCodeError("pickle")])
+@pytest.mark.parametrize("hook", ["encode_sample", "encode_batch"])
+def test_a_wrong_configuration_is_never_a_dropped_sample(
+    text_dataset: MakeDataset, hook: str, error: Exception
+) -> None:
+    stream = open_stream(text_dataset(24), task_encoder=Refuses(hook, error))
+    with pytest.raises(FatalSampleError, match=type(error).__name__):
+        next(stream)
+    assert stream.stats()["dropped_total"] == 0
+
+
+def test_a_batch_hook_that_always_fails_ends_the_iteration(text_dataset: MakeDataset) -> None:
+    stream = open_stream(text_dataset(24), task_encoder=Refuses("encode_batch", ValueError("broken")))
+    with pytest.raises(FatalSampleError, match="encode_batch failed 100 times in a row"):
+        next(stream)
+
+
+def test_a_batch_hook_that_skips_everything_ends_the_iteration(text_dataset: MakeDataset) -> None:
+    stream = open_stream(text_dataset(24), task_encoder=Refuses("encode_batch", SkipSample()))
+    with pytest.raises(FatalSampleError, match="1000 batches in a row"):
+        next(stream)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_drops_are_counted_once_and_with_the_batch_that_they_made_room_in(
+    text_dataset: MakeDataset, num_workers: int
+) -> None:
+    path = text_dataset(97, broken=range(0, 97, 5))
+
+    def counted(workers: int, restores: bool) -> list[dict[str, Any]]:
+        with open_stream(path, worker_config=config(num_workers=workers), task_encoder=Tolerant()) as stream:
+            stats = []
+            for _ in range(20):
+                next(stream)
+                if restores:
+                    time.sleep(0.01)  # whatever may be read ahead is
+                    stream.restore(stream.cursor())
+                stats.append(stream.stats())
+        return stats
+
+    expected = counted(0, restores=False)
+    assert expected[-1]["dropped_total"] > 3
+    assert counted(num_workers, restores=False) == expected
+    assert counted(num_workers, restores=True) == expected
+
+
+def test_what_a_failing_step_dropped_is_told_until_it_succeeds(text_dataset: MakeDataset) -> None:
+    class Moody(TaskEncoder):
+        __default_failure_tolerance__ = 5
+        angry = True
+
+        def encode_sample(self, sample: Any) -> Any:
+            if self.angry:
+                raise ValueError("no")
+            return sample
+
+    encoder = Moody()
+    stream = open_stream(text_dataset(24), task_encoder=encoder)
+    for _ in range(2):
+        with pytest.raises(FatalSampleError):
+            next(stream)
+        assert stream.stats()["dropped_total"] == 5
+    encoder.angry = False
+    next(stream)
+    assert stream.stats()["dropped_total"] == 0

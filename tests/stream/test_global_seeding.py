@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, worker_config
+from stream_hosts import MakeDataset, config
 
 from energon_grain import Stream, TaskEncoder, TextSample, get_train_dataset, stateless
 
@@ -33,7 +33,7 @@ def batches(path: Path, encoder: TaskEncoder, workers: int, worker_type: Any, pa
     """Texts of 40 batches, and what the program drew between them."""
     dataset = get_train_dataset(
         path,
-        worker_config=worker_config(0, 1, workers, worker_type=worker_type),
+        worker_config=config(0, 1, workers, worker_type=worker_type),
         batch_size=4,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from logging_encoders import train
-from small_graphs import MakeDataset, config, number, on_hosts, take
+from small_graphs import number, on_hosts, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import SavableDataset, Stream, TaskEncoder, stateless
 

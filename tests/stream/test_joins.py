@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from stream_hosts import quiet, worker_config
+from stream_hosts import config
 
 from energon_grain import (
     ConfigError,
@@ -22,7 +22,6 @@ from energon_grain import (
     TaskEncoder,
     TextSample,
     UntrustedCodeError,
-    WorkerConfig,
     get_train_dataset,
     get_val_dataset,
 )
@@ -187,7 +186,7 @@ def test_rows_run_as_any_leaf_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def stream(rank: int = 0, hosts: int = 1, workers: int = 0) -> Stream:
         dataset = get_train_dataset(
             path,
-            worker_config=WorkerConfig(rank, hosts, workers, global_error_handler=quiet),
+            worker_config=config(rank, hosts, workers),
             batch_size=8 // hosts,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,
@@ -222,8 +221,9 @@ def test_rows_run_as_any_leaf_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_rows_from_workers_name_all_their_sources(folder: Path, worker_type: str) -> None:
     path = metadataset(folder, {"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
-    config = worker_config(num_workers=1, worker_type=worker_type)
-    dataset = get_val_dataset(path, split_part="train", batch_size=None, worker_config=config)
+    dataset = get_val_dataset(
+        path, split_part="train", batch_size=None, worker_config=config(num_workers=1, worker_type=worker_type)
+    )
     with Stream.of(dataset) as stream:
         found = list(stream)
     # They stay small on their way: (source, row), looked up here.
@@ -255,9 +255,7 @@ def test_dropped_members_drop_the_row(tmp_path: Path, module: str) -> None:
     write(tmp_path / "left", {key: {"txt": key.encode()} for key in "abc"})
     write(tmp_path / "right", {"a": {"txt": b"a"}, "b": {"txt": b"\xff\xfe\xff"}, "c": {"txt": b"c"}})
     path = metadataset(tmp_path, {"join": [{"path": "left"}, {"path": "right"}]})
-    dataset = get_val_dataset(
-        path, split_part="train", batch_size=None, worker_config=WorkerConfig(0, 1, global_error_handler=quiet)
-    )
+    dataset = get_val_dataset(path, split_part="train", batch_size=None, worker_config=config())
     stream = Stream.of(dataset)
     assert [row.__key__ for row in stream] == ["a", "c"]
     assert stream.stats()["dropped_total"] == 1

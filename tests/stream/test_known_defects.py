@@ -32,7 +32,7 @@ state for any number of hosts, as JSON (L-02, L-03: W-34 here, `test_cursor.py`)
 L-11: `test_graph_machine.py`), mixing over the whole dataset in constant memory (L-05, L-06: `samplers/`), reads that
 are joined and handles that are few (L-07, L-08, L-09: `storage/`, `sources/test_webdataset_file_store.py`), workers
 that are not forked and end with their parent (L-10: `loader/test_worker_processes.py`), small datasets and exact
-shares (L-12, L-13: `test_edges.py`, `samplers/test_blend.py`), preparing that resumes (L-14:
+shares (L-12, L-13: `test_passes.py`, `samplers/test_blend.py`), preparing that resumes (L-14:
 `prepare/test_preparation.py`), random access (L-15: `loader/test_data_source.py`), stale indices (L-16:
 `sources/test_stale_index.py`), a schema (L-17: `metadataset/test_schema.py`), no foreign code (L-18:
 `formats/test_dataset_config.py`), no global state (L-19: hosts in threads of one process, everywhere), validation
@@ -49,7 +49,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, config, number, shuffled, take
+from small_graphs import number, shuffled, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     BatchDataset,

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from small_graphs import config, number, require_exact_states, take
+from small_graphs import number, require_exact_states, take
+from stream_hosts import config
 
 from energon_grain import (
     BlendDataset,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_hosts import MakeDataset, worker_config
+from stream_hosts import MakeDataset, config
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset, get_val_dataset
 from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
@@ -112,7 +112,7 @@ def test_workers_may_make_batches(
     def stream(batch_size: int, *, pool: bool) -> Stream:
         dataset = get_train_dataset(
             path,
-            worker_config=worker_config(hosts - 1, hosts, 1 if pool else 0),
+            worker_config=config(hosts - 1, hosts, 1 if pool else 0),
             batch_size=batch_size,
             shuffle_buffer_size=10,
             max_samples_per_sequence=5,
@@ -152,7 +152,7 @@ def test_workers_do_make_them(text_dataset: MakeDataset, drops: float) -> None:
             return sample
 
     dataset = get_val_dataset(
-        path, split_part="train", batch_size=8, task_encoder=Drop(), worker_config=worker_config(0, 1, 1)
+        path, split_part="train", batch_size=8, task_encoder=Drop(), worker_config=config(0, 1, 1)
     )
     with Stream.of(dataset, make_pool=Worker) as stream:
         batches = list(stream)
@@ -169,7 +169,7 @@ def test_a_batch_that_cannot_be_sent_is_made_in_the_main_process(text_dataset: M
 
     dataset = get_train_dataset(
         text_dataset(20),
-        worker_config=worker_config(0, 1, 1),
+        worker_config=config(0, 1, 1),
         batch_size=4,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
@@ -189,7 +189,7 @@ def test_an_error_of_a_batch_hook_is_the_main_processs(text_dataset: MakeDataset
 
     dataset = get_train_dataset(
         text_dataset(20),
-        worker_config=worker_config(0, 1, 1),
+        worker_config=config(0, 1, 1),
         batch_size=4,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,

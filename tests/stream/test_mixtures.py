@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from stream_hosts import MakeDataset, config, open_stream
 
 from energon_grain import (
     BlendDataset,
@@ -30,10 +32,6 @@ from energon_grain.formats.nv_meta import read_info
 from energon_grain.testing import make_text_dataset
 
 Folder = Path
-
-
-def quiet(error: Exception, sample: Any, sources: Any = None) -> None:
-    """An error handler that lets samples go without a word."""
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +58,8 @@ def write(folder: Folder, name: str, train: Any, **splits: Any) -> Path:
 
 
 def streams(path: Any, hosts: int = 1, batch_size: int = 5, **options: Any) -> list[Stream]:
-    arguments = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 24, **options}
     return [
-        Stream.of(
-            get_train_dataset(
-                path,
-                worker_config=WorkerConfig(host, hosts, 0, global_error_handler=quiet),
-                batch_size=batch_size,
-                **arguments,
-            )
-        )
-        for host in range(hosts)
+        open_stream(path, worker_config=config(host, hosts), batch_size=batch_size, **options) for host in range(hosts)
     ]
 
 
@@ -213,8 +202,6 @@ def orders(dataset: Any) -> dict[str, list[str]]:
     spec = dataset.spec
     found: dict[str, list[str]] = {}
     for number, leaf in enumerate(spec.leaves):
-        import numpy as np
-
         index, _ = spec.order.table.draw(number, np.arange(40))
         found["/".join(leaf.key)] = index.tolist()
     return found
@@ -298,3 +285,11 @@ def test_a_hundred_leaves_have_a_small_cursor(folder: Folder) -> None:
         next(stream)
     assert len(stream.spec.leaves) == 100
     assert len(json.dumps(stream.cursor())) < 1024
+
+
+def test_a_blend_needs_a_weight_for_each_part(text_dataset: MakeDataset) -> None:
+    part: Any = get_train_dataset(
+        text_dataset(24), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
+    )
+    with pytest.raises(ConfigError, match="2 datasets and 1 weights"):
+        BlendDataset(part.dataset, part.dataset, schedule=[(0, [1])])

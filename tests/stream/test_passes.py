@@ -1,11 +1,22 @@
-"""Passes: their ends, and what comes behind them."""
+"""Passes: their ends, and what comes behind them; of datasets that are tiny, too."""
 
 from __future__ import annotations
 
-import pytest
-from stream_hosts import MakeDataset, open_hosts, worker_config
+from typing import Any
 
-from energon_grain import ConfigError, EmptyDatasetError, Stream, get_train_dataset, get_val_dataset
+import numpy as np
+import pytest
+from stream_hosts import MakeDataset, config, open_hosts, open_stream
+
+from energon_grain import (
+    ConfigError,
+    EmptyDatasetError,
+    EpochizeDataset,
+    Stream,
+    TaskEncoder,
+    get_train_dataset,
+    get_val_dataset,
+)
 
 
 def test_break_goes_on_and_the_next_pass_follows(text_dataset: MakeDataset) -> None:
@@ -40,15 +51,13 @@ def test_a_state_at_the_end_of_a_pass_begins_the_next(text_dataset: MakeDataset)
 
 
 def test_validation_repeats_the_same_pass(text_dataset: MakeDataset) -> None:
-    dataset = get_val_dataset(text_dataset(24), split_part="train", batch_size=7, worker_config=worker_config())
+    dataset = get_val_dataset(text_dataset(24), split_part="train", batch_size=7, worker_config=config())
     stream = Stream.of(dataset)
     first = [batch.__key__ for batch in stream]
     assert first == [batch.__key__ for batch in stream]
     assert sum(map(list, first), []) == [f"{i:06d}" for i in range(24)]
     assert [len(batch) for batch in first] == [7, 7, 7, 3]
-    limited = get_val_dataset(
-        text_dataset(24), split_part="train", batch_size=7, limit=2, worker_config=worker_config()
-    )
+    limited = get_val_dataset(text_dataset(24), split_part="train", batch_size=7, limit=2, worker_config=config())
     assert len(limited) == 2
     assert [batch.__key__ for batch in limited] == first[:2]
 
@@ -112,7 +121,7 @@ def test_a_dataset_without_a_complete_batch_is_refused(text_dataset: MakeDataset
 def test_single_samples_without_a_batch_size(text_dataset: MakeDataset) -> None:
     dataset = get_train_dataset(
         text_dataset(24),
-        worker_config=worker_config(),
+        worker_config=config(),
         batch_size=None,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
@@ -129,3 +138,101 @@ def test_a_closed_stream_says_so(text_dataset: MakeDataset) -> None:
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         next(stream)
+
+
+@pytest.mark.parametrize(("last_batch", "samples"), [("keep", 53), ("pad", 53), ("drop", 52)])
+def test_samples_are_counted_as_they_are_delivered(text_dataset: MakeDataset, last_batch: Any, samples: int) -> None:
+    stream = open_stream(text_dataset(53), repeat=False, last_batch=last_batch)
+    list(stream)
+    assert stream.stats()["samples"] == samples
+
+
+class Rolls(TaskEncoder):
+    """Whose batches are random numbers."""
+
+    def encode_batch(self, batch: Any) -> float:
+        return float(self.rng.random())
+
+
+def test_batch_hooks_draw_other_numbers_in_each_pass(text_dataset: MakeDataset) -> None:
+    stream = open_stream(text_dataset(24), repeat=False, task_encoder=Rolls())
+    first, second = list(stream), list(stream)
+    assert not set(first) & set(second)
+    again = Stream.of(
+        get_val_dataset(
+            text_dataset(24), split_part="train", batch_size=4, task_encoder=Rolls(), worker_config=config()
+        )
+    )
+    assert list(again) == list(again)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_drop_needs_no_mask_where_samples_were_dropped(text_dataset: MakeDataset, hosts: int) -> None:
+    path = text_dataset(53, broken={0, 1, 20})
+    for host in range(hosts):
+        stream = open_stream(path, worker_config=config(host, hosts), repeat=False, last_batch="drop", batch_size=2)
+        batches = list(stream)
+        assert len(batches) == 53 // (2 * hosts)
+        assert all(batch.__valid__ is None and len(batch.__key__) == 2 for batch in batches)
+
+
+def test_keep_on_several_hosts_is_refused_wherever_hosts_come_from(text_dataset: MakeDataset) -> None:
+    dataset = get_train_dataset(
+        text_dataset(53),
+        batch_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+        worker_config=config(),
+    )
+    with pytest.raises(ConfigError, match="last_batch='keep' with 2 hosts"):
+        Stream.of(dataset, worker_config=config(0, 2))
+
+
+def test_virtual_epochs_of_a_finite_dataset_begin_it_again(text_dataset: MakeDataset) -> None:
+    part = get_train_dataset(
+        text_dataset(24), batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
+    )
+    stream = Stream.of(EpochizeDataset(part, length=4))
+    epochs = [[key for batch in stream for key in batch.__key__] for _ in range(3)]
+    assert [len(epoch) for epoch in epochs] == [16, 16, 16]
+    assert sorted(epochs[0] + epochs[1] + epochs[2]) == sorted(2 * sorted(set(epochs[0] + epochs[1])))
+
+
+@pytest.mark.parametrize("order", [None, -1, 1, 2])
+@pytest.mark.parametrize("lanes", [1, 24])
+@pytest.mark.parametrize("hosts", [1, 2, 5, 30])
+def test_tiny_endless_datasets(text_dataset: MakeDataset, order: int | None, lanes: int, hosts: int) -> None:
+    found = []
+    for count in (1, hosts):
+        streams = [
+            open_stream(
+                text_dataset(2),
+                worker_config=config(host, count),
+                lanes=lanes,
+                batch_size=30 // count,
+                shuffle_over_epochs_multiplier=order,
+            )
+            for host in range(count)
+        ]
+        found.append([sorted(key for stream in streams for key in next(stream).__key__) for _ in range(4)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_pad_with_few_samples(text_dataset: MakeDataset, hosts: int, batch_size: int) -> None:
+    valid: list[str] = []
+    for host in range(hosts):
+        stream = open_stream(
+            text_dataset(7, broken={2}),
+            worker_config=config(host, hosts),
+            repeat=False,
+            last_batch="pad",
+            batch_size=batch_size,
+        )
+        batches = list(stream)
+        assert len(batches) == -(-7 // (hosts * batch_size))
+        for batch in batches:
+            valid += np.array(batch.__key__)[batch.__valid__].tolist()
+    assert sorted(valid) == [f"{i:06d}" for i in range(7) if i != 2]

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import MakeDataset, config, on_hosts, shuffled, take
+from small_graphs import on_hosts, shuffled, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     BatchDataset,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, config, in_order, number, on_hosts, shuffled, take
+from small_graphs import in_order, number, on_hosts, shuffled, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     BatchDataset,

@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 from logging_encoders import Groups, Packs, train
-from small_graphs import MakeDataset, config, number, take
+from small_graphs import number, take
+from stream_hosts import MakeDataset, config
 
-from energon_grain import (
-    AugmentTaskEncoder,
-    DefaultTaskEncoder,
-    SkipSample,
-    Stream,
-    TaskEncoder,
-    TextSample,
-    stateless,
-)
+from energon_grain import AugmentTaskEncoder, DefaultTaskEncoder, SkipSample, Stream, TaskEncoder, TextSample, stateless
 from energon_grain.testing import make_crude_dataset
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from stream_hosts import MakeDataset, global_batch, open_hosts
+from typing import Any
 
-from energon_grain import merge_cursors
+import pytest
+from stream_hosts import MakeDataset, Tolerant, config, global_batch, open_hosts, open_stream
+
+from energon_grain import SkipSample, StateError, Stream, TaskEncoder, get_val_dataset, merge_cursors
 
 
 def test_which_tells_what_will_come_and_what_came(text_dataset: MakeDataset) -> None:
@@ -38,3 +41,100 @@ def test_which_follows_a_change_of_the_batch_size(text_dataset: MakeDataset) -> 
     after = [global_batch([one]) for _ in range(3)]
     told = [sorted(record.key for record in one.which(step)) for step in range(7)]
     assert told == before + after
+
+
+class SkipsBatches(TaskEncoder):
+    """Drops every third batch."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        if int(batch.__key__[0]) % 3 == 0:
+            raise SkipSample
+        return batch
+
+
+@pytest.mark.parametrize("repeat", [True, False])
+def test_which_is_right_or_refuses_after_a_dropped_batch(text_dataset: MakeDataset, repeat: bool) -> None:
+    stream = open_stream(text_dataset(53), task_encoder=SkipsBatches(), repeat=repeat, last_batch="drop")
+    other = open_stream(text_dataset(53), task_encoder=SkipsBatches(), repeat=repeat, last_batch="drop")
+    refused = told = 0
+    batches: list[list[str]] = []
+    for step, batch in enumerate(stream):
+        other.restore(stream.cursor(with_manifest=True))
+        batches.append(list(batch.__key__))
+        for asked in (step, 0, step // 2):
+            for host in (stream, other):
+                try:
+                    records = host.which(asked)
+                except StateError:
+                    refused += 1
+                else:
+                    told += 1
+                    assert [record.key for record in records] == batches[asked]
+        if step == 30:
+            break
+    assert refused
+    assert told
+
+
+def test_which_does_not_forget_the_drops_of_earlier_passes(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53, broken=range(9))
+    stream = open_stream(path, repeat=False, task_encoder=Tolerant())
+    first = list(stream)
+    assert len(first) == 11
+    with pytest.raises(StateError, match="dropped"):
+        stream.which(3)
+    iter(stream)
+    merged = merge_cursors([stream.cursor()])
+    other = open_stream(path, repeat=False, task_encoder=Tolerant())
+    other.restore(merged)
+    for told in (stream, other):
+        with pytest.raises(StateError, match="dropped"):
+            told.which(3)
+        records = told.which(len(first))
+        assert records[0].epoch == 1
+
+
+def test_which_on_one_of_several_hosts_keeps_what_a_merge_knows(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53, broken={0})
+    streams = [open_stream(path, repeat=False, worker_config=config(host, 2), batch_size=2) for host in range(2)]
+    for stream in streams:
+        list(stream)
+        iter(stream)
+    [one] = [open_stream(path, repeat=False)]
+    one.restore(merge_cursors([stream.cursor() for stream in streams]))
+    with pytest.raises(StateError, match="dropped"):
+        one.which(0)
+
+
+def test_which_follows_several_changes_of_the_batch_size(text_dataset: MakeDataset) -> None:
+    for repeat in (True, False):
+        stream = open_stream(text_dataset(53), repeat=repeat)
+        told: list[list[str]] = []
+        for size in (4, 7, 7, 3, 60, 1, 4):
+            other = open_stream(text_dataset(53), repeat=repeat, batch_size=size)
+            other.restore(stream.cursor())
+            stream = other
+            while len(told) % 5 != 4:
+                told.append(list((next(stream, None) or next(iter(stream))).__key__))
+            told.append(list((next(stream, None) or next(iter(stream))).__key__))
+        assert [[record.key for record in stream.which(step)] for step in range(len(told))] == told
+
+
+def test_which_does_not_guess_passes_that_had_another_limit(text_dataset: MakeDataset) -> None:
+    def validation(limit: int | None) -> Stream:
+        return Stream.of(
+            get_val_dataset(text_dataset(53), split_part="train", batch_size=4, limit=limit, worker_config=config())
+        )
+
+    stream = validation(3)
+    seen = [list(batch.__key__) for _ in range(2) for batch in stream]
+    next(iter(stream))
+    longer = validation(5)
+    longer.restore(stream.cursor())
+    assert [record.key for record in longer.which(7)] == seen[1]
+    for step in range(6):
+        try:
+            records = longer.which(step)
+        except StateError:
+            continue
+        assert [record.key for record in records] == seen[step]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stream_hosts import MakeDataset, worker_config
+from stream_hosts import MakeDataset, config
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset
 
@@ -19,7 +19,7 @@ def test_workers_change_nothing(text_dataset: MakeDataset, workers: int, worker_
     def batches(number: int) -> list[Any]:
         dataset = get_train_dataset(
             path,
-            worker_config=worker_config(num_workers=number, worker_type=worker_type),
+            worker_config=config(num_workers=number, worker_type=worker_type),
             batch_size=5,
             shuffle_buffer_size=100,
             max_samples_per_sequence=10,
@@ -54,7 +54,7 @@ def test_random_numbers_and_skips_depend_on_the_draw_alone(text_dataset: MakeDat
         for host in range(hosts):
             dataset = get_train_dataset(
                 path,
-                worker_config=worker_config(host, hosts, workers, worker_type=worker_type),
+                worker_config=config(host, hosts, workers, worker_type=worker_type),
                 batch_size=12 // hosts,
                 shuffle_buffer_size=None,
                 max_samples_per_sequence=None,

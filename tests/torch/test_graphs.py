@@ -11,9 +11,9 @@ import yaml
 from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from small_graphs import quiet
 from stream_graph_hooks import tell
 from stream_graphs import Builder, Graph, tops
+from stream_hosts import quiet
 from torch_encoders import told
 
 from energon_grain.prepare import prepare_dataset

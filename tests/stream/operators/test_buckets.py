@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, config, flat, in_order, number, on_hosts, require_exact_states, shuffled
+from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     FatalSampleError,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import MakeDataset, in_order, number, shuffled, take
+from small_graphs import in_order, number, shuffled, take
+from stream_hosts import MakeDataset
 
 from energon_grain import BatchDataset, BlendDataset, FilterDataset, MapDataset, RepeatDataset, SavableDataset, Stream
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import in_order, number, on_hosts, require_exact_states, shuffled, take
+from stream_hosts import MakeDataset
 
 from energon_grain import (
     FatalSampleError,

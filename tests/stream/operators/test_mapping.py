@@ -6,17 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import (
-    MakeDataset,
-    Tolerant,
-    flat,
-    in_order,
-    number,
-    on_hosts,
-    require_exact_states,
-    shuffled,
-    take,
-)
+from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from stream_hosts import MakeDataset, Tolerant
 
 from energon_grain import (
     BatchDataset,

@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from small_graphs import (
-    MakeDataset,
-    Tolerant,
-    config,
-    flat,
-    in_order,
-    number,
-    on_hosts,
-    require_exact_states,
-    shuffled,
-    take,
-)
+from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from stream_hosts import MakeDataset, Tolerant, config
 
 from energon_grain import (
     ConfigError,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, config, number, shuffled, take
+from small_graphs import number, shuffled, take
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     BatchDataset,

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from small_graphs import MakeDataset, flat, in_order, number, require_exact_states, shuffled, take
+from small_graphs import flat, in_order, number, require_exact_states, shuffled, take
+from stream_hosts import MakeDataset
 
 from energon_grain import (
     ConcatDataset,
