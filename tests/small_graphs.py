@@ -10,7 +10,7 @@ from typing import Any
 
 from stream_hosts import Agreement, config
 
-from energon_grain import SavableDataset, Stream, WorkerConfig, get_train_dataset
+from energon_grain import MapDataset, SavableDataset, Stream, WorkerConfig, current_draw, get_train_dataset
 
 MakeGraph = Callable[[WorkerConfig], SavableDataset]
 
@@ -39,6 +39,37 @@ def number(sample: Any) -> int:
 
 def numbers(samples: Any) -> tuple[int, ...]:
     return tuple(number(sample) for sample in samples)
+
+
+def ordered(path: Path, **options: Any) -> SavableDataset:
+    """Numbers in their order."""
+    return MapDataset(in_order(path, **options), number)
+
+
+def mixed(path: Path, **options: Any) -> SavableDataset:
+    """Numbers, shuffled."""
+    return MapDataset(shuffled(path, **options), number)
+
+
+def pairs(samples: list[Any]) -> list[list[Any]]:
+    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+
+def threes(samples: list[Any]) -> list[list[Any]]:
+    return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+
+def roll() -> int:
+    """A random number of the current draw."""
+    return int(current_draw().rng.integers(1 << 30))
+
+
+def with_roll(value: Any) -> tuple[Any, int]:
+    return value, roll()
+
+
+def rolled(samples: list[Any]) -> tuple[Any, int]:
+    return tuple(samples), roll()
 
 
 def take(stream: Stream, steps: int) -> list[Any]:

@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_graphs import number, shuffled, take
+from small_graphs import mixed, number, roll, shuffled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -64,7 +64,6 @@ from energon_grain import (
     SavableDataset,
     StateError,
     Stream,
-    current_draw,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -129,18 +128,15 @@ def test_w02_validation_over_several_leaves_goes_on_where_it_stopped(text_datase
 def test_w09_two_references_to_one_leaf_are_two_orders(text_dataset: MakeDataset) -> None:
     """In the original all generators of a worker begin with one seed."""
 
-    def leaf() -> SavableDataset:
-        return MapDataset(shuffled(text_dataset(53)), number)
-
     def side(which: int) -> SavableDataset:
-        return MapDataset(leaf(), lambda sample: (which, sample, int(current_draw().rng.integers(1 << 30))))
+        return MapDataset(mixed(text_dataset(53)), lambda sample: (which, sample, roll()))
 
     items = take(Stream.of(BlendDataset(side(0), side(1))), 106)
     orders = [[sample for side, sample, _ in items if side == which] for which in (0, 1)]
     assert sum(first == second for first, second in zip(*orders, strict=False)) < 10
     rolls: dict[int, set[int]] = {}
-    for _, sample, roll in items:
-        rolls.setdefault(sample, set()).add(roll)
+    for _, sample, drawn in items:
+        rolls.setdefault(sample, set()).add(drawn)
     assert sum(map(len, rolls.values())) == 106  # augmentations differ too
 
 
@@ -218,7 +214,7 @@ def test_w34_the_state_of_one_host_knows_its_hosts(text_dataset: MakeDataset) ->
     """In the original a file restored under another number of hosts silently repeats and drops data."""
 
     def packs(host: int, hosts: int) -> Stream:
-        leaf = RepeatDataset(MapDataset(shuffled(text_dataset(53), worker_config=config(host, hosts)), number))
+        leaf = RepeatDataset(mixed(text_dataset(53), worker_config=config(host, hosts)))
         return Stream.of(PackingDataset(leaf, 4, lambda samples: [samples[:3], samples[3:]], tuple))
 
     streams = [packs(host, 2) for host in range(2)]
@@ -260,7 +256,7 @@ def test_w34_positions_are_exact_on_any_number_of_hosts(text_dataset: MakeDatase
 def test_w03_through_a_blend_by_repetitions(text_dataset: MakeDataset) -> None:
     """0.7 repetitions of 55 samples: 38 or 39 in every epoch, seven times each after ten."""
     blend = BlendEpochizedDataset(
-        (MapDataset(shuffled(text_dataset(55)), number), Fraction(7, 10)),
+        (mixed(text_dataset(55)), Fraction(7, 10)),
         (MapDataset(shuffled(text_dataset(7)), lambda sample: 100 + number(sample)), 1),
     )
     stream = Stream.of(blend)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import on_hosts, shuffled, take
+from small_graphs import on_hosts, pairs, roll, shuffled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -33,7 +33,6 @@ from energon_grain import (
     StateError,
     Stream,
     TaskEncoder,
-    current_draw,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -49,25 +48,26 @@ class Note(Sample):
     said: str
 
 
-def roll() -> str:
-    return f"{int(current_draw().rng.integers(1 << 30)):x}"
+def word() -> str:
+    """A random word of the current draw."""
+    return f"{roll():x}"
 
 
 def note(sample: Any) -> Note:
-    return Note.derive_from(sample, said=f"{sample.__key__}:{roll()}")
+    return Note.derive_from(sample, said=f"{sample.__key__}:{word()}")
 
 
 def again(sample: Note) -> Note:
-    return Note.derive_from(sample, said=f"<{sample.said} {roll()}>")
+    return Note.derive_from(sample, said=f"<{sample.said} {word()}>")
 
 
 def as_often(sample: Note) -> Iterator[Note]:
     for part in range(int(sample.__key__) % 3):
-        yield Note.derive_from(sample, said=f"{sample.said}.{part}.{roll()}")
+        yield Note.derive_from(sample, said=f"{sample.said}.{part}.{word()}")
 
 
 def together(samples: list[Note]) -> Note:
-    said = f"[{' '.join(sample.said for sample in samples)}] {roll()}"
+    said = f"[{' '.join(sample.said for sample in samples)}] {word()}"
     return Note(__key__=samples[0].__key__, __restore_key__=(), said=said)
 
 
@@ -76,15 +76,11 @@ def one_by_one(samples: list[Note]) -> Iterator[Note]:
         yield Note(__key__=samples[part].__key__, __restore_key__=(), said=f"{together(samples).said}.{part}")
 
 
-def pairs(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
-
-
 def in_a_row(samples: Iterator[Note]) -> Iterator[Note]:
     said = ""
     for sample in samples:
         said += sample.said
-        yield Note.derive_from(sample, said=f"{said} {roll()}")
+        yield Note.derive_from(sample, said=f"{said} {word()}")
 
 
 def by_length(sample: Note) -> tuple[int, None]:

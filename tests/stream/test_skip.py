@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import in_order, number, on_hosts, shuffled, take
+from small_graphs import in_order, mixed, number, on_hosts, rolled, take, threes
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -20,28 +20,15 @@ from energon_grain import (
     SavableDataset,
     StateError,
     Stream,
-    current_draw,
     get_loader,
     get_savable_loader,
     merge_cursors,
 )
 
 
-def numbers(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
-
-
 def as_often(sample: int) -> Iterator[tuple[int, int]]:
     for part in range(sample % 3):
         yield sample, part
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
-
-
-def threes(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 3] for at in range(0, len(samples), 3)]
 
 
 GRAPHS = {
@@ -59,7 +46,7 @@ GRAPHS = {
 @pytest.mark.parametrize("skips", [[(0, 3)], [(2, 1), (5, 2)], [(1, 1), (2, 1), (3, 2)]])
 def test_skipping_is_stepping_over(text_dataset: MakeDataset, name: str, skips: list[tuple[int, int]]) -> None:
     def make() -> Stream:
-        return Stream.of(GRAPHS[name](numbers(text_dataset(37))))
+        return Stream.of(GRAPHS[name](mixed(text_dataset(37))))
 
     expected, stream, found = take(make(), 12), make(), {}
     wanted = dict(skips)
@@ -86,7 +73,7 @@ def test_skipping_is_stepping_over(text_dataset: MakeDataset, name: str, skips: 
 @pytest.mark.parametrize("name", ["positions", "packs"])
 def test_no_more_than_the_pass_has(text_dataset: MakeDataset, name: str) -> None:
     def make() -> Stream:
-        return Stream.of(GRAPHS[name](numbers(text_dataset(13))))
+        return Stream.of(GRAPHS[name](mixed(text_dataset(13))))
 
     steps = len(list(make()))
     stream = make()
@@ -100,14 +87,14 @@ def test_no_more_than_the_pass_has(text_dataset: MakeDataset, name: str) -> None
 
 
 def test_a_pass_of_positions_knows_beforehand(text_dataset: MakeDataset) -> None:
-    stream = Stream.of(GRAPHS["positions"](numbers(text_dataset(13))))
+    stream = Stream.of(GRAPHS["positions"](mixed(text_dataset(13))))
     first = next(stream)
     with pytest.raises(StateError, match=r"skip\(7\): this pass has 6 steps left"):
         stream.skip(7)
     assert stream.cursor()["step"] == 1
     assert stream.cursor()["skipped"] == []
     assert next(stream) != first
-    limited = Stream.of(LimitDataset(GRAPHS["positions"](numbers(text_dataset(13))), 3))
+    limited = Stream.of(LimitDataset(GRAPHS["positions"](mixed(text_dataset(13))), 3))
     with pytest.raises(StateError, match="3 steps left"):
         limited.skip(4)
 
@@ -115,14 +102,14 @@ def test_a_pass_of_positions_knows_beforehand(text_dataset: MakeDataset) -> None
 @pytest.mark.parametrize(("steps", "error"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError), (None, TypeError)])
 def test_a_number_of_steps_is_meant(text_dataset: MakeDataset, steps: Any, error: type[Exception]) -> None:
     for name in ("positions", "packs"):
-        stream = Stream.of(GRAPHS[name](numbers(text_dataset(37))))
+        stream = Stream.of(GRAPHS[name](mixed(text_dataset(37))))
         with pytest.raises(error):
             stream.skip(steps)
         assert stream.cursor()["step"] == 0
 
 
 def test_no_step_is_no_skip(text_dataset: MakeDataset) -> None:
-    stream = Stream.of(GRAPHS["positions"](numbers(text_dataset(13))))
+    stream = Stream.of(GRAPHS["positions"](mixed(text_dataset(13))))
     stream.skip(0)
     assert stream.cursor()["skipped"] == []
 
@@ -144,7 +131,7 @@ def test_which_is_right_behind_a_skip(text_dataset: MakeDataset) -> None:
     path = text_dataset(53)
 
     def make() -> Stream:
-        return Stream.of(BatchDataset(RepeatDataset(MapDataset(shuffled(path), number)), 3, tuple))
+        return Stream.of(BatchDataset(RepeatDataset(mixed(path)), 3, tuple))
 
     stream = make()
     take(stream, 2)
@@ -158,7 +145,7 @@ def test_all_hosts_skip_together(text_dataset: MakeDataset) -> None:
     path = text_dataset(53)
 
     def make(worker_config: Any) -> SavableDataset:
-        return PackingDataset(RepeatDataset(numbers(path, worker_config=worker_config)), 4, threes, rolled)
+        return PackingDataset(RepeatDataset(mixed(path, worker_config=worker_config)), 4, threes, rolled)
 
     [single] = on_hosts(make, 1, 24)
     streams = [Stream.of(make(config(host, 2))) for host in range(2)]
@@ -177,7 +164,7 @@ def test_all_hosts_skip_together(text_dataset: MakeDataset) -> None:
 @pytest.mark.parametrize("get", [get_loader, get_savable_loader])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_through_a_loader(text_dataset: MakeDataset, get: Any, num_workers: int) -> None:
-    dataset = GRAPHS["packs"](numbers(text_dataset(53), worker_config=config(num_workers=num_workers)))
+    dataset = GRAPHS["packs"](mixed(text_dataset(53), worker_config=config(num_workers=num_workers)))
     expected = take(Stream.of(dataset, num_workers=0), 6)
     loader = get(dataset)
     assert next(loader) == expected[0]

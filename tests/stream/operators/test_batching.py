@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, rolled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -20,25 +20,12 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
-    current_draw,
     get_train_dataset,
 )
 
 
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def mixed(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
-
-
 def batch(samples: list[Any]) -> tuple[Any, ...]:
     return tuple(samples)
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
 
 
 def batches_of(dataset: SavableDataset, size: int, batcher: Any = batch, **options: Any) -> SavableDataset:
@@ -89,7 +76,7 @@ def test_batches_of_batches(text_dataset: MakeDataset) -> None:
 def halves(samples: list[Any]) -> Iterator[Any]:
     for part in (samples[::2], samples[1::2]):
         if part:
-            yield tuple(part), int(current_draw().rng.integers(1 << 30))
+            yield tuple(part), roll()
 
 
 def test_a_generator_makes_several_batches(text_dataset: MakeDataset) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled
+from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, rolled
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     FatalSampleError,
     GroupBatchDataset,
-    MapDataset,
     RepeatDataset,
     SavableDataset,
     SkipSample,
@@ -22,20 +21,12 @@ from energon_grain import (
 )
 
 
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
 def by_rest(sample: int) -> tuple[int, None]:
     return sample % 3, None
 
 
 def batch(samples: list[Any]) -> tuple[Any, ...]:
     return tuple(samples)
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
 
 
 def test_full_buckets_first_and_the_rest_in_the_order_of_their_beginning(text_dataset: MakeDataset) -> None:
@@ -117,9 +108,7 @@ def test_criteria_may_draw_numbers(text_dataset: MakeDataset) -> None:
         return int(current_draw().rng.integers(4)), None
 
     path = text_dataset(31)
-    items = require_exact_states(
-        lambda: GroupBatchDataset(MapDataset(shuffled(path, lanes=2), number), 3, by_chance, rolled), 30, every=2
-    )
+    items = require_exact_states(lambda: GroupBatchDataset(mixed(path, lanes=2), 3, by_chance, rolled), 30, every=2)
     assert sorted(flat(item[0] for item in items[: items.index(None)])) == list(range(31))
 
 
@@ -127,7 +116,7 @@ def test_criteria_may_draw_numbers(text_dataset: MakeDataset) -> None:
 @pytest.mark.parametrize("endless", [True, False])
 def test_every_state_is_continued_exactly(text_dataset: MakeDataset, drop_last: bool, endless: bool) -> None:
     def make() -> SavableDataset:
-        leaf = MapDataset(shuffled(path, lanes=2), number)
+        leaf = mixed(path, lanes=2)
         samples = RepeatDataset(leaf) if endless else leaf
         return GroupBatchDataset(samples, 4, by_rest, rolled, drop_last=drop_last)
 
@@ -141,7 +130,7 @@ def test_hosts_together_get_the_same_groups(text_dataset: MakeDataset, hosts: in
     path = text_dataset(53)
 
     def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(MapDataset(shuffled(path, worker_config=worker_config), number))
+        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
         return GroupBatchDataset(leaf, 3, by_rest, rolled)
 
     [single] = on_hosts(make, 1, 24)

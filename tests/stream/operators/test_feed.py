@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import in_order, number, shuffled, take
+from small_graphs import in_order, mixed, number, ordered, shuffled, take
 from stream_hosts import MakeDataset
 
 from energon_grain import BatchDataset, BlendDataset, FilterDataset, MapDataset, RepeatDataset, SavableDataset, Stream
@@ -44,7 +44,7 @@ def test_lanes_share_the_positions_of_a_pass(text_dataset: MakeDataset, lanes: i
 def test_endless_lanes_take_turns(text_dataset: MakeDataset) -> None:
     program = Stream.of(MapDataset(RepeatDataset(in_order(text_dataset(7), lanes=3)), lambda s: s)).spec.program
     assert program is None
-    leaf = MapDataset(RepeatDataset(MapDataset(in_order(text_dataset(7), lanes=3), number)), as_often)
+    leaf = MapDataset(RepeatDataset(ordered(text_dataset(7), lanes=3)), as_often)
     program = Stream.of(leaf).spec.program
     assert program is not None
     [feed] = program.feeds
@@ -61,8 +61,8 @@ def test_lanes_that_advance_unevenly(text_dataset: MakeDataset, num_workers: int
             yield value, part
 
     def make() -> SavableDataset:
-        leaf = MapDataset(shuffled(text_dataset(53), lanes=4), number)
-        mostly = FilterDataset(MapDataset(in_order(text_dataset(97), lanes=4), number), lambda sample: sample < 5)
+        leaf = mixed(text_dataset(53), lanes=4)
+        mostly = FilterDataset(ordered(text_dataset(97), lanes=4), lambda sample: sample < 5)
         return BatchDataset(BlendDataset((MapDataset(leaf, uneven), 5), (mostly, 1)), 7, tuple)
 
     expected = take(Stream.of(make()), 60)

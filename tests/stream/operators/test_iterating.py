@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import mixed, on_hosts, ordered, require_exact_states, roll, take
 from stream_hosts import MakeDataset
 
 from energon_grain import (
@@ -19,19 +19,14 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
-    current_draw,
 )
-
-
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
 
 
 def sums(samples: Iterator[int]) -> Iterator[tuple[int, int, int]]:
     total = 0
     for sample in samples:
         total += sample
-        yield sample, total, int(current_draw().rng.integers(1 << 30))
+        yield sample, total, roll()
 
 
 def pairs(samples: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
@@ -81,7 +76,7 @@ def test_every_state_is_continued_exactly(text_dataset: MakeDataset, function: A
     """Inside a run too, whatever the function remembers."""
 
     def make() -> SavableDataset:
-        leaf = MapDataset(shuffled(path, lanes=2), number)
+        leaf = mixed(path, lanes=2)
         return IterMapDataset(RepeatDataset(leaf) if endless else leaf, function, inputs_per_call=inputs)
 
     path = text_dataset(13)
@@ -93,7 +88,7 @@ def test_every_state_is_continued_exactly(text_dataset: MakeDataset, function: A
 def test_over_and_below_stateful_nodes(text_dataset: MakeDataset) -> None:
     def make() -> SavableDataset:
         packs = PackingDataset(
-            FilterDataset(MapDataset(shuffled(path, lanes=2), number), lambda sample: sample % 4 > 0),
+            FilterDataset(mixed(path, lanes=2), lambda sample: sample % 4 > 0),
             5,
             lambda samples: [samples[:2], samples[2:]],
             tuple,
@@ -141,7 +136,7 @@ def test_hosts_together_get_the_same_items(text_dataset: MakeDataset, hosts: int
     path = text_dataset(53)
 
     def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(MapDataset(shuffled(path, worker_config=worker_config), number))
+        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
         return IterMapDataset(leaf, sums, inputs_per_call=3)
 
     [single] = on_hosts(make, 1, 24)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, take, with_roll
 from stream_hosts import MakeDataset, Tolerant
 
 from energon_grain import (
@@ -19,26 +19,13 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
-    current_draw,
 )
-
-
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def mixed(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
 
 
 def as_often(sample: int) -> Iterator[tuple[int, int, int]]:
     """Each sample as often as its number says, modulo 4."""
     for part in range(sample % 4):
-        yield sample, part, int(current_draw().rng.integers(1 << 30))
-
-
-def roll(value: Any) -> Any:
-    return value, int(current_draw().rng.integers(1 << 30))
+        yield sample, part, roll()
 
 
 def test_a_generator_gives_any_number(text_dataset: MakeDataset) -> None:
@@ -84,12 +71,12 @@ def test_failing_generators_have_a_budget(text_dataset: MakeDataset) -> None:
 
 
 @pytest.mark.parametrize("endless", [True, False])
-@pytest.mark.parametrize("above", [lambda dataset: dataset, lambda dataset: MapDataset(dataset, roll)])
+@pytest.mark.parametrize("above", [lambda dataset: dataset, lambda dataset: MapDataset(dataset, with_roll)])
 def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bool, above: Any) -> None:
     def make() -> SavableDataset:
         leaf = mixed(path, lanes=2)
         generated = MapDataset(RepeatDataset(leaf) if endless else leaf, as_often)
-        return above(FilterDataset(MapDataset(generated, roll), lambda value: value[1] % 3 > 0))
+        return above(FilterDataset(MapDataset(generated, with_roll), lambda value: value[1] % 3 > 0))
 
     path = text_dataset(13)
     require_exact_states(make, 24, every=2)
@@ -167,7 +154,7 @@ def test_shares_above_a_filter_are_exact_in_what_is_left(text_dataset: MakeDatas
 
 
 def test_maps_over_lanes_draw_different_numbers(text_dataset: MakeDataset) -> None:
-    twice = MapDataset(MapDataset(MapDataset(ordered(text_dataset(9)), as_often), roll), roll)
+    twice = MapDataset(MapDataset(MapDataset(ordered(text_dataset(9)), as_often), with_roll), with_roll)
     items = list(twice)
     assert len({random for item in items for random in (item[0][1], item[1], item[0][0][2])}) == 3 * len(items)
 

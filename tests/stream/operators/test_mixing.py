@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import flat, mixed, number, on_hosts, ordered, pairs, require_exact_states, rolled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -29,28 +29,11 @@ from energon_grain import (
     SavableDataset,
     Stream,
     concat_pad,
-    current_draw,
     generic_batch,
     generic_concat,
     get_train_dataset,
     homogeneous_concat_mix,
 )
-
-
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def mixed(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
-
-
-def pairs(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
 
 
 def as_often(sample: int) -> Iterator[int]:

@@ -1,18 +1,29 @@
-"""Packing in lanes: what is in the buffer when the selection is made, what is dropped, what a pass ends with."""
+"""Packing in lanes: what is in the buffer when the selection is made, what packs are made of, what a pass ends with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import (
+    flat,
+    in_order,
+    mixed,
+    number,
+    on_hosts,
+    ordered,
+    require_exact_states,
+    roll,
+    rolled,
+    take,
+    threes,
+    with_roll,
+)
 from stream_hosts import MakeDataset, Tolerant, config
 
 from energon_grain import (
     ConfigError,
-    EmptyDatasetError,
-    FatalSampleError,
     FilterDataset,
     HostsError,
     MapDataset,
@@ -23,33 +34,11 @@ from energon_grain import (
     SkipSample,
     Stream,
     TaskEncoder,
-    current_draw,
     get_train_dataset,
     greedy_knapsack,
 )
 
 Numbers = list[int]
-Pack = tuple[int, ...]
-
-
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def mixed(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
-
-
-def threes(samples: Numbers) -> list[Numbers]:
-    return [samples[at : at + 3] for at in range(0, len(samples), 3)]
-
-
-def pack(samples: Numbers) -> Pack:
-    return tuple(samples)
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
 
 
 def test_the_buffer_is_topped_up_while_groups_drain(text_dataset: MakeDataset) -> None:
@@ -60,7 +49,7 @@ def test_the_buffer_is_topped_up_while_groups_drain(text_dataset: MakeDataset) -
         seen.append(list(samples))
         return [samples[:2], samples[2:3], samples[3:]]
 
-    packs = list(PackingDataset(ordered(text_dataset(13)), 5, select, pack))
+    packs = list(PackingDataset(ordered(text_dataset(13)), 5, select, tuple))
     # While [0 1], [2], [3 4] are packed one after the other, 5 6, 7 and 8 9 take their places.
     assert seen == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12]]
     assert packs == [(0, 1), (2,), (3, 4), (5, 6), (7,), (8, 9), (10, 11), (12,)]
@@ -68,7 +57,7 @@ def test_the_buffer_is_topped_up_while_groups_drain(text_dataset: MakeDataset) -
 
 def test_nothing_is_read_before_it_has_a_place(text_dataset: MakeDataset) -> None:
     """How far a lane has read follows from its buffer size: the state tells, whatever was read ahead."""
-    stream = Stream.of(PackingDataset(ordered(text_dataset(24)), 6, threes, pack))
+    stream = Stream.of(PackingDataset(ordered(text_dataset(24)), 6, threes, tuple))
     read: list[int] = []
     for _ in range(4):
         next(stream)
@@ -80,60 +69,6 @@ def test_nothing_is_read_before_it_has_a_place(text_dataset: MakeDataset) -> Non
     assert read == [9, 12, 15, 18]
 
 
-def test_samples_that_are_left_out_are_dropped_and_counted(text_dataset: MakeDataset) -> None:
-    def select(samples: Numbers) -> list[Numbers]:
-        return [[], [sample for sample in samples if sample % 2], []]
-
-    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
-    assert list(stream) == [(1, 3), (5, 7), (9, 11)]
-    assert list(stream.stats()["dropped"].values()) == [{"select_samples_to_pack: SkipSample": 6}]
-
-
-@pytest.mark.parametrize("nothing", [[], [[]], [[], []]])
-def test_a_selection_of_nothing_drops_the_buffer(text_dataset: MakeDataset, nothing: Any) -> None:
-    def select(samples: Numbers) -> list[Numbers]:
-        return [samples] if 4 in samples else nothing
-
-    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
-    assert list(stream) == [(4, 5, 6, 7)]
-    assert stream.stats()["dropped_total"] == 8
-
-
-def test_a_packer_that_selects_nothing_ends_clearly(text_dataset: MakeDataset) -> None:
-    def select(samples: Numbers) -> list[Numbers]:
-        return []
-
-    finite = ordered(text_dataset(12))
-    with pytest.raises(EmptyDatasetError, match="without a single item"):
-        list(PackingDataset(finite, 4, select, pack))
-    with pytest.raises(FatalSampleError, match="1000 samples without one item"):
-        next(iter(PackingDataset(RepeatDataset(finite), 4, select, pack)))
-
-
-@pytest.mark.parametrize(
-    "select",
-    [
-        lambda samples: [[99]],
-        lambda samples: [samples, samples[:1]],
-        lambda samples: [[*samples, samples[0]]],
-        lambda samples: samples,
-        lambda samples: None,
-    ],
-)
-def test_groups_are_made_of_the_samples_themselves(text_dataset: MakeDataset, select: Callable[[Numbers], Any]) -> None:
-    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
-        list(PackingDataset(ordered(text_dataset(12)), 4, select, pack))
-
-
-def test_copies_are_not_the_samples(text_dataset: MakeDataset) -> None:
-    def select(samples: list[list[int]]) -> list[list[list[int]]]:
-        return [[list(sample) for sample in samples]]
-
-    lists = MapDataset(in_order(text_dataset(12)), lambda sample: [number(sample)])
-    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
-        list(PackingDataset(lists, 4, select, pack))
-
-
 def test_a_packer_may_change_its_list_and_its_order(text_dataset: MakeDataset) -> None:
     def select(samples: Numbers) -> Iterator[Numbers]:
         groups: list[Numbers] = []
@@ -142,63 +77,15 @@ def test_a_packer_may_change_its_list_and_its_order(text_dataset: MakeDataset) -
             groups.append([samples.pop(), *(samples.pop() for _ in samples[:1])][::-1])
         return iter(groups)
 
-    packs = list(PackingDataset(ordered(text_dataset(10)), 4, select, pack))  # type: ignore[arg-type]
+    packs = list(PackingDataset(ordered(text_dataset(10)), 4, select, tuple))  # type: ignore[arg-type]
     assert packs == [(1, 0), (3, 2), (5, 4), (7, 6), (9, 8)]
 
 
 def test_equal_samples_are_told_apart(text_dataset: MakeDataset) -> None:
     """Small integers are one object each: which of them is meant does not matter, how many there are does."""
     thirds = MapDataset(in_order(text_dataset(10)), lambda sample: number(sample) // 3)
-    packs = require_exact_states(lambda: PackingDataset(thirds, 4, threes, pack), 8)
+    packs = require_exact_states(lambda: PackingDataset(thirds, 4, threes, tuple), 8)
     assert packs[:5] == [(0, 0, 0), (1,), (1, 1, 2), (2,), (2, 3)]
-
-
-def test_a_selection_that_fails_drops_its_buffer_and_is_one_failure(text_dataset: MakeDataset) -> None:
-    told: list[tuple[type[Exception], Any]] = []
-
-    def tell(error: Exception, sample: Any, sources: Any = None) -> None:
-        told.append((type(error), sample))
-
-    def select(samples: Numbers) -> list[Numbers]:
-        if 5 in samples:
-            raise ValueError("no packs of these")
-        return [samples]
-
-    packing = PackingDataset(ordered(text_dataset(12)), 4, select, pack, pre_packer_failure_tolerance=2)
-    stream = Stream.of(packing, worker_config=config(global_error_handler=tell))
-    assert list(stream) == [(0, 1, 2, 3), (8, 9, 10, 11)]
-    assert told == [(ValueError, 4)]
-    assert stream.stats()["dropped_total"] == 4
-
-
-def test_failing_packs_are_dropped(text_dataset: MakeDataset) -> None:
-    def refusing(samples: Numbers) -> Pack:
-        if 3 in samples:
-            raise ValueError("not 3")
-        if 6 in samples:
-            raise SkipSample
-        return tuple(samples)
-
-    stream = Stream.of(PackingDataset(ordered(text_dataset(12)), 6, threes, refusing))
-    assert list(stream) == [(0, 1, 2), (9, 10, 11)]
-    [dropped] = stream.stats()["dropped"].values()
-    assert dropped == {"pack_selected_samples: SkipSample": 1, "pack_selected_samples: ValueError": 1}
-    endless = PackingDataset(
-        RepeatDataset(ordered(text_dataset(12))), 6, threes, lambda samples: 1 // 0, final_packer_failure_tolerance=7
-    )
-    with pytest.raises(FatalSampleError, match="pack_selected_samples failed 7 times in a row"):
-        next(iter(endless))
-
-
-def test_a_failing_encoder_drops_its_sample_alone(text_dataset: MakeDataset) -> None:
-    def encode(sample: int) -> int:
-        if sample in (1, 3, 4, 5):
-            raise SkipSample
-        return 100 + sample
-
-    stream = Stream.of(PackingDataset(ordered(text_dataset(9)), 6, threes, pack, sample_encoder=encode))
-    assert list(stream) == [(100, 102), (106, 107, 108)]
-    assert stream.stats()["dropped_total"] == 4
 
 
 def test_an_encoder_sees_chosen_samples_only(text_dataset: MakeDataset) -> None:
@@ -211,7 +98,7 @@ def test_an_encoder_sees_chosen_samples_only(text_dataset: MakeDataset) -> None:
     def select(samples: Numbers) -> list[Numbers]:
         return [samples[:2]]
 
-    assert list(PackingDataset(ordered(text_dataset(9)), 3, select, pack, sample_encoder=encode)) == [
+    assert list(PackingDataset(ordered(text_dataset(9)), 3, select, tuple, sample_encoder=encode)) == [
         (0, 1),
         (3, 4),
         (6, 7),
@@ -222,7 +109,7 @@ def test_an_encoder_sees_chosen_samples_only(text_dataset: MakeDataset) -> None:
 def generate(samples: list[Any]) -> Iterator[Any]:
     for part, sample in enumerate(samples):
         if part != 1:
-            yield tuple(samples), sample, int(current_draw().rng.integers(1 << 30))
+            yield tuple(samples), sample, roll()
 
 
 def test_a_generator_makes_several_packs_of_a_group(text_dataset: MakeDataset) -> None:
@@ -237,10 +124,6 @@ def test_a_generator_makes_several_packs_of_a_group(text_dataset: MakeDataset) -
     ]
 
 
-def encode_at_random(sample: Any) -> Any:
-    return sample, int(current_draw().rng.integers(1 << 30))
-
-
 class Fails(Tolerant):
     """Whose postencode refuses some samples."""
 
@@ -250,8 +133,8 @@ class Fails(Tolerant):
         return sample, int(self.rng.integers(1 << 30))
 
 
-@pytest.mark.parametrize("packer", [pack, rolled, generate])
-@pytest.mark.parametrize("encoder", [None, encode_at_random, Fails().postencode_sample])
+@pytest.mark.parametrize("packer", [tuple, rolled, generate])
+@pytest.mark.parametrize("encoder", [None, with_roll, Fails().postencode_sample])
 @pytest.mark.parametrize("select", [threes, lambda samples: [samples[1:3], [], samples[4:5]]])
 def test_every_state_is_continued_exactly(text_dataset: MakeDataset, packer: Any, encoder: Any, select: Any) -> None:
     """A generator in the middle of a group, and members that an encoder draws numbers for, included."""
@@ -267,7 +150,7 @@ def test_lanes_have_buffers_of_their_own(text_dataset: MakeDataset) -> None:
         assert len({sample % 4 for sample in samples}) == 1
         return [samples]
 
-    packs = list(PackingDataset(ordered(text_dataset(24), lanes=4), 3, select, pack))
+    packs = list(PackingDataset(ordered(text_dataset(24), lanes=4), 3, select, tuple))
     assert packs[:4] == [(0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11)]
     assert sorted(flat(packs)) == list(range(24))
 
@@ -277,7 +160,7 @@ def test_hosts_together_get_the_same_packs(text_dataset: MakeDataset, hosts: int
     path = text_dataset(53)
 
     def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(MapDataset(shuffled(path, worker_config=worker_config), number))
+        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
         return PackingDataset(leaf, 5, threes, rolled)
 
     [single] = on_hosts(make, 1, 24)
@@ -286,13 +169,13 @@ def test_hosts_together_get_the_same_packs(text_dataset: MakeDataset, hosts: int
 
 
 def test_hosts_must_divide_the_lanes(text_dataset: MakeDataset) -> None:
-    packing = PackingDataset(RepeatDataset(ordered(text_dataset(24), lanes=6)), 3, threes, pack)
+    packing = PackingDataset(RepeatDataset(ordered(text_dataset(24), lanes=6)), 3, threes, tuple)
     with pytest.raises(HostsError, match=r"4 hosts do not divide the 6 lanes.*one of \[1, 2, 3, 6\] hosts"):
         Stream.of(packing, worker_config=config(1, 4))
 
 
 def test_finite_packs_on_several_hosts_need_an_agreement(text_dataset: MakeDataset) -> None:
-    packing = PackingDataset(ordered(text_dataset(24), lanes=6), 3, threes, pack)
+    packing = PackingDataset(ordered(text_dataset(24), lanes=6), 3, threes, tuple)
     with pytest.raises(ConfigError, match="must agree on when"):
         Stream.of(packing, worker_config=config(0, 2))
 
@@ -308,7 +191,7 @@ def test_what_a_packer_keeps_stays_a_candidate(text_dataset: MakeDataset) -> Non
         seen.append(list(samples))
         return Packs([samples[:2]], samples[2:])
 
-    packs = list(PackingDataset(ordered(text_dataset(9)), 5, select, pack))
+    packs = list(PackingDataset(ordered(text_dataset(9)), 5, select, tuple))
     # The rest comes first, and the last of it is a pack by itself.
     assert seen[:3] == [[0, 1, 2, 3, 4], [2, 3, 4, 5, 6], [4, 5, 6, 7, 8]]
     assert packs == [(0, 1), (2, 3), (4, 5), (6, 7), (8,)]
@@ -316,15 +199,8 @@ def test_what_a_packer_keeps_stays_a_candidate(text_dataset: MakeDataset) -> Non
 
 def test_a_rest_alone_is_a_pack(text_dataset: MakeDataset) -> None:
     """Nothing could join it: the buffer is full, or the pass is over."""
-    packs = PackingDataset(ordered(text_dataset(7)), 3, lambda samples: Packs([], samples), pack)
+    packs = PackingDataset(ordered(text_dataset(7)), 3, lambda samples: Packs([], samples), tuple)
     assert list(packs) == [(0, 1, 2), (3, 4, 5), (6,)]
-
-
-def test_samples_of_a_rest_are_checked_too(text_dataset: MakeDataset) -> None:
-    for rest in ([99], [0]):
-        packing = PackingDataset(ordered(text_dataset(7)), 3, lambda samples, rest=rest: Packs([samples], rest), pack)
-        with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
-            list(packing)
 
 
 def test_packers_that_keep_a_rest_lose_nothing(text_dataset: MakeDataset) -> None:
@@ -382,5 +258,5 @@ def test_a_filter_below_fills_the_buffer_all_the_same(text_dataset: MakeDataset)
         return [samples]
 
     odd = FilterDataset(ordered(text_dataset(24)), lambda sample: sample % 2 == 1)
-    assert list(PackingDataset(odd, 4, select, pack)) == [(1, 3, 5, 7), (9, 11, 13, 15), (17, 19, 21, 23)]
+    assert list(PackingDataset(odd, 4, select, tuple)) == [(1, 3, 5, 7), (9, 11, 13, 15), (17, 19, 21, 23)]
     assert list(map(len, seen)) == [4, 4, 4]

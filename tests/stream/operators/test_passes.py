@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, on_hosts, require_exact_states, shuffled, take
+from small_graphs import flat, mixed, on_hosts, ordered, pairs, require_exact_states, roll, rolled, take, with_roll
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -22,34 +22,13 @@ from energon_grain import (
     RepeatDataset,
     SavableDataset,
     Stream,
-    current_draw,
     get_train_dataset,
 )
 
 
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def mixed(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(shuffled(path, **options), number)
-
-
-def pairs(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
-
-
-def roll(value: Any) -> Any:
-    return value, int(current_draw().rng.integers(1 << 30))
-
-
 def as_often(sample: int) -> Iterator[Any]:
     for part in range(sample % 3):
-        yield sample, part, int(current_draw().rng.integers(1 << 30))
+        yield sample, part, roll()
 
 
 def packs(dataset: SavableDataset, packer: Any = tuple) -> SavableDataset:
@@ -166,11 +145,11 @@ def test_cuts_of_cuts(text_dataset: MakeDataset) -> None:
     "make",
     [
         lambda path: RepeatDataset(packs(mixed(path), rolled), repeats=2),
-        lambda path: RepeatDataset(MapDataset(packs(mixed(path), rolled), roll)),
+        lambda path: RepeatDataset(MapDataset(packs(mixed(path), rolled), with_roll)),
         lambda path: packs(RepeatDataset(mixed(path), repeats=0.7), rolled),
-        lambda path: LimitDataset(MapDataset(packs(mixed(path), rolled), roll), 5),
-        lambda path: packs(LimitDataset(MapDataset(MapDataset(mixed(path), as_often), roll), 5), rolled),
-        lambda path: packs(EpochizeDataset(MapDataset(MapDataset(mixed(path), as_often), roll), 5), rolled),
+        lambda path: LimitDataset(MapDataset(packs(mixed(path), rolled), with_roll), 5),
+        lambda path: packs(LimitDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
+        lambda path: packs(EpochizeDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
         lambda path: packs(EpochizeDataset(packs(mixed(path), rolled), 5), rolled),
         lambda path: packs(LimitDataset(BlendDataset(packs(mixed(path), rolled), mixed(path)), 7), rolled),
         lambda path: RepeatDataset(EpochizeDataset(packs(mixed(path), rolled), 3), repeats=2),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import number, shuffled, take
+from small_graphs import number, pairs, roll, rolled, shuffled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -26,18 +26,9 @@ from energon_grain import (
     SavableDataset,
     StateError,
     Stream,
-    current_draw,
     merge_cursors,
     stateless,
 )
-
-
-def roll() -> int:
-    return int(current_draw().rng.integers(1 << 30))
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), roll()
 
 
 @stateless(restore_seeds=True)
@@ -56,10 +47,6 @@ def in_a_row(values: Iterator[Any]) -> Iterator[Any]:
     for value in values:
         seen += value[0]
         yield seen, value, random.random()
-
-
-def pairs(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
 
 
 def by_rest(value: Any) -> tuple[int, None]:

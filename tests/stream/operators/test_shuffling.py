@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from small_graphs import flat, in_order, number, require_exact_states, shuffled, take
+from small_graphs import flat, mixed, number, ordered, pairs, require_exact_states, rolled, take
 from stream_hosts import MakeDataset
 
 from energon_grain import (
@@ -17,25 +17,12 @@ from energon_grain import (
     SavableDataset,
     ShuffleBufferDataset,
     Stream,
-    current_draw,
     get_train_dataset,
 )
 
 
-def ordered(path: Any, **options: Any) -> SavableDataset:
-    return MapDataset(in_order(path, **options), number)
-
-
-def twos(samples: list[Any]) -> list[list[Any]]:
-    return [samples[at : at + 2] for at in range(0, len(samples), 2)]
-
-
-def rolled(samples: list[Any]) -> tuple[Any, int]:
-    return tuple(samples), int(current_draw().rng.integers(1 << 30))
-
-
 def packs(dataset: SavableDataset, packer: Any = tuple) -> SavableDataset:
-    return PackingDataset(dataset, 4, twos, packer)
+    return PackingDataset(dataset, 4, pairs, packer)
 
 
 @pytest.mark.parametrize("size", [2, 7, 24, 100])
@@ -109,7 +96,7 @@ def test_packs_are_mixed_in_windows_of_each_lane(text_dataset: MakeDataset) -> N
 @pytest.mark.parametrize("size", [2, 9])
 def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bool, size: int) -> None:
     def make() -> SavableDataset:
-        leaf = MapDataset(shuffled(path, lanes=2), number)
+        leaf = mixed(path, lanes=2)
         packed = packs(RepeatDataset(leaf) if endless else leaf, rolled)
         return ShuffleBufferDataset(packed, size)
 
@@ -121,5 +108,5 @@ def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bo
 
 
 def shuffled_numbers(path: Any, endless: bool) -> SavableDataset:
-    leaf = MapDataset(shuffled(path, lanes=2), number)
+    leaf = mixed(path, lanes=2)
     return RepeatDataset(leaf) if endless else leaf
