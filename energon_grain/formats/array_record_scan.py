@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_grain.errors import FormatError
 from energon_grain.formats.array_record_encoding import RecordEncoding, part_bytes, record_decoder
-from energon_grain.formats.array_record_files import ArrayRecordFile
+from energon_grain.formats.array_record_objects import ArrayRecordObject, open_records
 from energon_grain.formats.shard_scan import ShardScan
 
 _AT_ONCE_BYTES = 16 << 20
@@ -19,8 +19,8 @@ _AT_ONCE = 4096
 
 
 def count_records(path: str | os.PathLike[str]) -> int:
-    """The number of records of a file. Raises ReadError when it is no ArrayRecord file."""
-    return ArrayRecordFile(os.fspath(path)).records
+    """The number of records of a file, path or URL. Raises ReadError when it is no ArrayRecord file."""
+    return open_records(os.fspath(path)).records
 
 
 def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, first: int) -> ShardScan:
@@ -30,7 +30,7 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
     have offset 0, since a record is read whole.
 
     Args:
-        path: The file.
+        path: The file, or its URL.
         encoding: How its records are encoded.
         first: Number in the dataset of its first record: the key of records that have none.
 
@@ -39,7 +39,7 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
         FormatError: A record is not encoded like that; names it.
     """
     path = os.fspath(path)
-    file, decode = ArrayRecordFile(path), record_decoder(encoding)
+    file, decode = open_records(path), record_decoder(encoding)
     numbers: dict[str, int] = {}
     record_bytes, counts, names, sizes, keys = list[int](), list[int](), list[int](), list[int](), list[bytes]()
     place, step = 0, 64
@@ -62,7 +62,7 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
         mean_bytes = sum(record_bytes[-len(records) :]) // len(records)
         step = max(1, min(_AT_ONCE, _AT_ONCE_BYTES // max(1, mean_bytes)))
     return ShardScan(
-        size_bytes=os.path.getsize(path),
+        size_bytes=file.size_bytes if isinstance(file, ArrayRecordObject) else os.path.getsize(path),
         sample_start=np.cumsum([0, *record_bytes], dtype=np.int64),
         part_start=np.cumsum([0, *counts], dtype=np.int64),
         part_names=tuple(numbers),
@@ -71,4 +71,5 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
         part_size=np.array(sizes, np.int64),
         key_start=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        generation=file.generation if isinstance(file, ArrayRecordObject) else b"",
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from energon_grain.errors import StaleIndexError
 from energon_grain.formats.array_record_encoding import RecordEncoding
@@ -73,9 +73,7 @@ class ScannedDataset:
 
     def check_unchanged(self) -> None:
         """Raise StaleIndexError if a shard is not the file any more that was scanned."""
-        # Side by side where it takes requests.
-        each = shared_client(storage_settings()).map if is_url(self.root) else map
-        for task, holds in zip(self.tasks, each(self._holds, self.outcomes), strict=True):
+        for task, holds in zip(self.tasks, _each(self.root)(self._holds, self.outcomes), strict=True):
             if not holds:
                 raise StaleIndexError(
                     f"{task.location}: changed since it was scanned. Prepare again when nothing writes to it."
@@ -160,7 +158,12 @@ def _first_records(root: str, shards: Sequence[str], records: RecordEncoding | N
     """The number in the dataset of the first record of each shard, where a key may be made of it; else 0."""
     if records in (None, "msgpack"):
         return [0] * len(shards)
-    return [0, *itertools.accumulate(count_records(Path(root, name)) for name in shards)][:-1]
+    return [0, *itertools.accumulate(_each(root)(count_records, [join(root, name) for name in shards]))][:-1]
+
+
+def _each(root: str) -> Callable[..., Iterable[Any]]:
+    """`map`, side by side where it takes requests."""
+    return shared_client(storage_settings()).map if is_url(root) else map
 
 
 def _tell(progress: Callable[[PrepareProgress], None] | None, now: PrepareProgress) -> None:

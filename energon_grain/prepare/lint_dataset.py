@@ -17,7 +17,7 @@ from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, DatasetKind, dataset_kind, read_info
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, read_info
 from energon_grain.formats.splits import excluded_sample, read_split_config, select_shards
 from energon_grain.prepare.index_check import ShardCheck
 from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport
@@ -71,8 +71,6 @@ def lint_dataset(
         split_name = split_config or (config.split_config if config is not None else None)
         shards, excluded = _select(root, info, split_name, split_parts)
     findings: list[LintFinding] = []
-    if folder.is_remote and dataset_kind(root) is DatasetKind.ARRAY_RECORD:
-        open_prepared(folder)  # is refused, and says what to do
     index = _open(folder, findings)
 
     def tell(stage: str, done: int, total: int) -> None:

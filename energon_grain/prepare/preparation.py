@@ -153,8 +153,6 @@ def prepare_dataset(
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
-    if records is not None and dataset.is_remote:
-        raise ConfigError(f"{dataset.location}: ArrayRecord files are prepared on a disk: copy the folder to one.")
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
-from energon_grain.formats.array_record_files import ArrayRecordFile
+from energon_grain.formats.array_record_objects import open_records
 from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.tar_bytes import TarBytes
 
@@ -53,7 +53,7 @@ def _json_part(path: str, scan: ShardScan, rows: range) -> bytes:
 
 
 def _json_of(path: str, encoding: RecordEncoding, record: int) -> object:
-    _, parts = record_decoder(encoding)(ArrayRecordFile(path).read([record])[0])
+    _, parts = record_decoder(encoding)(open_records(path).read([record])[0])
     return parts["json"]
 
 

@@ -151,7 +151,7 @@ def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
 def _read_shard(root: str, name: str, records: RecordEncoding | None, first: int) -> tuple[ShardIdentity, ShardScan]:
     path = join(root, name)
     identity = None if is_url(root) else ShardIdentity.of(root, name)
-    scan = scan_tar(path) if records is None else scan_records(Path(path), records, first=first)
+    scan = scan_tar(path) if records is None else scan_records(path, records, first=first)
     if len(scan) == 0:
         rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
         raise (TarError if records is None else FormatError)(

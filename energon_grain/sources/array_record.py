@@ -9,10 +9,14 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import ConfigError
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
 from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import PartValue, RawBatch
+from energon_grain.sources.remote_runs import long_runs, remote_run
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.spans import Spans
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -24,17 +28,37 @@ class ArrayRecordSource(IndexedSource):
     the columnar index and reads no file; the first read from a file checks that it is the one that was indexed, by its
     size and number of records, and every read that records have the keys of the index.
 
+    Files on this machine are read by array_record's own reader, those in an object store by ranges of bytes: then
+    records may be compressed, and in groups, but not transposed.
+
     Thread-safe and picklable (paths only); in a forked process files are opened anew.
 
     Arguments: see `WebDatasetSource`.
-
-    Raises:
-        ConfigError: The dataset lies in an object store.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
         super().__init__(path, **options)
         self._records = ArrayRecordFolder(self._folder, self._index)
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of files in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
+        index = self._index
+        return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
+
+    @property
+    def remote_files(self) -> RemoteFiles | None:
+        """What reads the files where they lie in an object store."""
+        return None if self._records.objects is None else self._records.objects.store
+
+    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
+        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+        objects = self._records.objects
+        if objects is None:
+            raise ConfigError(f"{self.path}: array_record's own reader keeps to itself where the records of a file lie")
+        samples, shard = self._samples.resolve(indices)
+        start, size = objects.extents(shard, samples - self._index.shard_first[shard])
+        return long_runs(shard, start, size), np.arange(len(samples)), self._records.shards.paths
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.

@@ -25,12 +25,11 @@ class ArrayRecordFileStore(FileStore[Any]):
     whole, once for all of its parts that are asked for together. Opening maps the columnar index and reads no file.
 
     Args:
-        path: The dataset's folder, of this machine.
+        path: The dataset's folder, or its URL.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset of ArrayRecord files.
-        ConfigError: It lies in an object store.
     """
 
     def __init__(

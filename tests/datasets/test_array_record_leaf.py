@@ -22,13 +22,10 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
-from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.data_folder import DataFolder
+from energon_grain.errors import DatasetNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.dataset_summary import summarize_dataset
 from energon_grain.prepare.lint_dataset import lint_dataset
-from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -213,9 +210,3 @@ def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
         stream_of(tmp_path / "bare")
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(metadataset(tmp_path, "{path: bare}"))
-
-
-def test_object_stores_are_refused(pair: tuple[Path, Path]) -> None:
-    folder = DataFolder(location="s3://bucket/texts", local=pair[1], store=LocalFiles())
-    with pytest.raises(ConfigError, match=r"s3://bucket/texts: .* read from file systems only, .*convert .*--to tar"):
-        ArrayRecordSource(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -85,8 +84,6 @@ def test_few_files_stay_open(paths: list[Path], tmp_path: Path) -> None:
     assert few.file(str(copies[0])) is not first
     files.close()
     assert files.file(str(copies[5])) is not opened[5]
-    copy = pickle.loads(pickle.dumps(few))
-    assert copy.file(str(copies[0])).read([7]) == [record(7)]
 
 
 def test_threads(paths: list[Path]) -> None:

@@ -245,7 +245,7 @@ def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:
         prepare_dataset(url)
     with pytest.raises(ConfigError, match="web server can only be read"):
         prepare_dataset("https://example.org/data")
-    with pytest.raises(ConfigError, match="ArrayRecord files are prepared on a disk"):
+    with pytest.raises(DatasetNotFoundError, match=r"no \*\.array_record files"):
         prepare_dataset(url, records="raw")
 
 
