@@ -45,15 +45,21 @@ def chunk_records(data: bytes, start: int) -> list[bytes]:
     Raises:
         FormatError: This is no chunk of records, or a damaged one, or a transposed one.
     """
-    sizes, values = chunk_values(data, start)
-    if len(sizes) == 1:
-        return [values]
-    ends = itertools.accumulate(sizes.tolist(), initial=0)
+    count, decoded_bytes, sizes, values = _opened(data, start)
+    if count == 1 and len(values) == decoded_bytes and _is_number(sizes, decoded_bytes):
+        return [values]  # without arrays, which take longer than the rest
+    ends = itertools.accumulate(_checked(count, decoded_bytes, sizes, values).tolist(), initial=0)
     return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def chunk_values(data: bytes, start: int) -> tuple[npt.NDArray[np.int64], bytes]:
     """The sizes of the records of a chunk, and the records, one behind the other. See `chunk_records`."""
+    count, decoded_bytes, sizes, values = _opened(data, start)
+    return _checked(count, decoded_bytes, sizes, values), values
+
+
+def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
+    """Number of records, size of them together, sizes and values, decompressed."""
     data = _without_block_headers(data, start)
     if len(data) < _HEADER.size:
         raise FormatError("ends inside its header")
@@ -67,14 +73,20 @@ def chunk_values(data: bytes, start: int) -> tuple[npt.NDArray[np.int64], bytes]
         )
     if kind != _RECORDS or not 0 < size <= len(data) - _HEADER.size:
         raise FormatError("is no chunk of records")
+    compression = data[_HEADER.size]
     try:
-        compression = data[_HEADER.size]
         sizes_bytes, place = varint(data, _HEADER.size + 1)
-        if compression == _UNCOMPRESSED and count == 1:
-            numbers = np.array([varint(data, place)[0]], np.uint64)
-        else:
-            numbers = packed_numbers(_decompressed(compression, data[place : min(place + sizes_bytes, end)]))
+        sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)])
         values = _decompressed(compression, data[place + sizes_bytes : end])
+    except WireError as error:
+        raise FormatError(f"is damaged: {error}") from error
+    return count, decoded_bytes, sizes, values
+
+
+def _checked(count: int, decoded_bytes: int, sizes: bytes, values: bytes) -> npt.NDArray[np.int64]:
+    """The sizes of the records, where they are what the chunk says of itself."""
+    try:
+        numbers = packed_numbers(sizes)
     except WireError as error:
         raise FormatError(f"is damaged: {error}") from error
     total = int(numbers.sum())
@@ -83,7 +95,14 @@ def chunk_values(data: bytes, start: int) -> tuple[npt.NDArray[np.int64], bytes]
             f"is damaged: it should have {count} records of {decoded_bytes} bytes in all, but the sizes of "
             f"{len(numbers)} come to {total}, and there are {len(values)} bytes"
         )
-    return numbers.astype(np.int64), values
+    return numbers.astype(np.int64)
+
+
+def _is_number(data: bytes, number: int) -> bool:
+    try:
+        return varint(data, 0) == (number, len(data))
+    except WireError:
+        return False
 
 
 def _without_block_headers(data: bytes, start: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,18 +125,14 @@ def test_damage_is_told_or_harmless(paths: list[str], data: st.DataObject) -> No
     size = int.from_bytes(damaged[8:16], "little")
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, min(size + 40, 400) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(FormatError):
         found = read_places(bytes(damaged), begin)
         assert found.records == found.first[-1]
-    except FormatError:
-        pass
     start, end = read_places(whole[begin:stop], begin).start[:2].tolist()
     chunk = bytearray(whole[start:end])
     chunk[data.draw(st.integers(0, min(len(chunk), 200) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(FormatError):
         assert len(chunk_records(bytes(chunk), start)) == chunk[25] + (chunk[26] << 8) + (chunk[27] << 16)
-    except FormatError:
-        pass
 
 
 def test_a_file_in_a_bucket(bucket: Bucket, paths: list[str], tmp_path: Path) -> None:
