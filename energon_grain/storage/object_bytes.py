@@ -8,6 +8,8 @@ time that each of these requests takes.
 
 from __future__ import annotations
 
+import numpy as np
+
 from energon_grain.errors import RangeError, StaleIndexError
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
@@ -96,12 +98,14 @@ class ObjectBytes:
         try:
             self._window = b"".join([kept, *self._client.map(read, starts)])
         except RangeError as error:
-            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew") from error
+            raise _shorter(error) from error
         self._window_at = offset
 
 
 class ObjectStream:
     """An object from its first byte to its last, as `open(path, "rb")` gives a file.
+
+    What is read stays in the block cache: whoever goes through an object reads its pieces next, as a rule.
 
     Args:
         url: Of the object.
@@ -111,20 +115,39 @@ class ObjectStream:
     """
 
     def __init__(self, url: str) -> None:
-        self._data = ObjectBytes(url)
-        self._at = 0
+        self._url = url
+        self._files = RemoteFiles(storage_settings())
+        self._size_bytes = self._files.size(url)
+        self._window, self._window_at, self._at = b"", 0, 0
 
     def __enter__(self) -> ObjectStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._data.close()
+        self._window = b""
 
     def read(self, size_bytes: int) -> bytes:
-        """The next bytes; none at the end. Raises like `ObjectBytes`."""
-        data = self._data.near(self._at, size_bytes)
-        self._at += len(data)
+        """The next bytes; fewer only at the end, where there are none. Raises like `ObjectBytes`."""
+        stop = min(self._at + size_bytes, self._size_bytes)
+        known = self._window_at + len(self._window)
+        if stop > known:
+            upto = min(max(stop, known + _PIECES * _PIECE_BYTES), self._size_bytes)
+            self._window = self._window[self._at - self._window_at :] + self._fetch(known, upto)
+            self._window_at = self._at
+        data = self._window[self._at - self._window_at : stop - self._window_at]
+        self._at = stop
         return data
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        try:
+            (data,) = self._files.read_spans([self._url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
+        except RangeError as error:
+            raise _shorter(error) from error
+        return data
+
+
+def _shorter(error: RangeError) -> StaleIndexError:
+    return StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew")
 
 
 def is_unchanged(url: str, generation: bytes) -> bool:

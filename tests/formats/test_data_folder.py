@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,12 +26,6 @@ from energon_grain.storage.storage_settings import StorageSettings, StoreSetting
 from energon_grain.testing import make_text_dataset
 
 META = ".nv-meta"
-
-
-@pytest.fixture(autouse=True)
-def settings_of_the_environment() -> Iterator[None]:
-    yield
-    use_storage(None)
 
 
 @pytest.fixture

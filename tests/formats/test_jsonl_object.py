@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -34,12 +35,6 @@ def url(bucket: Bucket) -> str:
     bucket.put("some sets/x.jsonl", LINES)
     bucket.server.reset()
     return f"{bucket.url}/some sets/x.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_the_environment() -> object:
-    yield
-    use_storage(None)
 
 
 def starts(file: JsonlFile) -> list[int]:
@@ -75,6 +70,16 @@ def test_several_at_once_make_it_once(bucket: Bucket, url: str) -> None:
         thread.join()
     assert [len(starts(file)) for file in found] == [3001] * 5
     assert sent(bucket) < 1.1 * 3000 * len(content)
+
+
+def test_what_was_gone_through_is_not_fetched_again(bucket: Bucket, url: str) -> None:
+    content = b"".join(b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 5000) for number in range(4000))
+    bucket.put("some sets/x.jsonl", content)
+    bucket.server.reset()
+    source = JsonlSource(url)
+    batch = source.read(np.arange(4000)[::7])
+    assert [json.loads(bytes(raw.parts["json"]))["n"] for raw in batch] == list(range(0, 4000, 7))
+    assert sent(bucket) < len(content) + 10_000
 
 
 def test_read_once_where_it_is_beside_the_file(bucket: Bucket, url: str) -> None:
