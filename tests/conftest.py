@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from object_server import Bucket, ObjectServer, running_object_server
 
 from energon_grain.formats.nv_meta import read_info
+from energon_grain.storage.storage_settings import use_storage
 from energon_grain.testing import make_text_dataset
 
 RunScript = Callable[..., subprocess.CompletedProcess[str]]
@@ -72,6 +73,13 @@ def run_script(tmp_path: Path) -> RunScript:
         )
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_environment() -> Iterator[None]:
+    """Storage settings that a test uses end with it."""
+    yield
+    use_storage(None)
 
 
 @pytest.fixture(scope="session")

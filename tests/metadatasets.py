@@ -18,8 +18,9 @@ def node(text: str) -> Any:
     return parse_document(content, file="meta.yaml").node("train")
 
 
-def write_metadataset(path: Path, **splits: Any) -> Path:
+def write_metadataset(folder: Path, name: str = "meta.yaml", /, **splits: Any) -> Path:
     """Write a file of version 2. Each split is a mapping, or YAML on one line."""
+    path = folder / name
     texts = {name: each if isinstance(each, str) else json.dumps(each) for name, each in splits.items()}
     frame = "".join(f"{key}: {value}\n" for key, value in V2.items())
     path.write_text(f"{frame}splits:\n" + "".join(f"  {name}: {text}\n" for name, text in texts.items()))

@@ -31,7 +31,7 @@ class Tolerant(TaskEncoder):
     __default_failure_tolerance__ = 0
 
 
-def open_stream(path: Path, **options: Any) -> Stream:
+def open_stream(path: Any, **options: Any) -> Stream:
     """Batches of 4 in an order without blocks, on one host, unless asked otherwise."""
     arguments: dict[str, Any] = {
         "batch_size": 4,
@@ -44,9 +44,26 @@ def open_stream(path: Path, **options: Any) -> Stream:
     return Stream.of(get_train_dataset(path, **arguments))
 
 
+def open_share(
+    path: Any, *, host: int = 0, hosts: int = 1, workers: int = 0, kind: Any = "thread", **options: Any
+) -> Stream:
+    """What one of several hosts gets of batches of 6, shuffled in blocks of 4."""
+    given = {"batch_size": 6 // hosts, "shuffle_buffer_size": 20, "max_samples_per_sequence": 4, **options}
+    return open_stream(path, worker_config=config(host, hosts, workers, worker_type=kind), **given)
+
+
 def open_hosts(path: Path, hosts: int, batch_size: int, **options: Any) -> list[Stream]:
     given = {"batch_size": batch_size, "task_encoder": Tolerant(), **options}
     return [open_stream(path, worker_config=config(host, hosts), **given) for host in range(hosts)]
+
+
+def text_batches(stream: Stream, count: int) -> list[Any]:
+    """Keys, texts and the state behind each of the next batches."""
+    found: list[Any] = []
+    for _ in range(count):
+        batch = next(stream)
+        found.append((batch.__key__, batch.text, stream.cursor()))
+    return found
 
 
 def global_batch(streams: list[Stream]) -> list[str]:

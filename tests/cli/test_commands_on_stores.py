@@ -144,22 +144,16 @@ def test_info_makes_an_index_where_there_is_none(bucket: Bucket, folder: Path, t
 
 def test_a_store_that_stays_away_is_no_finding(bucket: Bucket, url: str) -> None:
     use_storage(StorageSettings(attempts=1))
-    try:
-        for command in (["info"], ["lint"], ["which", "--step", "1", "--batch-size", "2"]):
-            bucket.server.inject(Fault("status", times=None))
-            done = run(command[0], f"{url}/text", *command[1:])
-            assert isinstance(done.exception, ReadError)
-            bucket.server.reset()
-    finally:
-        use_storage(None)
+    for command in (["info"], ["lint"], ["which", "--step", "1", "--batch-size", "2"]):
+        bucket.server.inject(Fault("status", times=None))
+        done = run(command[0], f"{url}/text", *command[1:])
+        assert isinstance(done.exception, ReadError)
+        bucket.server.reset()
 
 
 def test_a_web_server_will_do(folder: Path, tmp_path: Path) -> None:
     use_storage(StorageSettings(cache_dir=str(tmp_path)))
-    try:
-        with running_web_server(folder) as server:
-            for command in (["info"], ["lint"], ["migrate", "check"]):
-                here, there = run(*command, folder / "set"), run(*command, f"{server.url}/set")
-                assert there.output.replace(server.url, "") == here.output.replace(str(folder), "")
-    finally:
-        use_storage(None)
+    with running_web_server(folder) as server:
+        for command in (["info"], ["lint"], ["migrate", "check"]):
+            here, there = run(*command, folder / "set"), run(*command, f"{server.url}/set")
+            assert there.output.replace(server.url, "") == here.output.replace(str(folder), "")

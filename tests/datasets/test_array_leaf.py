@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import numbered, write_array, write_group
+from metadatasets import write_metadataset
 
 from energon_grain import (
     Cooker,
@@ -19,16 +20,13 @@ from energon_grain import (
     WorkerConfig,
     basic_sample_keys,
     cooker,
-    get_savable_loader,
-    get_train_dataset,
     get_val_dataset,
     stateless,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError
-from energon_grain.testing import make_crude_dataset, write_tars
+from energon_grain.testing import make_crude_dataset
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
-V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 ROWS = 60
 
 
@@ -38,20 +36,8 @@ def frames(tmp_path: Path) -> Path:
     return write_group(tmp_path / "frames.zarr", "zarr3", **arrays)
 
 
-def metadataset(folder: Path, train: str) -> Path:
-    path = folder / "meta.yaml"
-    path.write_text(f"{V2}splits: {{train: {train}}}\n")
-    return path
-
-
 def validated(path: Path, **options: Any) -> list[Any]:
     return list(get_val_dataset(path, worker_config=ONE, batch_size=None, **options))
-
-
-def trained(path: Path, steps: int, config: WorkerConfig = ONE, **options: Any) -> list[list[int]]:
-    given: dict[str, Any] = {"batch_size": 4, "shuffle_buffer_size": 20, "max_samples_per_sequence": 5, **options}
-    with Stream.of(get_train_dataset(path, worker_config=config, **given)) as stream:
-        return [next(stream)["n"].tolist() for _ in range(steps)]
 
 
 def test_samples(frames: Path) -> None:
@@ -67,92 +53,14 @@ def test_samples(frames: Path) -> None:
 
 
 def test_subset_parts_and_subflavors(frames: Path, tmp_path: Path) -> None:
-    path = metadataset(tmp_path, "{path: frames.zarr, subset: {range: [10, 20]}, subflavors: {kind: frame}}")
+    path = write_metadataset(
+        tmp_path, train="{path: frames.zarr, subset: {range: [10, 20]}, subflavors: {kind: frame}}"
+    )
     samples = validated(path, split_part="train", part_filter={"n"})
     assert [int(sample["n"]) for sample in samples] == list(range(10, 20))
     assert samples[0]["__key__"] == "10"
     assert samples[0]["__subflavors__"] == {"kind": "frame"}
     assert "image" not in samples[0]
-
-
-def test_the_order_of_a_tar_dataset(frames: Path, tmp_path: Path) -> None:
-    """The same samples under the same name come in the same order from either container."""
-    from energon_grain.prepare import prepare_dataset
-
-    (tmp_path / "tars").mkdir()
-    write_tars(tmp_path / "tars", ({"__key__": f"{i:03d}", "cls": i} for i in range(ROWS)), shards=3)
-    prepare_dataset(tmp_path / "tars", split_ratio={"train": 1}, crude=True, num_workers=0)
-    here = trained(metadataset(tmp_path, "{path: frames.zarr, name: same}"), 40)
-    dataset = get_train_dataset(
-        metadataset(tmp_path, "{path: tars, name: same}"),
-        worker_config=ONE,
-        batch_size=4,
-        shuffle_buffer_size=20,
-        max_samples_per_sequence=5,
-    )
-    with Stream.of(dataset) as stream:
-        assert here == [[int(number) for number in next(stream)["cls"]] for _ in range(40)]
-    assert sorted(number for batch in here[:15] for number in batch) == list(range(ROWS))
-
-
-def test_hosts_share_the_batches_of_one(frames: Path) -> None:
-    hosts = [trained(frames, 10, WorkerConfig(rank=rank, world_size=3, num_workers=0)) for rank in range(3)]
-    alone = trained(frames, 10, batch_size=12)
-    assert [sorted(sum(parts, [])) for parts in zip(*hosts, strict=True)] == [sorted(batch) for batch in alone]
-
-
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_workers(frames: Path, worker_type: Any) -> None:
-    """Processes are started by forkserver or spawn, so that it does not matter that rows were read here before."""
-    here = trained(frames, 5)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type=worker_type)
-    dataset = get_train_dataset(
-        frames, worker_config=config, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=5
-    )
-    with get_savable_loader(dataset) as loader:
-        batches = iter(loader)
-        assert [next(batches)["n"].tolist() for _ in range(5)] == here
-
-
-def test_state_and_which_and_restored_samples(frames: Path, tmp_path: Path) -> None:
-    make_crude_dataset(tmp_path / "crude", n=20, shards=2)
-    children = "{weight: 3, path: frames.zarr}, {weight: 1, path: crude}, {weight: 1, path: frames.zarr/n}"
-    path = metadataset(tmp_path, f"{{blend: [{children}]}}")
-
-    def opened() -> Stream:
-        return Stream.of(
-            get_train_dataset(
-                path,
-                worker_config=ONE,
-                batch_size=4,
-                shuffle_buffer_size=None,
-                max_samples_per_sequence=None,
-                task_encoder=KeysOnly(),
-            )
-        )
-
-    with opened() as stream:
-        for _ in range(3):
-            next(stream)
-        state = stream.cursor()
-        expected = next(stream)
-        records = stream.which(3)
-    assert [record.key for record in records] == list(expected["__key__"])
-    assert {record.shard for record in records if "crude" not in record.dataset} <= {"frames.zarr", "n"}
-    with opened() as stream:
-        stream.restore(state)
-        again = next(stream)
-        assert list(again["__key__"]) == list(expected["__key__"])
-        assert list(stream.restore_sample(again["__restore_key__"])["__key__"]) == list(expected["__key__"])
-
-
-@stateless
-def only_keys(sample: Any) -> Any:
-    return {name: sample[name] for name in ("__key__", "__restore_key__")}
-
-
-class KeysOnly(DefaultTaskEncoder):
-    cookers = (Cooker(only_keys),)
 
 
 @dataclass(kw_only=True)
@@ -210,11 +118,12 @@ def test_what_is_refused(frames: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"an array has no split_config"):
         validated(frames, split_config="other.yaml")
     with pytest.raises(ConfigError, match="an array has no `dataset_config`"):
-        validated(metadataset(tmp_path, "{path: frames.zarr, dataset_config: d.yaml}"), split_part="train")
+        validated(write_metadataset(tmp_path, train="{path: frames.zarr, dataset_config: d.yaml}"), split_part="train")
     make_crude_dataset(tmp_path / "crude", n=20, shards=2)
     for first, second in (("crude", "frames.zarr"), ("frames.zarr", "crude")):
+        path = write_metadataset(tmp_path, train={"join": [{"path": first}, {"path": second}]})
         with pytest.raises(ConfigError, match="write `array:` for an array"):
-            validated(metadataset(tmp_path, f"{{join: [{{path: {first}}}, {{path: {second}}}]}}"), split_part="train")
+            validated(path, split_part="train")
     with pytest.raises(ConfigError, match="cannot be read by key"):
         validated(frames, task_encoder=Primary())
     with pytest.raises(ConfigError, match="part_filter lets none of its arrays pass: image, jpg, n"):

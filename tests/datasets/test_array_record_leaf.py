@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metadatasets import write_metadataset
 from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain import (
@@ -17,7 +18,6 @@ from energon_grain import (
     WorkerConfig,
     basic_sample_keys,
     cooker,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
@@ -29,7 +29,6 @@ from energon_grain.prepare.lint_dataset import lint_dataset
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
-V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 COUNT = 60
 SAMPLES = [{"__key__": f"{number:03d}", "txt": b"text %d" % number} for number in range(COUNT)]
 
@@ -51,19 +50,13 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return tars, records
 
 
-def stream_of(path: Path, config: WorkerConfig = ONE, **options: Any) -> Stream:
+def stream_of(path: Path, **options: Any) -> Stream:
     given = {"batch_size": 4, "shuffle_buffer_size": 20, "max_samples_per_sequence": 5, **options}
-    return Stream.of(get_train_dataset(path, worker_config=config, **given))
+    return Stream.of(get_train_dataset(path, worker_config=ONE, **given))
 
 
 def keys_of(stream: Stream, steps: int) -> list[list[str]]:
     return [list(next(stream).__key__) for _ in range(steps)]
-
-
-def metadataset(folder: Path, train: str) -> Path:
-    path = folder / "meta.yaml"
-    path.write_text(f"{V2}splits: {{train: {train}}}\n")
-    return path
 
 
 @pytest.mark.parametrize("blocks", [5, None])
@@ -96,7 +89,7 @@ def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
         split = root / ".nv-meta" / "split.yaml"
         excludes = f"exclude: [shard_001.{ending}, shard_002.{ending}/021]"
         split.write_text(split.read_text().replace("exclude: []", excludes))
-        path = metadataset(root.parent, "{path: texts, subset: {range: [5, 30]}}")
+        path = write_metadataset(root.parent, train="{path: texts, subset: {range: [5, 30]}}")
         samples = get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train")
         kept.append([sample.__key__ for sample in samples])
         assert (lint_dataset(root).findings, lint_dataset(root).samples) == ((), 49)
@@ -105,34 +98,9 @@ def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
     assert kept[0][:7] == ["005", "006", "007", "008", "009", "020", "022"]
 
 
-def test_hosts_share_the_batches_of_one(pair: tuple[Path, Path]) -> None:
-    (_, records) = pair
-    hosts: list[list[list[str]]] = []
-    for rank in range(3):
-        with stream_of(records, WorkerConfig(rank=rank, world_size=3, num_workers=0)) as stream:
-            hosts.append(keys_of(stream, 10))
-    with stream_of(records, batch_size=12) as stream:
-        alone = keys_of(stream, 10)
-    assert [sorted(sum(parts, [])) for parts in zip(*hosts, strict=True)] == [sorted(batch) for batch in alone]
-
-
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_workers(pair: tuple[Path, Path], worker_type: Any) -> None:
-    (_, records) = pair
-    with stream_of(records) as stream:  # this process has read records before workers start
-        here = keys_of(stream, 5)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type=worker_type)
-    dataset = get_train_dataset(
-        records, worker_config=config, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=5
-    )
-    with get_savable_loader(dataset) as loader:
-        batches = iter(loader)
-        assert [list(next(batches).__key__) for _ in range(5)] == here
-
-
 def test_mixed_with_tars_and_told_by_which(pair: tuple[Path, Path], tmp_path: Path) -> None:
     children = "{weight: 2, path: records/texts}, {weight: 1, path: tars/texts}"
-    with stream_of(metadataset(tmp_path, f"{{blend: [{children}]}}")) as stream:
+    with stream_of(write_metadataset(tmp_path, train=f"{{blend: [{children}]}}")) as stream:
         keys_of(stream, 3)
         records, batch = stream.which(3), next(stream)
     assert [record.key for record in records] == list(batch.__key__)
@@ -145,7 +113,7 @@ def test_joined_with_tars(pair: tuple[Path, Path], tmp_path: Path) -> None:
         for root in pair:
             (root / ".nv-meta" / f"{number}.yaml").write_text((root / ".nv-meta" / "dataset.yaml").read_text())
         joiner = "joiner: {__module__: megatron.energon, __class__: TextSample}"
-        path = metadataset(tmp_path, f"{{join: [{one}, {other}], {joiner}}}")
+        path = write_metadataset(tmp_path, train=f"{{join: [{one}, {other}], {joiner}}}")
         samples = get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train")
         assert [sample.__key__ for sample in samples] == [sample["__key__"] for sample in SAMPLES[:50]]
 
@@ -193,7 +161,7 @@ def test_stores(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (crude / ".nv-meta" / "dataset.yaml").write_text(
         "__module__: megatron.energon\n__class__: CrudeWebdataset\n", encoding="utf-8"
     )
-    path = metadataset(crude.parent, "{path: crude, aux: {notes: texts}}")
+    path = write_metadataset(crude.parent, train="{path: crude, aux: {notes: texts}}")
     samples = list(
         get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train", task_encoder=Looking())
     )
@@ -209,4 +177,4 @@ def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(tmp_path / "bare")
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
-        stream_of(metadataset(tmp_path, "{path: bare}"))
+        stream_of(write_metadataset(tmp_path, train="{path: bare}"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import numbered, write_array, write_group
+from metadatasets import write_metadataset
 from object_server import Bucket
 
 from energon_grain import Stream, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
@@ -15,7 +16,6 @@ from energon_grain.errors import DatasetNotFoundError
 from energon_grain.testing import make_crude_dataset
 
 ROWS = 60
-V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 
 
 def dataset(path: Any, **options: Any) -> Any:
@@ -35,18 +35,12 @@ def frames(tmp_path: Path) -> Path:
     return write_group(tmp_path / "frames.zarr", "zarr3", n=np.arange(ROWS), image=numbered(ROWS, 3, 2))
 
 
-def metadataset(folder: Path, train: str) -> Path:
-    path = folder / "meta.yaml"
-    path.write_text(f"{V2}splits: {{train: {train}}}\n")
-    return path
-
-
 def test_the_batches_of_a_local_one(frames: Path, tmp_path: Path, bucket: Bucket) -> None:
     url = bucket.upload(frames, "frames.zarr")
     assert trained(url) == trained(frames)
     text = "{{path: {}, name: same, subset: {{range: [10, 50]}}}}"
-    here = trained(metadataset(tmp_path, text.format("frames.zarr")))
-    assert trained(metadataset(tmp_path, text.format(url))) == here
+    here = trained(write_metadataset(tmp_path, train=text.format("frames.zarr")))
+    assert trained(write_metadataset(tmp_path, train=text.format(url))) == here
     with pytest.raises(DatasetNotFoundError):
         trained(f"{bucket.url}/none.zarr")
 
@@ -66,12 +60,12 @@ def test_columns_of_joins(tmp_path: Path, bucket: Bucket) -> None:
     scores = bucket.upload(write_array(tmp_path / "scores", numbered(3)), "scores.zarr")
     bucket.put("scored.txt", "".join(f"{keys[number]}\n" for number in (5, 0, 7)).encode())
     text = "{{join: [{{path: crude}}, {{array: {}}}, {{array: {}, keys: {}, nonmatch: none}}]}}"
-    path = metadataset(tmp_path, text.format(vectors, scores, f"{bucket.url}/scored.txt"))
+    path = write_metadataset(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/scored.txt"))
     rows = samples(path)
     assert [row["vectors"].tolist() for row in rows] == numbered(len(rows), 2).tolist()
     found = {row["__key__"]: float(row["scores"]) for row in rows if row.get("scores") is not None}
     assert found == {keys[5]: 0.0, keys[0]: 1.0, keys[7]: 2.0}
-    path = metadataset(tmp_path, text.format(vectors, scores, f"{bucket.url}/none.txt"))
+    path = write_metadataset(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/none.txt"))
     with pytest.raises(DatasetNotFoundError, match="one key a line: there is none"):
         samples(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from object_server import Bucket
-from stream_hosts import quiet
+from stream_hosts import open_share
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_grain.errors import DatasetNotFoundError, StaleIndexError
@@ -24,7 +23,6 @@ from energon_grain.sources.jsonl_file_store import JsonlFileStore
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
-Open = Callable[..., Stream]
 LINES = [json.dumps({"n": i, "text": "ä" * (i % 90)}, ensure_ascii=False) for i in range(200)]
 
 
@@ -49,29 +47,6 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
-def open_stream(bucket: Bucket) -> Open:
-    def make(path: Any, *, host: int = 0, hosts: int = 1, workers: int = 0, kind: Any = "thread") -> Stream:
-        config = WorkerConfig(host, hosts, workers, worker_type=kind, global_error_handler=quiet)
-        return Stream.of(
-            get_train_dataset(
-                path,
-                worker_config=config,
-                batch_size=6 // hosts,
-                shuffle_buffer_size=20,
-                max_samples_per_sequence=4,
-            )
-        )
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_the_environment() -> Any:
-    yield
-    use_storage(None)
-
-
 def batches(stream: Stream, count: int) -> list[Any]:
     found: list[Any] = []
     for _ in range(count):
@@ -82,13 +57,11 @@ def batches(stream: Stream, count: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["one.jsonl", "sub/two.jsonl", "mix.yaml"])
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
-def test_what_a_bucket_has_is_what_is_here(
-    bucket: Bucket, folder: Path, open_stream: Open, name: str, workers: int, kind: str
-) -> None:
+def test_what_a_bucket_has_is_what_is_here(bucket: Bucket, folder: Path, name: str, workers: int, kind: str) -> None:
     url = bucket.upload(folder, "data sets")
     with (
-        open_stream(folder / name) as here,
-        open_stream(f"{url}/{name}", workers=workers, kind=kind) as there,
+        open_share(folder / name) as here,
+        open_share(f"{url}/{name}", workers=workers, kind=kind) as there,
     ):
         assert batches(there, 40) == batches(here, 40)
         assert there.stats() == here.stats()
@@ -116,17 +89,17 @@ def test_a_shuffled_pass_takes_few_requests(bucket: Bucket) -> None:
     assert sum(request.sent_bytes for request in requests) < 1.1 * len(content)
 
 
-def test_states_go_from_here_to_there(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_states_go_from_here_to_there(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
-    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml") as there:
+    with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml") as there:
         batches(here, 17)
         there.restore(here.cursor())
         assert batches(there, 20) == batches(here, 20)
 
 
-def test_any_number_of_hosts(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_any_number_of_hosts(bucket: Bucket, folder: Path) -> None:
     url = f"{bucket.upload(folder)}/mix.yaml"
-    one, three = open_stream(url), [open_stream(url, host=host, hosts=3) for host in range(3)]
+    one, three = open_share(url), [open_share(url, host=host, hosts=3) for host in range(3)]
     for _ in range(20):
         assert sorted(next(one)["__key__"]) == sorted(sum((list(next(host)["__key__"]) for host in three), []))
     for stream in (one, *three):
@@ -188,6 +161,6 @@ def test_an_object_that_is_replaced_while_it_is_read(bucket: Bucket, folder: Pat
         JsonlSource(url).read(np.arange(1))
 
 
-def test_there_must_be_an_object(bucket: Bucket, open_stream: Open) -> None:
+def test_there_must_be_an_object(bucket: Bucket) -> None:
     with pytest.raises(DatasetNotFoundError, match=rf"{bucket.url}/none\.jsonl"):
-        open_stream(f"{bucket.url}/none.jsonl")
+        open_share(f"{bucket.url}/none.jsonl")

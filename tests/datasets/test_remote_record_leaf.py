@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from object_server import Bucket
 from records import encode_example, msgpack_record, write_records, write_shards
-from stream_hosts import quiet
+from stream_hosts import open_share, text_batches
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.errors import ReadError, StaleIndexError
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare import prepare_dataset
@@ -24,7 +23,7 @@ from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 COUNT = 90
-SAMPLES = [
+SAMPLES: list[dict[str, Any]] = [
     {"__key__": f"{number:03d}", "txt": b"text %d " % number * (number % 50), "bin": bytes([number]) * (number * 37)}
     for number in range(COUNT)
 ]
@@ -53,42 +52,21 @@ def tars(tmp_path: Path) -> Path:
     return root
 
 
-def open_stream(path: Any, *, host: int = 0, hosts: int = 1, workers: int = 0, kind: Any = "thread") -> Stream:
-    config = WorkerConfig(host, hosts, workers, worker_type=kind, global_error_handler=quiet)
-    return Stream.of(
-        get_train_dataset(
-            path,
-            worker_config=config,
-            batch_size=4 // hosts,
-            shuffle_buffer_size=20,
-            max_samples_per_sequence=5,
-        )
-    )
-
-
-def batches(stream: Stream, count: int) -> list[Any]:
-    found: list[Any] = []
-    for _ in range(count):
-        batch = next(stream)
-        found.append((batch.__key__, batch.text, stream.cursor()))
-    return found
-
-
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
 def test_the_stream_is_that_of_the_same_files_here(bucket: Bucket, records: Path, workers: int, kind: str) -> None:
     url = bucket.upload(records, "data/texts")
-    with open_stream(records) as here, open_stream(url, workers=workers, kind=kind) as there:
-        assert batches(there, 40) == batches(here, 40)
+    with open_share(records) as here, open_share(url, workers=workers, kind=kind) as there:
+        assert text_batches(there, 40) == text_batches(here, 40)
 
 
 def test_a_run_goes_on_in_another_container_on_other_hosts(bucket: Bucket, records: Path, tars: Path) -> None:
     first, second = bucket.upload(tars, "tars/texts"), bucket.upload(records, "records/texts")
-    with open_stream(tars) as stream:
-        batches(stream, 7)
+    with open_share(tars) as stream:
+        text_batches(stream, 7)
         state = stream.cursor()
         expected = [next(stream).__key__ for _ in range(20)]
     for url in (first, second):
-        hosts = [open_stream(url, host=host, hosts=2) for host in range(2)]
+        hosts = [open_share(url, host=host, hosts=2) for host in range(2)]
         for stream in hosts:
             stream.restore(state)
         found = [[next(stream).__key__ for stream in hosts] for _ in range(20)]
@@ -133,11 +111,8 @@ def test_without_a_block_size_runs_of_a_store_are_read(
 def test_without_a_cache_on_disk(bucket: Bucket, records: Path) -> None:
     url = bucket.upload(records, "data/texts")
     use_storage(StorageSettings(cache_bytes=0))
-    try:
-        with open_stream(records) as here, open_stream(url, workers=1) as there:
-            assert batches(there, 30) == batches(here, 30)
-    finally:
-        use_storage(None)
+    with open_share(records) as here, open_share(url, workers=1) as there:
+        assert text_batches(there, 30) == text_batches(here, 30)
 
 
 def test_single_parts(bucket: Bucket, records: Path) -> None:

@@ -174,15 +174,12 @@ def test_a_killed_run_goes_on(url: str, root: Path, stage: str, reused: int) -> 
 
 def test_a_commit_that_fails_leaves_the_old_state_and_can_be_repeated(url: str, root: Path, bucket: Bucket) -> None:
     use_storage(StorageSettings(attempts=1))
-    try:
-        bucket.server.inject(Fault(kind="status", status=500, match="header.json", method="PUT"))
-        with pytest.raises(ReadError, match=r"writing s3://\S+/header\.json"):
-            prepare_dataset(url)
-        with pytest.raises(DatasetNotFoundError, match=r"s3://\S+: "):
-            trained_on(url)
-        assert prepare_dataset(url).shards_reused == 5
-    finally:
-        use_storage(None)
+    bucket.server.inject(Fault(kind="status", status=500, match="header.json", method="PUT"))
+    with pytest.raises(ReadError, match=r"writing s3://\S+/header\.json"):
+        prepare_dataset(url)
+    with pytest.raises(DatasetNotFoundError, match=r"s3://\S+: "):
+        trained_on(url)
+    assert prepare_dataset(url).shards_reused == 5
     prepare_dataset(root)
     assert comparable(objects(url)) == comparable(on_disk(root)), "and nothing is left of the first attempt"
 
@@ -226,11 +223,8 @@ def test_settings_reach_the_workers_of_an_executor(bucket: Bucket, url: str, mon
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     use_storage(StorageSettings(stores={bucket.url: StoreSettings(endpoint=endpoint)}))
-    try:
-        with ThreadPoolExecutor(1) as executor:
-            assert prepare_dataset(url, executor=executor).samples == 40
-    finally:
-        use_storage(None)
+    with ThreadPoolExecutor(1) as executor:
+        assert prepare_dataset(url, executor=executor).samples == 40
 
 
 def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:

@@ -31,12 +31,6 @@ def url(bucket: Bucket) -> str:
     return f"{bucket.url}/files"
 
 
-@pytest.fixture(autouse=True)
-def _settings_of_the_environment() -> object:
-    yield
-    use_storage(None)
-
-
 def test_objects_by_their_names(bucket: Bucket, url: str) -> None:
     store = ObjectFileStore(f"{url}/")
     assert store.get_path() == url

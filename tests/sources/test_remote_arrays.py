@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +25,8 @@ ROWS = 50
 
 
 @pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
+def _quick() -> None:
     use_storage(StorageSettings(first_pause_s=0.01, longest_pause_s=0.05, attempts=4))
-    yield
-    use_storage(None)
 
 
 @pytest.fixture

@@ -41,12 +41,6 @@ from energon_grain.testing import make_text_dataset
 TEXT = "Zeile\r\n\n見\n"
 
 
-@pytest.fixture(autouse=True)
-def settings_of_the_environment() -> Iterator[None]:
-    yield
-    use_storage(None)
-
-
 @pytest.fixture(params=["path", "s3", "memory", "msc"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> EPath:
     if request.param == "path":

@@ -52,13 +52,10 @@ def test_what_is_not_there(put: Put, tmp_path: Path) -> None:
 def test_failures_name_the_object(bucket: Bucket) -> None:
     bucket.put("x", b"text")
     use_storage(StorageSettings(attempts=1))
-    try:
-        for reading in (read_whole, lambda url: read_beginning(url, 3)):
-            bucket.server.inject(Fault("status", times=None))
-            with pytest.raises(ReadError, match=f"reading {bucket.url}/x"):
-                reading(f"{bucket.url}/x")
-    finally:
-        use_storage(None)
+    for reading in (read_whole, lambda url: read_beginning(url, 3)):
+        bucket.server.inject(Fault("status", times=None))
+        with pytest.raises(ReadError, match=f"reading {bucket.url}/x"):
+            reading(f"{bucket.url}/x")
     with pytest.raises(ConfigError, match="ftp://host/x: object stores are s3://"):
         read_whole("ftp://host/x")
     with pytest.raises(ConfigError, match="ftp://host/x"):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from object_server import Bucket, Fault
-from stream_hosts import global_batch, quiet
+from stream_hosts import global_batch, open_share, text_batches
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.sources import remote_runs
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
 from energon_grain.testing import make_text_dataset
-
-Open = Callable[..., Stream]
 
 
 @pytest.fixture
@@ -41,64 +37,41 @@ def write(path: Path, split: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(document))
 
 
-@pytest.fixture
-def open_stream(bucket: Bucket) -> Open:
-    def make(
-        path: Any, *, host: int = 0, hosts: int = 1, workers: int = 0, kind: Any = "thread", **more: Any
-    ) -> Stream:
-        config = WorkerConfig(host, hosts, workers, worker_type=kind, global_error_handler=quiet)
-        options = {"batch_size": 6 // hosts, "shuffle_buffer_size": 20, "max_samples_per_sequence": 4, **more}
-        return Stream.of(get_train_dataset(path, worker_config=config, **options))
-
-    return make
-
-
-def batches(stream: Stream, count: int) -> list[Any]:
-    """Keys, texts and the state behind each of the next batches."""
-    found: list[Any] = []
-    for _ in range(count):
-        batch = next(stream)
-        found.append((batch.__key__, batch.text, stream.cursor()))
-    return found
-
-
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
-def test_a_mixture_in_a_bucket_gives_what_it_gives_here(
-    bucket: Bucket, folder: Path, open_stream: Open, workers: int, kind: str
-) -> None:
+def test_a_mixture_in_a_bucket_gives_what_it_gives_here(bucket: Bucket, folder: Path, workers: int, kind: str) -> None:
     url = bucket.upload(folder, "data sets")
-    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml", workers=workers, kind=kind) as there:
-        assert batches(there, 60) == batches(here, 60)
+    with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml", workers=workers, kind=kind) as there:
+        assert text_batches(there, 60) == text_batches(here, 60)
         assert there.stats() == here.stats()
 
 
 def test_without_a_block_size_a_store_is_read_in_runs(
-    bucket: Bucket, folder: Path, open_stream: Open, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_runs, "REMOTE_RUN_BYTES", 20_000)  # three of these samples
     url = f"{bucket.upload(folder)}/one"
     options = {"shuffle_buffer_size": None, "batch_size": 1}
     with (
-        open_stream(url, max_samples_per_sequence=None, lanes=8, **options) as default,
-        open_stream(url, max_samples_per_sequence=3, lanes=8, **options) as blocks,
-        open_stream(url, max_samples_per_sequence=1, lanes=8, **options) as full,
-        open_stream(folder / "one", max_samples_per_sequence=None, lanes=8, **options) as here,
+        open_share(url, max_samples_per_sequence=None, lanes=8, **options) as default,
+        open_share(url, max_samples_per_sequence=3, lanes=8, **options) as blocks,
+        open_share(url, max_samples_per_sequence=1, lanes=8, **options) as full,
+        open_share(folder / "one", max_samples_per_sequence=None, lanes=8, **options) as here,
     ):
         assert [stream.spec.leaves[0].order.block for stream in (default, blocks, full, here)] == [3, 3, 1, None]
-        assert batches(default, 90) == batches(blocks, 90)
+        assert text_batches(default, 90) == text_batches(blocks, 90)
 
 
-def test_states_go_from_here_to_there(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_states_go_from_here_to_there(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
-    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml") as there:
-        batches(here, 17)
+    with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml") as there:
+        text_batches(here, 17)
         there.restore(here.cursor())
-        assert batches(there, 20) == batches(here, 20)
+        assert text_batches(there, 20) == text_batches(here, 20)
 
 
-def test_any_number_of_hosts_gives_the_same_global_batches(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_any_number_of_hosts_gives_the_same_global_batches(bucket: Bucket, folder: Path) -> None:
     url = f"{bucket.upload(folder)}/mix.yaml"
-    one, three = [open_stream(url)], [open_stream(url, host=host, hosts=3) for host in range(3)]
+    one, three = [open_share(url)], [open_share(url, host=host, hosts=3) for host in range(3)]
     assert [global_batch(one) for _ in range(20)] == [global_batch(three) for _ in range(20)]
     for stream in (*one, *three):
         stream.close()
@@ -113,81 +86,71 @@ def test_any_number_of_hosts_gives_the_same_global_batches(bucket: Bucket, folde
     ],
     ids=["errors", "drops", "truncation"],
 )
-def test_failures_that_pass_do_not_change_the_stream(
-    bucket: Bucket, folder: Path, open_stream: Open, faults: list[Fault]
-) -> None:
+def test_failures_that_pass_do_not_change_the_stream(bucket: Bucket, folder: Path, faults: list[Fault]) -> None:
     url = bucket.upload(folder)
     use_storage(StorageSettings(attempts=12, first_pause_s=0.001, longest_pause_s=0.01))
     bucket.server.inject(*faults)
-    with open_stream(folder / "mix.yaml") as here, open_stream(f"{url}/mix.yaml", workers=2) as there:
-        assert batches(there, 60) == batches(here, 60)
+    with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml", workers=2) as there:
+        assert text_batches(there, 60) == text_batches(here, 60)
         assert there.stats() == here.stats()
 
 
-def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
     use_storage(StorageSettings(attempts=3, first_pause_s=0.001, longest_pause_s=0.01, cache_bytes=0, ahead_bytes=0))
-    with open_stream(folder / "single.yaml") as here, open_stream(f"{url}/single.yaml") as there:
-        assert batches(there, 3) == batches(here, 3)
+    with open_share(folder / "single.yaml") as here, open_share(f"{url}/single.yaml") as there:
+        assert text_batches(there, 3) == text_batches(here, 3)
         bucket.server.inject(Fault("status", times=None))
         with pytest.raises(ReadError, match=rf"reading {url}/one/shard_00.\.tar bytes \d+ to \d+ failed: .*3 attempts"):
-            batches(there, 60)
+            text_batches(there, 60)
         bucket.server.reset()
         there.restore(here.cursor())
-        assert batches(there, 60) == batches(here, 60)
+        assert text_batches(there, 60) == text_batches(here, 60)
 
 
-def test_a_shard_that_is_replaced_is_an_error(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+def test_a_shard_that_is_replaced_is_an_error(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
     use_storage(StorageSettings(cache_bytes=0, ahead_bytes=0))
-    with open_stream(f"{url}/single.yaml") as stream:
-        batches(stream, 2)
+    with open_share(f"{url}/single.yaml") as stream:
+        text_batches(stream, 2)
         for shard in sorted((folder / "one").glob("*.tar")):
             content = bytearray(shard.read_bytes())
             content[600] ^= 1
             bucket.put(f"one/{shard.name}", bytes(content))
         with pytest.raises(StaleIndexError, match=rf"{url}/one/shard_00.\.tar: was replaced"):
-            batches(stream, 60)
+            text_batches(stream, 60)
 
 
 def test_a_dataset_that_was_prepared_anew_is_read_anew(
-    bucket: Bucket, folder: Path, open_stream: Open, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = bucket.upload(folder)
     monkeypatch.setattr(data_folder, "_FRESH_SECONDS", 0)  # for so long a process does not look again
-    with open_stream(f"{url}/single.yaml") as stream:
-        batches(stream, 2)
+    with open_share(f"{url}/single.yaml") as stream:
+        text_batches(stream, 2)
     make_text_dataset(folder / "one", n=55, shards=4, seed=7)
     for key in bucket_keys(bucket, "one/"):
         bucket.delete(key)
     bucket.upload(folder)
-    with open_stream(folder / "single.yaml") as here, open_stream(f"{url}/single.yaml") as there:
-        assert batches(there, 30) == batches(here, 30)
+    with open_share(folder / "single.yaml") as here, open_share(f"{url}/single.yaml") as there:
+        assert text_batches(there, 30) == text_batches(here, 30)
 
 
 def bucket_keys(bucket: Bucket, prefix: str) -> list[str]:
     return [prefix + key for key in shared_client(storage_settings()).list(f"{bucket.url}/{prefix}".rstrip("/"))]
 
 
-def test_a_second_opening_fetches_no_index_again_and_a_second_pass_nothing(
-    bucket: Bucket, folder: Path, open_stream: Open
-) -> None:
+def test_a_second_opening_fetches_no_index_again_and_a_second_pass_nothing(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
-    with open_stream(f"{url}/single.yaml") as stream:
-        batches(stream, 60)
+    with open_share(f"{url}/single.yaml") as stream:
+        text_batches(stream, 60)
     bucket.server.reset()
-    with open_stream(f"{url}/single.yaml") as stream:
-        batches(stream, 60)
+    with open_share(f"{url}/single.yaml") as stream:
+        text_batches(stream, 60)
     sent = {request.path: request.sent_bytes for request in bucket.server.requests()}
     assert sum(sent.values()) < 30_000, sent
 
 
-def test_a_bucket_without_the_dataset_says_so(bucket: Bucket, open_stream: Open) -> None:
+def test_a_bucket_without_the_dataset_says_so(bucket: Bucket) -> None:
     with pytest.raises(EnergonGrainError, match=rf"{bucket.url}/nothing"):
-        open_stream(f"{bucket.url}/nothing")
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_the_environment() -> Any:
-    yield
-    use_storage(None)
+        open_share(f"{bucket.url}/nothing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,12 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", ENVIRONMENT):
         monkeypatch.delenv(name, raising=False)
     use_storage(None)
-    yield tmp_path
-    use_storage(None)
+    return tmp_path
 
 
 def write(path: Path, content: Any) -> Path:

@@ -70,7 +70,6 @@ def open_stream(bucket: Bucket, tmp_path: Path) -> Iterator[Open]:
 
     bucket.server.reset()
     yield make
-    use_storage(None)
     bucket.server.reset()
 
 

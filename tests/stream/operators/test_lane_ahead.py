@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ class Packing(TaskEncoder):
 def folder(tmp_path: Path) -> Path:
     make_text_dataset(tmp_path / "texts", n=600, shards=3, text_bytes=3000)
     return tmp_path / "texts"
-
-
-@pytest.fixture(autouse=True)
-def usual_settings() -> Iterator[None]:
-    yield
-    use_storage(None)
 
 
 def opened(path: Any, *, workers: int = 2, **more: Any) -> Stream:
