@@ -243,14 +243,14 @@ def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
     location = dataset.shard(shard)
     advice = mending(dataset.location)
     try:
-        scan = scan_tar(location, hidden="skip")
+        scan = scan_tar(location, hidden="skip", keep=True)
         try:
             expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
         except FileNotFoundError:
             expected = None
         if not _agrees(scan, count, expected):
             # Energon makes samples of dot files inside folders; its index says whether it did.
-            scan = scan_tar(location, hidden="keep")
+            scan = scan_tar(location, hidden="keep", keep=True)
     except FileNotFoundError:
         raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
     if len(scan) != count:

@@ -28,8 +28,8 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     """Give the path of an index that fits an object as it is now, and the object's generation.
 
     Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
-    it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server that tells no versions
-    this is done each time.
+    it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
+    that tells no versions this is done each time.
 
     Args:
         url: Of the object.

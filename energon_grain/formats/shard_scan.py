@@ -50,7 +50,9 @@ class ShardScan:
         return [data[start:end].decode(*_UTF8) for start, end in itertools.pairwise(ends)]
 
 
-def scan_tar(path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto") -> ShardScan:
+def scan_tar(
+    path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto", keep: bool = False
+) -> ShardScan:
     """Scan a tar shard: ustar, GNU and PAX, with their long names and large sizes.
 
     Reads only headers where members are large: above a mean of 16 KiB in a file, of 256 KiB in an object store.
@@ -61,12 +63,13 @@ def scan_tar(path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy:
         path: The tar file, or its URL.
         hidden: "skip" ignores hidden files everywhere; "keep" reproduces Energon, where `d/.h.jpg` makes a sample `d/`.
         strategy: How headers are found; "auto" goes by the size of the members. The result does not depend on it.
+        keep: Where payloads of an object are read in passing, they stay in the block cache.
 
     Raises:
         OSError: The file is not there or may not be read.
         TarError: It is damaged, compressed, or has hard links or sparse members. Names file, member and offset.
     """
-    with TarBytes(path) as tar:
+    with TarBytes(path, keep=keep) as tar:
         walk, reader = HeaderWalk(tar, strategy), PartReader(tar, hidden)
         columns = _Columns()
         for batch in walk:

@@ -20,6 +20,7 @@ class TarBytes:
 
     Args:
         path: The tar file, or its URL.
+        keep: See `ObjectBytes`.
 
     Attributes:
         path: The same as text.
@@ -31,9 +32,9 @@ class TarBytes:
         TarError: It is not a regular file, is empty, or is compressed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, keep: bool = False) -> None:
         self.path = located(path)
-        self.data: ScannedBytes = _open_object(self.path) if is_url(self.path) else self._open_file()
+        self.data: ScannedBytes = _open_object(self.path, keep) if is_url(self.path) else self._open_file()
         self.size_bytes = self.data.size_bytes
         try:
             self._check_start()
@@ -134,7 +135,7 @@ class TarBytes:
                 )
 
 
-def _open_object(url: str) -> ScannedBytes:
+def _open_object(url: str, keep: bool) -> ScannedBytes:
     from energon_grain.storage.object_bytes import ObjectBytes  # a process that scans files needs none of it
 
-    return ObjectBytes(url)
+    return ObjectBytes(url, keep=keep)

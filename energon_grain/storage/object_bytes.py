@@ -27,6 +27,7 @@ class ObjectBytes:
 
     Args:
         url: Of the object.
+        keep: What is read in windows stays in the block cache, for those who read samples next.
 
     Raises:
         ReadError: There is none, or it cannot be reached.
@@ -34,7 +35,7 @@ class ObjectBytes:
 
     pass_over_bytes = _PASS_OVER_BYTES
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, keep: bool = False) -> None:
         settings = storage_settings()
         self._url = url
         self._files = RemoteFiles(settings)
@@ -42,7 +43,8 @@ class ObjectBytes:
         self._version = self._files.versions.of(url)
         self._window, self._window_at = b"", 0
         self._stop_bytes = _STOP_BYTES
-        self._fetch(0, _FIRST_BYTES)
+        self._keep = keep
+        self._fetch(0, _FIRST_BYTES, keep=keep)
 
     @property
     def size_bytes(self) -> int:
@@ -59,13 +61,13 @@ class ObjectBytes:
         if not self._has(offset, size_bytes):
             is_near = 0 <= offset - self._window_at - len(self._window) < _PASS_OVER_BYTES
             self._stop_bytes = min(2 * self._stop_bytes, _PASS_OVER_BYTES) if is_near else _STOP_BYTES
-            self._fetch(offset, max(size_bytes, self._stop_bytes))
+            self._fetch(offset, max(size_bytes, self._stop_bytes), keep=False)
         return self._slice(offset, size_bytes)
 
     def near(self, offset: int, size_bytes: int) -> bytes:
         """See `ScannedBytes`."""
         if not self._has(offset, size_bytes):
-            self._fetch(offset, max(size_bytes, _PIECES * _PIECE_BYTES))
+            self._fetch(offset, max(size_bytes, _PIECES * _PIECE_BYTES), keep=self._keep)
         return self._slice(offset, size_bytes)
 
     def fill(self, buffer: memoryview, offset: int) -> int:
@@ -86,26 +88,32 @@ class ObjectBytes:
         start = max(offset - self._window_at, 0)
         return self._window[start : start + size_bytes]
 
-    def _fetch(self, offset: int, size_bytes: int) -> None:
+    def _fetch(self, offset: int, size_bytes: int, *, keep: bool) -> None:
         """Make [offset, offset + size_bytes), as far as the object has it, the window; what is there is kept."""
         stop = min(offset + size_bytes, self.size_bytes)
         kept = self._window[offset - self._window_at :] if offset >= self._window_at else b""
-        starts = range(offset + len(kept), stop, _PIECE_BYTES)
-
-        def read(start: int) -> bytes:
-            return self._files.versions.read(self._url, self._version, start, min(start + _PIECE_BYTES, stop))
-
+        begin = offset + len(kept)
         try:
-            self._window = b"".join([kept, *self._client.map(read, starts)])
+            fetched = self._through_cache(begin, stop) if keep else self._in_pieces(begin, stop)
         except RangeError as error:
-            raise _shorter(error) from error
+            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew") from error
+        self._window = b"".join([kept, *fetched])
         self._window_at = offset
+
+    def _through_cache(self, start: int, stop: int) -> list[bytes]:
+        if start >= stop:
+            return []
+        return self._files.read_spans([self._url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
+
+    def _in_pieces(self, start: int, stop: int) -> list[bytes]:
+        def read(at: int) -> bytes:
+            return self._files.versions.read(self._url, self._version, at, min(at + _PIECE_BYTES, stop))
+
+        return self._client.map(read, range(start, stop, _PIECE_BYTES))
 
 
 class ObjectStream:
-    """An object from its first byte to its last, as `open(path, "rb")` gives a file.
-
-    What is read stays in the block cache: whoever goes through an object reads its pieces next, as a rule.
+    """An object from its first byte to its last, as `open(path, "rb")` gives a file. It stays in the block cache.
 
     Args:
         url: Of the object.
@@ -115,39 +123,20 @@ class ObjectStream:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._files = RemoteFiles(storage_settings())
-        self._size_bytes = self._files.size(url)
-        self._window, self._window_at, self._at = b"", 0, 0
+        self._data = ObjectBytes(url, keep=True)
+        self._at = 0
 
     def __enter__(self) -> ObjectStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._window = b""
+        self._data.close()
 
     def read(self, size_bytes: int) -> bytes:
         """The next bytes; fewer only at the end, where there are none. Raises like `ObjectBytes`."""
-        stop = min(self._at + size_bytes, self._size_bytes)
-        known = self._window_at + len(self._window)
-        if stop > known:
-            upto = min(max(stop, known + _PIECES * _PIECE_BYTES), self._size_bytes)
-            self._window = self._window[self._at - self._window_at :] + self._fetch(known, upto)
-            self._window_at = self._at
-        data = self._window[self._at - self._window_at : stop - self._window_at]
-        self._at = stop
+        data = self._data.near(self._at, size_bytes)
+        self._at += len(data)
         return data
-
-    def _fetch(self, start: int, stop: int) -> bytes:
-        try:
-            (data,) = self._files.read_spans([self._url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
-        except RangeError as error:
-            raise _shorter(error) from error
-        return data
-
-
-def _shorter(error: RangeError) -> StaleIndexError:
-    return StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew")
 
 
 def is_unchanged(url: str, generation: bytes) -> bool:

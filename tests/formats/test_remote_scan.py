@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from object_server import Bucket
 
 from energon_grain.errors import ReadError, TarError
 from energon_grain.formats.shard_scan import scan_tar
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.testing import make_text_dataset
 
 
 def make_tar(path: Path, members: Sequence[tuple[str, int]], kind: int = tarfile.USTAR_FORMAT) -> bytes:
@@ -25,10 +28,10 @@ def make_tar(path: Path, members: Sequence[tuple[str, int]], kind: int = tarfile
     return path.read_bytes()
 
 
-def assert_same_scan(bucket: Bucket, path: Path) -> None:
+def assert_same_scan(bucket: Bucket, path: Path, *, keep: bool = False) -> None:
     bucket.put(path.name, path.read_bytes())
     bucket.server.reset()
-    local, remote = scan_tar(path), scan_tar(f"{bucket.url}/{path.name}")
+    local, remote = scan_tar(path), scan_tar(f"{bucket.url}/{path.name}", keep=keep)
     for field in dataclasses.fields(local):
         one, other = getattr(local, field.name), getattr(remote, field.name)
         if field.name == "generation":
@@ -52,6 +55,19 @@ def assert_same_scan(bucket: Bucket, path: Path) -> None:
 def test_scans_are_those_of_files(bucket: Bucket, tmp_path: Path, members: list[tuple[str, int]], kind: int) -> None:
     make_tar(tmp_path / "a.tar", members, kind)
     assert_same_scan(bucket, tmp_path / "a.tar")
+    assert_same_scan(bucket, tmp_path / "a.tar", keep=True)
+
+
+def test_what_is_read_in_passing_is_not_fetched_again(bucket: Bucket, tmp_path: Path) -> None:
+    """The first opening of a dataset without a columnar index, and then its first pass."""
+    root = make_text_dataset(tmp_path / "texts", n=300, shards=2, text_bytes=20_000)
+    shutil.rmtree(root / ".nv-meta" / "columnar")
+    size = sum(path.stat().st_size for path in root.glob("*.tar"))
+    url = bucket.upload(root, "texts")
+    bucket.server.reset()
+    source = WebDatasetSource(url)
+    assert len(source.read(np.arange(300)).keys) == 300
+    assert sum(request.sent_bytes for request in bucket.server.requests(".tar")) < 1.02 * size
 
 
 def test_of_large_members_only_headers_are_fetched(bucket: Bucket, tmp_path: Path) -> None:
