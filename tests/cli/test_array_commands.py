@@ -8,19 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import numbered, write_group
-from typer.testing import CliRunner, Result
+from cli_runs import run
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write_group(tmp_path / "x.zarr", "zarr3", label=np.arange(20), image=numbered(20, 3, 2))
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def test_info(path: Path) -> None:

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_runs import run
 from records import msgpack_record, write_records, write_shards
-from typer.testing import CliRunner, Result
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.testing import make_text_dataset
 
@@ -29,10 +28,6 @@ def path(tmp_path: Path) -> Path:
     samples = ({"__key__": f"{number:03d}", "txt": b"text", "json": b'{"a": 1}'} for number in range(20))
     write_shards(tmp_path / "x", [msgpack_record(sample) for sample in samples], 10)
     return tmp_path / "x"
-
-
-def run(*arguments: str | Path, answers: str | None = None) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in arguments], input=answers)
 
 
 def test_prepare(path: Path) -> None:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_runs import run
 from object_server import Bucket
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError
 from energon_grain.testing import make_captioning_dataset
 
@@ -28,12 +28,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_captioning_dataset(tmp_path_factory.mktemp("bench") / "data", n=96, shards=2)
 
 
-def run(root: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", str(root), "--seconds", "0.02", "--batch-size", "4", *arguments])
+def bench(root: str | Path, *arguments: str) -> Result:
+    return run("bench", root, "--seconds", "0.02", "--batch-size", "4", *arguments)
 
 
 def test_tables_and_advice(root: Path) -> None:
-    shown = run(root, "--workers", "0,1", "--shuffle", "block", "--max-samples-per-sequence", "1")
+    shown = bench(root, "--workers", "0,1", "--shuffle", "block", "--max-samples-per-sequence", "1")
     assert shown.exit_code == 0, shown.output
     for text in (
         "blocks of 1",
@@ -53,7 +53,7 @@ def test_json_and_a_task_encoder_of_the_current_folder(
     (tmp_path / "own_encoder_of_bench.py").write_text(ENCODER)
     monkeypatch.chdir(tmp_path)
     named = "own_encoder_of_bench:Own"
-    shown = run(root, "--workers", "0", "--json", "--task-encoder", named, "--image-decode", "rgb8")
+    shown = bench(root, "--workers", "0", "--json", "--task-encoder", named, "--image-decode", "rgb8")
     assert shown.exit_code == 0, shown.output
     told = json.loads(shown.output)
     assert [stage["name"] for stage in told["stages"]] == ["storage", "decode", "encode_sample", "batch", "rest"]
@@ -61,7 +61,7 @@ def test_json_and_a_task_encoder_of_the_current_folder(
     assert told["bound"] in {stage["name"] for stage in told["stages"]}
     assert told["pipeline"][0]["workers"] == 0
     assert told["advice"]
-    refused = run(root, "--task-encoder", "own_encoder_of_bench:Raw", "--image-decode", "rgb8")
+    refused = bench(root, "--task-encoder", "own_encoder_of_bench:Raw", "--image-decode", "rgb8")
     assert "decodes nothing" in str(refused.exception)
 
 
@@ -77,14 +77,14 @@ def test_json_and_a_task_encoder_of_the_current_folder(
     ],
 )
 def test_wrong_options(root: Path, arguments: list[str], said: str) -> None:
-    refused = run(root, *arguments)
+    refused = bench(root, *arguments)
     assert isinstance(refused.exception, ConfigError)
     assert said in str(refused.exception)
 
 
 def test_of_a_store_requests_are_told(root: Path, bucket: Bucket) -> None:
     url = bucket.upload(root, "data")
-    shown = CliRunner().invoke(app, ["bench", url, "--seconds", "0.02", "--batch-size", "4", "--workers", "0"])
+    shown = bench(url, "--workers", "0")
     assert shown.exit_code == 0, shown.output
     for text in (
         url,
@@ -97,8 +97,6 @@ def test_of_a_store_requests_are_told(root: Path, bucket: Bucket) -> None:
         "Stages, one thread, cache warm",
     ):
         assert text in shown.output
-    told = json.loads(
-        CliRunner().invoke(app, ["bench", url, "--seconds", "0.02", "--shuffle", "full", "--json"]).output
-    )
+    told = json.loads(run("bench", url, "--seconds", "0.02", "--shuffle", "full", "--json").output)
     assert told["block"] == 1
     assert told["storage"]["store"]["latency_s"] > 0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_runs import run
 from object_server import Bucket, Fault
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 from web_server import running_web_server
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError, EnergonGrainError, ReadError
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
@@ -37,10 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def url(bucket: Bucket, folder: Path) -> str:
     return bucket.upload(folder, "a b")
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from cli_runs import run
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from energon_grain import ConfigError
-from energon_grain.cli.app import app
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.metadataset.schema import json_schema
 from energon_grain.testing import make_text_dataset
@@ -38,10 +37,6 @@ def write(folder: Path, train: Any, **splits: Any) -> Path:
     path = folder / "mixture.yaml"
     path.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": train, **splits}}))
     return path
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 SCHEDULED = {

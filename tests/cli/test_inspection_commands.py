@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_runs import run
 
-from energon_grain.cli.app import app
 from energon_grain.cli.sizes import format_bytes
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset
 
@@ -14,10 +13,6 @@ from energon_grain.testing import make_captioning_dataset, make_crude_dataset
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_captioning_dataset(tmp_path_factory.mktemp("cli") / "data", n=24, shards=4, broken={3, 20})
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_info(root: Path) -> None:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_runs import run
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.jsonl_index import jsonl_index_path, read_jsonl_index
 from energon_grain.prepare import lint_jsonl as lint_module
@@ -17,10 +16,6 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "x.jsonl"
     path.write_text('{"n": 0}\n\n{"n": 1, "long": "' + "x" * 3000 + '"}\n{"n": 2}\n')
     return path
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def test_prepare(path: Path) -> None:

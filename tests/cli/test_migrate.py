@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_runs import run
+from typer.testing import Result
 
-from energon_grain.cli.app import app
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 
 def check(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["migrate", "check", *map(str, arguments)])
+    return run("migrate", "check", *arguments)
 
 
 @pytest.fixture
@@ -53,5 +53,5 @@ def test_json(root: Path) -> None:
 
 
 def test_help_says_what_it_is() -> None:
-    assert "Move over from Energon" in CliRunner().invoke(app, ["--help"]).output
-    assert "check" in CliRunner().invoke(app, ["migrate", "--help"]).output
+    assert "Move over from Energon" in run("--help").output
+    assert "check" in run("migrate", "--help").output

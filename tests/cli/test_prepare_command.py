@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_runs import run
+from typer.testing import Result
 
-from energon_grain.cli.app import app
 from energon_grain.errors import ConfigError, TarError
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import read_info
@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 def prepare(root: Path, *arguments: str, answers: Sequence[str] = ()) -> Result:
     text = "".join(f"{answer}\n" for answer in answers)
-    return CliRunner().invoke(app, ["prepare", str(root), "--num-workers", "0", *arguments], input=text)
+    return run("prepare", root, "--num-workers", "0", *arguments, answers=text)
 
 
 def split_sizes(root: Path) -> dict[str, int]:

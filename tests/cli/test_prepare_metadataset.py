@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from typer.testing import CliRunner
+from cli_runs import run
 
-from energon_grain.cli.app import app
 from energon_grain.testing import make_text_dataset
 
 
 def prepare(path: Path) -> str:
-    result = CliRunner().invoke(app, ["prepare", str(path)])
+    result = run("prepare", path)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -46,6 +45,6 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "a", n=30, shards=3)
     make_text_dataset(tmp_path / "b", n=20, shards=2)
     path = write(tmp_path / "meta.yaml", {"join": [{"path": "a"}, {"path": "b"}]})
-    result = CliRunner().invoke(app, ["prepare", str(path)])
+    result = run("prepare", path)
     assert result.exit_code != 0
     assert "nonmatch" in str(result.exception or result.output)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from cli_runs import run
 from object_server import Bucket
 from stream_hosts import quiet
-from typer.testing import CliRunner
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.cli.app import app
 from energon_grain.errors import StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.metadataset.prepare_joins import prepare_metadataset
@@ -64,7 +63,7 @@ def test_what_is_prepared_in_a_bucket_serves_all_hosts(
     bucket: Bucket, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{bucket.upload(folder)}/joined.yaml"
-    done = CliRunner().invoke(app, ["prepare", url])
+    done = run("prepare", url)
     assert done.exit_code == 0, done.output
     assert "50 rows joined" in done.output
     again = prepare_metadataset(url)

@@ -15,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cli_runs import run
 from object_server import Bucket, Fault
-from typer.testing import CliRunner
 
 from energon_grain import WorkerConfig, get_train_dataset
-from energon_grain.cli.app import app
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -244,7 +243,7 @@ def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:
 
 
 def command(*arguments: str, answers: str = "") -> str:
-    done = CliRunner().invoke(app, ["prepare", *arguments], input=answers)
+    done = run("prepare", *arguments, answers=answers)
     assert done.exit_code == 0, done.output + repr(done.exception)
     return done.output
 
