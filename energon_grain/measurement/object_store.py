@@ -15,13 +15,12 @@ import numpy as np
 from energon_grain.measurement.figures import ReadRate, StorageFigures, StoreFigures
 from energon_grain.measurement.planned_reads import PlannedReads
 from energon_grain.measurement.storage import read_chunk, read_rate
-from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings, using_storage
 from energon_grain.stream.encode import PureStage
-from energon_grain.stream.read_ahead import FetchedAhead
 
 _OBJECTS = 16
 _PIECE_BYTES = 4 << 20
@@ -41,12 +40,9 @@ def objects_of(sources: Iterable[Source]) -> list[str]:
     """URLs of some of the objects that sources read; none where all files lie on this machine. Raises ReadError."""
     found: list[str] = []
     for source in sources:
-        members: Sequence[object] = source.members if isinstance(source, JoinedSource) else (source,)
-        for member in members:
-            if isinstance(member, FetchedAhead) and member.remote_files is not None:
-                some = np.unique(np.linspace(0, len(member) - 1, _OBJECTS).astype(np.int64))
-                spans, _, paths = member.extents(some)
-                found += [str(paths[number]) for number in np.unique(spans.file).tolist()]
+        some = np.unique(np.linspace(0, len(source) - 1, _OBJECTS).astype(np.int64))
+        for extents in source.extents(some) if isinstance(source, FetchedAhead) and source.remote_files else ():
+            found.extend(extents.paths[int(number)] for number in np.unique(extents.spans.file))
     urls = list(dict.fromkeys(found))
     return urls[:: max(1, -(-len(urls) // _OBJECTS))]
 
@@ -112,11 +108,10 @@ def _fetched_ahead(stage: PureStage, planned: PlannedReads) -> float:
     """Bytes that are fetched ahead of need for a planned sample, on average; 0: nothing is."""
     fetched = samples = 0
     for leaf, source in enumerate(stage.sources):
-        if isinstance(source, FetchedAhead) and source.remote_files is not None:
+        if isinstance(source, FetchedAhead) and source.remote_files:
             draws = (chunk.draws for chunk in planned.chunks)
             indices = np.concatenate([each.index[each.leaf == leaf] for each in draws])
-            spans, _, _ = source.extents(indices)
-            fetched += int((spans.stop - spans.start).sum())
+            fetched += sum(int((each.spans.stop - each.spans.start).sum()) for each in source.extents(indices))
             samples += len(indices)
     return fetched / max(1, samples)
 

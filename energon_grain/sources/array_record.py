@@ -9,14 +9,12 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
 from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import PartValue, RawBatch
-from energon_grain.sources.remote_runs import long_runs, remote_run
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import Spans
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -47,18 +45,20 @@ class ArrayRecordSource(IndexedSource):
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the files where they lie in an object store."""
-        return None if self._records.objects is None else self._records.objects.store
+        objects = self._records.objects
+        return () if objects is None else (objects.store,)
 
-    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
-        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `FetchedAhead`. array_record's own reader keeps to itself where records lie in files of this machine."""
         objects = self._records.objects
         if objects is None:
-            raise ConfigError(f"{self.path}: array_record's own reader keeps to itself where the records of a file lie")
+            return []
         samples, shard = self._samples.resolve(indices)
         start, size = objects.extents(shard, samples - self._index.shard_first[shard])
-        return long_runs(shard, start, size), np.arange(len(samples)), self._records.shards.paths
+        paths = self._records.shards.paths
+        return [remote_extents(objects.store, paths, shard, start, size, np.arange(len(samples)))]
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.

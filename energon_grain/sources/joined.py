@@ -16,9 +16,10 @@ from energon_grain.sources.array import ArraySource
 from energon_grain.sources.index_range import in_range
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.raw import PartValue, RawBatch
-from energon_grain.sources.remote_runs import ReadInRuns
+from energon_grain.sources.remote_runs import FetchedAhead, ReadInRuns, RemoteExtents
 from energon_grain.sources.source import SampleLocation
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -161,6 +162,22 @@ class JoinedSource:
         """Of the primary, whose order rows have."""
         primary = self._members[0]
         return primary.run_samples if isinstance(primary, ReadInRuns) else None
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads members that lie in object stores."""
+        return [files for member in self._members if isinstance(member, FetchedAhead) for files in member.remote_files]
+
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `FetchedAhead`: of all members but arrays."""
+        samples = self.samples(indices)
+        found: list[RemoteExtents] = []
+        for number, member in enumerate(self._members):
+            if isinstance(member, FetchedAhead) and member.remote_files:
+                places = np.flatnonzero(samples[:, number] >= 0)
+                own = member.extents(samples[places, number])
+                found += [replace(extents, owner=places[extents.owner]) for extents in own]
+        return found
 
     def __len__(self) -> int:
         return self._stop - self._start

@@ -20,11 +20,11 @@ from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.index_range import in_range
 from energon_grain.sources.part_filter import PartFilter, accepts
 from energon_grain.sources.raw import RawBatch
-from energon_grain.sources.remote_runs import long_runs, remote_run
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import SampleLocation
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import Spans, coalesce
+from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -137,15 +137,16 @@ class JsonlSource:
         return numbers, start, stop
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the lines where they lie in an object store, and are read at all."""
-        return self._store if self._reads and isinstance(self._store, RemoteFiles) else None
+        return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
-    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
-        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `FetchedAhead`."""
         self._verify()
         _, start, stop = self._bounds(indices)
-        return long_runs(np.zeros(len(start), np.int64), start, stop - start), np.arange(len(start)), [self._path]
+        file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
+        return [remote_extents(files, [self._path], file, start, stop - start, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
+
+Int64Array = npt.NDArray[np.int64]
 
 REMOTE_RUN_BYTES = 4 << 20
 """A request of 4 MiB moves about as much in its time as it takes to be answered: 50 ms at 80 MB/s a connection."""
@@ -37,6 +42,44 @@ def remote_run(total_bytes: int, samples: int) -> int | None:
     return found if found > 1 else None
 
 
-def long_runs(file: npt.NDArray[np.int64], start: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> Spans:
-    """Ranges of bytes brought together as it is best to fetch them ahead of need. See `coalesce`."""
-    return coalesce(file, start, size, merge_gap_bytes=_FAR_APART_BYTES, solo_bytes=MAX_SPAN_BYTES)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RemoteExtents:
+    """Where samples lie in objects.
+
+    Attributes:
+        files: What reads the objects.
+        paths: Their URLs.
+        spans: Long runs of bytes that hold pieces of samples.
+        owner: (n,) which of the samples asked for each piece belongs to.
+    """
+
+    files: RemoteFiles
+    paths: Sequence[str]
+    spans: Spans
+    owner: Int64Array
+
+
+def remote_extents(
+    files: RemoteFiles, paths: Sequence[str], file: Int64Array, start: Int64Array, size: Int64Array, owner: Int64Array
+) -> RemoteExtents:
+    """Bring pieces together as it is best to fetch them ahead of need. See `coalesce`."""
+    spans = coalesce(file, start, size, merge_gap_bytes=_FAR_APART_BYTES, solo_bytes=MAX_SPAN_BYTES)
+    return RemoteExtents(files=files, paths=paths, spans=spans, owner=owner)
+
+
+@runtime_checkable
+class FetchedAhead(Protocol):
+    """A source whose bytes may lie in object stores."""
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads them; empty: they lie on this machine."""
+        ...
+
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """Where samples lie in objects: none of what lies on this machine.
+
+        Raises:
+            ReadError: The store cannot be reached.
+        """
+        ...

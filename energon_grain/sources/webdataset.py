@@ -13,9 +13,9 @@ from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.shard_check import check_shards
 from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import RawBatch
-from energon_grain.sources.remote_runs import long_runs, remote_run
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import Spans, coalesce
+from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -55,17 +55,17 @@ class WebDatasetSource(IndexedSource):
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
 
     @property
-    def remote_files(self) -> RemoteFiles | None:
+    def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the shards where they lie in an object store."""
-        return self._store if isinstance(self._store, RemoteFiles) else None
+        return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
-    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
-        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects."""
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `FetchedAhead`."""
         samples, shard = self._samples.resolve(indices)
         self._check_shards(shard)
         owner, rows = self._samples.part_rows(samples)
-        spans = long_runs(shard[owner], self._samples.part_offset(rows), self._samples.part_size(rows))
-        return spans, owner, self._paths
+        start, size = self._samples.part_offset(rows), self._samples.part_size(rows)
+        return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.

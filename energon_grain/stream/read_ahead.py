@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError
+from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import Spans
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.draws import Draws
 
@@ -29,24 +28,6 @@ _STRETCH = 1.5
 """A step may be this much larger with what lies between samples."""
 _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
-
-
-@runtime_checkable
-class FetchedAhead(Protocol):
-    """A source whose bytes may lie in an object store."""
-
-    @property
-    def remote_files(self) -> RemoteFiles | None:
-        """What reads them; None: they lie on this machine."""
-        ...
-
-    def extents(self, indices: Int64Array) -> tuple[Spans, Int64Array, Sequence[str]]:
-        """Long runs of bytes that hold samples, the sample that each range belongs to, and names of the objects.
-
-        Raises:
-            ReadError: The store cannot be reached.
-        """
-        ...
 
 
 class ReadAhead:
@@ -63,14 +44,15 @@ class ReadAhead:
     """
 
     def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
-        self._sources: dict[int, tuple[FetchedAhead, RemoteFiles]] = {}
+        self._sources: dict[int, FetchedAhead] = {}
+        limits: list[int] = []
         for leaf, source in enumerate(sources):
-            if not isinstance(source, FetchedAhead):
-                continue
-            files = source.remote_files
-            if files is not None and (in_process or files.keeps_on_disk):
-                self._sources[leaf] = source, files
-        limits = [files.ahead_bytes for _, files in self._sources.values()]
+            found = source.remote_files if isinstance(source, FetchedAhead) else ()
+            kept = [files.ahead_bytes for files in found if in_process or files.keeps_on_disk]
+            if isinstance(source, FetchedAhead) and kept:
+                self._sources[leaf] = source
+                limits += kept
+        self._in_process = in_process
         self.step_bytes = min(limits, default=0) // 2
         if self.step_bytes == 0:
             self._sources = {}
@@ -111,15 +93,18 @@ class ReadAhead:
             found = self._sources.get(leaf)
             if found is None:
                 continue
-            source, files = found
             try:
-                spans, owner, paths = source.extents(draws.index[places])
+                extents = found.extents(draws.index[places])
             except (EnergonGrainError, OSError):
                 continue
-            places_of.append(places[owner])
-            spans_of.append(spans.span + len(ranges))
-            runs = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
-            ranges.extend((files, paths[int(file)], int(start), int(stop)) for file, start, stop in runs)
+            for each in extents:
+                if not (self._in_process or each.files.keeps_on_disk):
+                    continue
+                spans = each.spans
+                places_of.append(places[each.owner])
+                spans_of.append(spans.span + len(ranges))
+                runs = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
+                ranges.extend((each.files, each.paths[int(file)], int(start), int(stop)) for file, start, stop in runs)
         return ranges, (np.concatenate(places_of), np.concatenate(spans_of))
 
     def _submit(self, files: RemoteFiles, path: str, start: int, stop: int) -> Future[None]:
