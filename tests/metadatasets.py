@@ -12,13 +12,17 @@ from energon_grain.metadataset.documents import parse_document
 V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 
 
+def v2(**splits: Any) -> dict[str, Any]:
+    """The content of a file of version 2."""
+    return {**V2, "splits": splits}
+
+
 def node(text: str) -> Any:
     """Parse one node of a V2 document."""
-    content = {**V2, "splits": {"train": parse_yaml(text, where="meta.yaml")}}
-    return parse_document(content, file="meta.yaml").node("train")
+    return parse_document(v2(train=parse_yaml(text, where="meta.yaml")), file="meta.yaml").node("train")
 
 
-def write_metadataset(folder: Path, name: str = "meta.yaml", /, **splits: Any) -> Path:
+def write_v2(folder: Path, name: str = "meta.yaml", /, **splits: Any) -> Path:
     """Write a file of version 2. Each split is a mapping, or YAML on one line."""
     path = folder / name
     texts = {name: each if isinstance(each, str) else json.dumps(each) for name, each in splits.items()}

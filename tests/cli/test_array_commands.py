@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from arrays import numbered, write_group
 from cli_runs import run
+from metadatasets import write_v2
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 
@@ -29,9 +30,7 @@ def test_info(path: Path) -> None:
 
 
 def test_info_of_a_metadataset(path: Path) -> None:
-    meta = path.with_name("meta.yaml")
-    meta.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: x.zarr}}\n")
-    done = run("info", meta)
+    done = run("info", write_v2(path.parent, train={"path": path.name}))
     assert done.exit_code == 0, done.output
     assert "x.zarr" in done.output
     assert "20" in done.output

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from cli_runs import run
+from metadatasets import write_v2
 from object_server import Bucket, Fault
 from typer.testing import Result
 from web_server import running_web_server
@@ -28,9 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("set", "text"):
         (root / name / ".nv-meta/index.sqlite").unlink()  # which is not looked at in a store
     (root / "lines.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": 3\n')
-    splits = {"train": {"blend": [{"path": "set", "weight": 3}, {"path": "./text", "weight": 1}]}}
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
-    (root / "mix.yaml").write_text(yaml.safe_dump(document))
+    blend = [{"path": "set", "weight": 3}, {"path": "./text", "weight": 1}]
+    write_v2(root, "mix.yaml", train={"blend": blend})
     return root
 
 

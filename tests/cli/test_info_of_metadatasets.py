@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 from cli_runs import run
+from metadatasets import write_v2
 from PIL import Image
 
 from energon_grain import ConfigError
@@ -33,12 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def write(folder: Path, train: Any, **splits: Any) -> Path:
-    path = folder / "mixture.yaml"
-    path.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": train, **splits}}))
-    return path
-
-
 SCHEDULED = {
     "blend": [{"path": "a", "name": "<pictures & more>"}, {"path": "b"}],
     "schedule": [{"from_position": 0, "weights": [1, 0]}, {"from_position": 4800, "weights": [1, 3]}],
@@ -47,7 +41,7 @@ SCHEDULED = {
 
 def test_the_tree_is_shown(folder: Path) -> None:
     inner = {"weight": 1, "concat": [{"path": "a"}, {"path": "b"}]}
-    path = write(folder, {"blend": [{"path": "b", "weight": 3, "subflavors": {"kind": "text"}}, inner]})
+    path = write_v2(folder, train={"blend": [{"path": "b", "weight": 3, "subflavors": {"kind": "text"}}, inner]})
     shown = run("info", path)
     assert shown.exit_code == 0, shown.output
     assert [re.sub(r" {2,}", "|", line.strip()) for line in shown.output.splitlines()] == [
@@ -66,21 +60,23 @@ def test_the_tree_is_shown(folder: Path) -> None:
 
 
 def test_epochs_and_schedules_are_shown(folder: Path) -> None:
-    shown = run("info", write(folder, {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b"}]})).output
+    shown = run(
+        "info", write_v2(folder, train={"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b"}]})
+    ).output
     assert "69 positions an epoch" in shown
     assert re.search(r"├─ a +55 +0\.7 +55\.4% +0\.7\n", shown)
-    shown = run("info", write(folder, SCHEDULED)).output
+    shown = run("info", write_v2(folder, train=SCHEDULED)).output
     assert re.search(r"└─ b +31 +0 → 3 +0% → 75% +0 → 24,194\n", shown)
     assert shown.endswith("Shares change at position 4,800.\n")
 
 
 def test_another_split(folder: Path) -> None:
-    path = write(folder, {"path": "a"}, heldout={"path": "b", "split_part": "train"})
+    path = write_v2(folder, train={"path": "a"}, heldout={"path": "b", "split_part": "train"})
     assert "split heldout: 1 dataset, 31 samples" in run("info", path, "--split", "heldout").output
 
 
 def test_json(folder: Path) -> None:
-    summary = json.loads(run("info", write(folder, SCHEDULED), "--json").output)
+    summary = json.loads(run("info", write_v2(folder, train=SCHEDULED), "--json").output)
     assert summary["endless"] is True
     assert summary["leaves"][1]["shares"][1] == {"from_position": 4800, "share": 0.75, "exact": "3/4"}
     assert [child["leaf"] for child in summary["tree"]["children"]] == [0, 1]
@@ -96,7 +92,7 @@ def areas(svg: str) -> dict[str, list[str]]:
 
 
 def test_a_plot_as_svg_shows_the_schedule(folder: Path) -> None:
-    path, plot = write(folder, SCHEDULED), folder / "plot.svg"
+    path, plot = write_v2(folder, train=SCHEDULED), folder / "plot.svg"
     assert run("info", path, "--plot", plot, "--batch-size", "48").output.endswith(f"Wrote {plot}.\n")
     svg = plot.read_text()
     found = areas(svg)
@@ -112,14 +108,14 @@ def test_a_plot_as_svg_shows_the_schedule(folder: Path) -> None:
 
 def test_steps_choose_the_stretch(folder: Path) -> None:
     plot = folder / "steps.svg"
-    run("info", write(folder, SCHEDULED), "--plot", plot, "--batch-size", "48", "--steps", "100")
+    run("info", write_v2(folder, train=SCHEDULED), "--plot", plot, "--batch-size", "48", "--steps", "100")
     assert "the first 100 steps of 48 samples" in plot.read_text()
     assert "<pictures & more>: 100.0%" in areas(plot.read_text())
 
 
 def test_a_plot_as_png(folder: Path) -> None:
     plot = folder / "plot.png"
-    run("info", write(folder, SCHEDULED), "--plot", plot)
+    run("info", write_v2(folder, train=SCHEDULED), "--plot", plot)
     with Image.open(plot) as image:
         picture = image.convert("RGB")
     colors = {picture.getpixel((2 * x, 2 * 300)) for x in (80, 120)}
@@ -130,12 +126,12 @@ def test_a_plot_as_png(folder: Path) -> None:
 def test_many_datasets_have_one_color_for_the_rest(folder: Path) -> None:
     plot = folder / "many.svg"
     blend = [{"path": "ab"[number % 2], "weight": 1 + number} for number in range(30)]
-    assert run("info", write(folder, {"blend": blend}), "--plot", plot, "--steps", "46500").exit_code == 0
+    assert run("info", write_v2(folder, train={"blend": blend}), "--plot", plot, "--steps", "46500").exit_code == 0
     assert "20 others: 45.2%" in areas(plot.read_text())
 
 
 def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
-    path = write(folder, {"path": "a"})
+    path = write_v2(folder, train={"path": "a"})
     for arguments, message in (
         ((path, "--plot", "plot.pdf"), ".svg or .png"),
         ((path, "--plot", folder / "nowhere" / "plot.svg"), "cannot be written"),
@@ -149,7 +145,7 @@ def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
 
 
 def test_mistakes_are_one_red_line(folder: Path) -> None:
-    path = write(folder, {"blend": [{"path": "a", "wieght": 2}]})
+    path = write_v2(folder, train={"blend": [{"path": "a", "wieght": 2}]})
     done = subprocess.run(
         [sys.executable, "-m", "energon_grain.cli", "info", path],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -160,7 +156,7 @@ def test_mistakes_are_one_red_line(folder: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert "mixture.yaml: $.splits.train.blend[0].wieght: there is no such key. Did you mean `weight`?" in line
+    assert "meta.yaml: $.splits.train.blend[0].wieght: there is no such key. Did you mean `weight`?" in line
 
 
 def test_schema() -> None:

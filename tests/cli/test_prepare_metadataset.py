@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
 from cli_runs import run
+from metadatasets import write_v2
 
 from energon_grain.testing import make_text_dataset
 
@@ -16,16 +16,11 @@ def prepare(path: Path) -> str:
     return result.output
 
 
-def write(path: Path, train: object) -> Path:
-    path.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": train}}, sort_keys=False))
-    return path
-
-
 def test_joins_are_indexed_once(tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "a", n=30, shards=3)
     make_text_dataset(tmp_path / "b", n=20, shards=2)
     join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
-    path = write(tmp_path / "meta.yaml", {"blend": [join, {"path": "a"}]})
+    path = write_v2(tmp_path, train={"blend": [join, {"path": "a"}]})
     said = prepare(path)
     assert "rows joined, in meta.yaml.cache" in said
     assert "samples of the first dataset have no row" in said
@@ -38,13 +33,13 @@ def test_joins_are_indexed_once(tmp_path: Path) -> None:
 
 def test_without_joins_there_is_nothing_to_do(tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "a", n=5)
-    assert "has no joins" in prepare(write(tmp_path / "meta.yaml", {"path": "a"}))
+    assert "has no joins" in prepare(write_v2(tmp_path, train={"path": "a"}))
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "a", n=30, shards=3)
     make_text_dataset(tmp_path / "b", n=20, shards=2)
-    path = write(tmp_path / "meta.yaml", {"join": [{"path": "a"}, {"path": "b"}]})
+    path = write_v2(tmp_path, train={"join": [{"path": "a"}, {"path": "b"}]})
     result = run("prepare", path)
     assert result.exit_code != 0
     assert "nonmatch" in str(result.exception or result.output)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import numbered, write_array, write_group
-from metadatasets import write_metadataset
+from metadatasets import write_v2
 
 from energon_grain import (
     Cooker,
@@ -53,9 +53,7 @@ def test_samples(frames: Path) -> None:
 
 
 def test_subset_parts_and_subflavors(frames: Path, tmp_path: Path) -> None:
-    path = write_metadataset(
-        tmp_path, train="{path: frames.zarr, subset: {range: [10, 20]}, subflavors: {kind: frame}}"
-    )
+    path = write_v2(tmp_path, train="{path: frames.zarr, subset: {range: [10, 20]}, subflavors: {kind: frame}}")
     samples = validated(path, split_part="train", part_filter={"n"})
     assert [int(sample["n"]) for sample in samples] == list(range(10, 20))
     assert samples[0]["__key__"] == "10"
@@ -118,10 +116,10 @@ def test_what_is_refused(frames: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"an array has no split_config"):
         validated(frames, split_config="other.yaml")
     with pytest.raises(ConfigError, match="an array has no `dataset_config`"):
-        validated(write_metadataset(tmp_path, train="{path: frames.zarr, dataset_config: d.yaml}"), split_part="train")
+        validated(write_v2(tmp_path, train="{path: frames.zarr, dataset_config: d.yaml}"), split_part="train")
     make_crude_dataset(tmp_path / "crude", n=20, shards=2)
     for first, second in (("crude", "frames.zarr"), ("frames.zarr", "crude")):
-        path = write_metadataset(tmp_path, train={"join": [{"path": first}, {"path": second}]})
+        path = write_v2(tmp_path, train={"join": [{"path": first}, {"path": second}]})
         with pytest.raises(ConfigError, match="write `array:` for an array"):
             validated(path, split_part="train")
     with pytest.raises(ConfigError, match="cannot be read by key"):

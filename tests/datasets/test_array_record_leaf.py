@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metadatasets import write_metadataset
+from metadatasets import write_v2
 from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain import (
@@ -89,7 +89,7 @@ def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
         split = root / ".nv-meta" / "split.yaml"
         excludes = f"exclude: [shard_001.{ending}, shard_002.{ending}/021]"
         split.write_text(split.read_text().replace("exclude: []", excludes))
-        path = write_metadataset(root.parent, train="{path: texts, subset: {range: [5, 30]}}")
+        path = write_v2(root.parent, train="{path: texts, subset: {range: [5, 30]}}")
         samples = get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train")
         kept.append([sample.__key__ for sample in samples])
         assert (lint_dataset(root).findings, lint_dataset(root).samples) == ((), 49)
@@ -100,7 +100,7 @@ def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
 
 def test_mixed_with_tars_and_told_by_which(pair: tuple[Path, Path], tmp_path: Path) -> None:
     children = "{weight: 2, path: records/texts}, {weight: 1, path: tars/texts}"
-    with stream_of(write_metadataset(tmp_path, train=f"{{blend: [{children}]}}")) as stream:
+    with stream_of(write_v2(tmp_path, train=f"{{blend: [{children}]}}")) as stream:
         keys_of(stream, 3)
         records, batch = stream.which(3), next(stream)
     assert [record.key for record in records] == list(batch.__key__)
@@ -113,7 +113,7 @@ def test_joined_with_tars(pair: tuple[Path, Path], tmp_path: Path) -> None:
         for root in pair:
             (root / ".nv-meta" / f"{number}.yaml").write_text((root / ".nv-meta" / "dataset.yaml").read_text())
         joiner = "joiner: {__module__: megatron.energon, __class__: TextSample}"
-        path = write_metadataset(tmp_path, train=f"{{join: [{one}, {other}], {joiner}}}")
+        path = write_v2(tmp_path, train=f"{{join: [{one}, {other}], {joiner}}}")
         samples = get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train")
         assert [sample.__key__ for sample in samples] == [sample["__key__"] for sample in SAMPLES[:50]]
 
@@ -161,7 +161,7 @@ def test_stores(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (crude / ".nv-meta" / "dataset.yaml").write_text(
         "__module__: megatron.energon\n__class__: CrudeWebdataset\n", encoding="utf-8"
     )
-    path = write_metadataset(crude.parent, train="{path: crude, aux: {notes: texts}}")
+    path = write_v2(crude.parent, train="{path: crude, aux: {notes: texts}}")
     samples = list(
         get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train", task_encoder=Looking())
     )
@@ -177,4 +177,4 @@ def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(tmp_path / "bare")
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
-        stream_of(write_metadataset(tmp_path, train="{path: bare}"))
+        stream_of(write_v2(tmp_path, train="{path: bare}"))

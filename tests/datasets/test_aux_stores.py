@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from metadatasets import write_v2
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker, open_aux, open_primary
 from energon_grain.datasets.file_store_views import DecodeFileStore
@@ -29,9 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def leaf(folder: Path, aux: str) -> LeafReference:
-    file = folder / "sets" / "meta.yaml"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(f"__class__: MetadatasetV2\nsplits: {{train: {{path: ../main, aux: {aux}}}}}")
+    (folder / "sets").mkdir(exist_ok=True)
+    file = write_v2(folder / "sets", train=f"{{path: ../main, aux: {aux}}}")
     (found,) = leaves_of(load_metadataset(file, split_part="train"))
     assert isinstance(found, LeafReference)
     return found

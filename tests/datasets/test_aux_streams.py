@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from metadatasets import write_v2
 
 from energon_grain import (
     ConfigError,
@@ -72,10 +73,8 @@ def metadataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "files" / f"{number}.txt").write_text(f" file {number}")
     make_text_dataset(folder / "typed", n=4, shards=1)
     for name, leaf in {"meta": "main", "typed": "typed"}.items():
-        (folder / f"{name}.yaml").write_text(
-            "__class__: MetadatasetV2\n"
-            f"splits: {{train: {{path: {leaf}, aux: {{media: media, files: 'filesystem://files'}}}}}}\n"
-        )
+        aux = {"media": "media", "files": "filesystem://files"}
+        write_v2(folder, f"{name}.yaml", train={"path": leaf, "aux": aux})
     return folder / "meta.yaml"
 
 
@@ -131,9 +130,8 @@ def test_a_store_that_cannot_be_read_ends_the_iteration(metadataset: Path, tmp_p
     prepared(tmp_path / "media", [{"__key__": f"m/{i:03d}", "txt": f"media {i}"} for i in range(5)])
     with open(tmp_path / "media" / "shard_001.tar", "ab") as file:
         file.write(bytes(512))
-    file = tmp_path / "meta.yaml"
-    file.write_text(metadataset.read_text().replace("path: main", f"path: {metadataset.parent / 'main'}"))
-    file.write_text(file.read_text().replace("//files", f"//{metadataset.parent / 'files'}"))
+    aux = {"media": "media", "files": f"filesystem://{metadataset.with_name('files')}"}
+    file = write_v2(tmp_path, train={"path": str(metadataset.with_name("main")), "aux": aux})
     with pytest.raises(FatalSampleError, match=r"shard_001\.tar was indexed with \d+ bytes"):
         read(file, Encoder())
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forking import may_fork
+from metadatasets import write_v2
 from slow_stores import SlowStore, until
 from stream_hosts import config
 
@@ -158,11 +159,8 @@ def test_a_loader_with_a_pool(tmp_path: Path, make_pool: Any, workers: dict[str,
     (tmp_path / "photos").mkdir()
     for number in range(5):
         (tmp_path / "photos" / f"{number}.txt").write_text(f"photo {number}")
-    (tmp_path / "meta.yaml").write_text(
-        "__class__: MetadatasetV2\nsplits: {train: {path: main, aux: {photos: 'filesystem://photos'}}}\n"
-    )
     dataset = get_train_dataset(
-        tmp_path / "meta.yaml",
+        write_v2(tmp_path, train={"path": "main", "aux": {"photos": "filesystem://photos"}}),
         batch_size=2,
         packing_buffer_size=4,
         shuffle_buffer_size=None,

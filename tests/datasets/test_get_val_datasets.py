@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import v2
 
 from energon_grain import ConfigError, DatasetNotFoundError, WorkerConfig, get_val_dataset, get_val_datasets
 from energon_grain.metadataset.tree import LeafReference
@@ -16,7 +17,7 @@ def keys(dataset: Any) -> list[str]:
 
 def metadataset(*leaves: dict[str, Any]) -> dict[str, Any]:
     """A blend of leaves, as the content of a file."""
-    return {"__class__": "MetadatasetV2", "splits": {"val": {"blend": list(leaves)}}}
+    return v2(val={"blend": list(leaves)})
 
 
 def test_each_leaf_is_a_dataset_by_itself(text_dataset: Callable[..., Path]) -> None:

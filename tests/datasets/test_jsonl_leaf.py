@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metadatasets import write_metadataset
+from metadatasets import write_v2
 
 from energon_grain import Cooker, DefaultTaskEncoder, TaskEncoder, WorkerConfig, cooker, get_val_dataset, stateless
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError, StaleIndexError
@@ -41,12 +41,10 @@ def test_samples(notes: Path) -> None:
 
 
 def test_subset_and_subflavors(notes: Path, tmp_path: Path) -> None:
-    path = write_metadataset(
-        tmp_path, train="{path: notes.jsonl, subset: {range: [10%, 20]}, subflavors: {kind: note}}"
-    )
+    path = write_v2(tmp_path, train="{path: notes.jsonl, subset: {range: [10%, 20]}, subflavors: {kind: note}}")
     with pytest.raises(ConfigError):
         validated(path, split_part="train")
-    path = write_metadataset(tmp_path, train="{path: notes.jsonl, subset: {range: [10, 20]}, subflavors: {kind: note}}")
+    path = write_v2(tmp_path, train="{path: notes.jsonl, subset: {range: [10, 20]}, subflavors: {kind: note}}")
     samples = validated(path, split_part="train")
     assert [sample["json"]["n"] for sample in samples] == list(range(10, 20))
     assert samples[0]["__key__"] == "10"
@@ -100,10 +98,10 @@ def test_what_is_refused(notes: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a JSONL file has no split_config"):
         validated(notes, split_config="other.yaml")
     with pytest.raises(ConfigError, match="a JSONL file has no `dataset_config`"):
-        validated(write_metadataset(tmp_path, train="{path: notes.jsonl, dataset_config: d.yaml}"), split_part="train")
+        validated(write_v2(tmp_path, train="{path: notes.jsonl, dataset_config: d.yaml}"), split_part="train")
     make_crude_dataset(tmp_path / "crude", n=20, shards=2)
     for first, second in (("crude", "notes.jsonl"), ("notes.jsonl", "crude")):
-        path = write_metadataset(tmp_path, train={"join": [{"path": first}, {"path": second}]})
+        path = write_v2(tmp_path, train={"join": [{"path": first}, {"path": second}]})
         with pytest.raises(ConfigError, match="only prepared WebDataset folders can be joined"):
             validated(path, split_part="train")
     with pytest.raises(DatasetNotFoundError):

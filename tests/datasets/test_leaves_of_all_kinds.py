@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import numbered, write_array, write_group
-from metadatasets import write_metadataset
+from metadatasets import write_v2
 from records import msgpack_record, write_shards
 
 from energon_grain import (
@@ -76,7 +76,7 @@ def test_the_order_is_that_of_tars(leaf: Path, tmp_path: Path) -> None:
     """The same samples under the same name come in the same order from any container."""
     write_tar_dataset(tmp_path / "tars")
     here, there = (
-        trained(write_metadataset(tmp_path, train={"path": name, "name": "same"}), 40) for name in (leaf.name, "tars")
+        trained(write_v2(tmp_path, train={"path": name, "name": "same"}), 40) for name in (leaf.name, "tars")
     )
     assert here == there
     assert sorted(number for batch in here[:15] for number in batch) == list(range(COUNT))
@@ -111,7 +111,7 @@ def test_state_and_which_and_samples_made_again(leaf: Path, tmp_path: Path) -> N
     """In a blend with tars."""
     write_tar_dataset(tmp_path / "tars")
     blend = [{"weight": 3, "path": leaf.name}, {"weight": 1, "path": "tars"}]
-    path = write_metadataset(tmp_path, train={"blend": blend})
+    path = write_v2(tmp_path, train={"blend": blend})
 
     def opened() -> Stream:
         return Stream.of(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import v2
 
 from energon_grain import (
     BatchDataset,
@@ -39,7 +40,7 @@ def parts(text_dataset: MakeDataset) -> list[str]:
 
 
 def document(node: Any) -> dict[str, Any]:
-    return {"__class__": "MetadatasetV2", "__module__": "megatron.energon", "splits": {"train": node}}
+    return v2(train=node)
 
 
 def train(node: Any, encoder: TaskEncoder | None = None, **arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import numbered, write_array, write_group
-from metadatasets import write_metadataset
+from metadatasets import write_v2
 from object_server import Bucket
 
 from energon_grain import Stream, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
@@ -39,8 +39,8 @@ def test_the_batches_of_a_local_one(frames: Path, tmp_path: Path, bucket: Bucket
     url = bucket.upload(frames, "frames.zarr")
     assert trained(url) == trained(frames)
     text = "{{path: {}, name: same, subset: {{range: [10, 50]}}}}"
-    here = trained(write_metadataset(tmp_path, train=text.format("frames.zarr")))
-    assert trained(write_metadataset(tmp_path, train=text.format(url))) == here
+    here = trained(write_v2(tmp_path, train=text.format("frames.zarr")))
+    assert trained(write_v2(tmp_path, train=text.format(url))) == here
     with pytest.raises(DatasetNotFoundError):
         trained(f"{bucket.url}/none.zarr")
 
@@ -60,12 +60,12 @@ def test_columns_of_joins(tmp_path: Path, bucket: Bucket) -> None:
     scores = bucket.upload(write_array(tmp_path / "scores", numbered(3)), "scores.zarr")
     bucket.put("scored.txt", "".join(f"{keys[number]}\n" for number in (5, 0, 7)).encode())
     text = "{{join: [{{path: crude}}, {{array: {}}}, {{array: {}, keys: {}, nonmatch: none}}]}}"
-    path = write_metadataset(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/scored.txt"))
+    path = write_v2(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/scored.txt"))
     rows = samples(path)
     assert [row["vectors"].tolist() for row in rows] == numbered(len(rows), 2).tolist()
     found = {row["__key__"]: float(row["scores"]) for row in rows if row.get("scores") is not None}
     assert found == {keys[5]: 0.0, keys[0]: 1.0, keys[7]: 2.0}
-    path = write_metadataset(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/none.txt"))
+    path = write_v2(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/none.txt"))
     with pytest.raises(DatasetNotFoundError, match="one key a line: there is none"):
         samples(path)
 

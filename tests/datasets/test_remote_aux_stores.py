@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from forking import may_fork
+from metadatasets import v2
 from object_server import Bucket
 
 from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
@@ -42,8 +42,7 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 
 def put_metadataset(bucket: Bucket, aux: dict[str, Any]) -> None:
     leaf = {"path": "main.jsonl", "aux": aux}
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": leaf}}
-    bucket.put("meta.yaml", yaml.safe_dump(document).encode())
+    bucket.put("meta.yaml", json.dumps(v2(train=leaf)).encode())
 
 
 def leaf(url: str) -> LeafReference:

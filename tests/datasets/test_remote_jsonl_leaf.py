@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from metadatasets import write_v2
 from object_server import Bucket
 from stream_hosts import open_share
 
@@ -42,8 +42,7 @@ def folder(tmp_path: Path) -> Path:
         {"path": "sub/two.jsonl", "weight": 1},
         {"path": "tars", "weight": 1},
     ]
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
-    (root / "mix.yaml").write_text(yaml.safe_dump(document))
+    write_v2(root, "mix.yaml", train={"blend": blend})
     return root
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import v2
 from object_server import Bucket
 
 from energon_grain import DefaultTaskEncoder, SampleDecoder, StorageSettings, WorkerConfig, get_train_dataset
@@ -86,11 +87,7 @@ def test_storage_is_compared_with_plain_reads(texts: Path) -> None:
 
 
 def test_blends_and_blocks(captions: Path, texts: Path) -> None:
-    mixture = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": [{"weight": 1, "path": str(path)} for path in (captions, texts)]}},
-    }
+    mixture = v2(train={"blend": [{"weight": 1, "path": str(path)} for path in (captions, texts)]})
     figures = measured(mixture, DefaultTaskEncoder(), batch_size=None, max_samples_per_sequence=4)
     assert [stage.name for stage in figures.stages] == ["storage", "decode", "rest"]
     assert figures.block == 4  # of the larger one; the other has fewer blocks than lanes
@@ -99,11 +96,7 @@ def test_blends_and_blocks(captions: Path, texts: Path) -> None:
 
 def test_joins(captions: Path) -> None:
     """Ranges are those of all datasets of a row."""
-    mixture = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"join": [{"path": str(captions)}, {"path": str(captions)}]}},
-    }
+    mixture = v2(train={"join": [{"path": str(captions)}, {"path": str(captions)}]})
     figures = measured(mixture, DefaultTaskEncoder())
     assert [stage.name for stage in figures.stages] == ["storage", "decode", "batch", "rest"]
     assert figures.image_decode == "torchrgb"
@@ -161,7 +154,7 @@ def test_without_a_cache_there_is_no_second_epoch(texts: Path, bucket: Bucket) -
 def test_joins_and_mixtures_of_both_kinds(captions: Path, texts: Path, bucket: Bucket) -> None:
     url = bucket.upload(captions, "captions")
     for node in ({"join": [{"path": url}, {"path": str(captions)}]}, {"concat": [{"path": str(texts)}, {"path": url}]}):
-        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": node}}
+        document = v2(train=node)
         figures = measured(document, DefaultTaskEncoder(), batch_size=None)
         assert figures.storage.store is not None
         assert figures.storage.store.fetched_bytes > 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from arrays import numbered, write_array
+from metadatasets import write_v2
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
@@ -41,10 +41,7 @@ def split(root: Path, *exclude: str) -> None:
 
 def metadataset(path: Path, *members: dict[str, Any] | str, **splits: Any) -> Path:
     join = {"join": [member if isinstance(member, dict) else {"path": member} for member in members]}
-    splits = splits or {"train": join, "val": join}
-    content = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
+    return write_v2(path.parent, path.name, **(splits or {"train": join, "val": join}))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cli_runs import run
+from metadatasets import write_v2
 from object_server import Bucket
 from stream_hosts import quiet
 
@@ -27,10 +27,12 @@ def folder(tmp_path: Path) -> Path:
         samples = ({"__key__": f"{i:03d}", part: str(i).encode()} for i in order)
         write_tars(root / name, samples, shards=3)
         prepare_dataset(root / name, split_ratio=[1, 0, 0], crude=True)
-    join = {"join": [{"path": "texts"}, {"path": "labels", "nonmatch": "skip"}]}
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": join}}
-    (root / "joined.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    write_v2(root, "joined.yaml", train=joined(""))
     return root
+
+
+def joined(place: str) -> dict[str, Any]:
+    return {"join": [{"path": f"{place}texts"}, {"path": f"{place}labels", "nonmatch": "skip"}]}
 
 
 def samples(path: Any, count: int = 70, **more: Any) -> list[Any]:
@@ -53,10 +55,25 @@ def another_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> 
 def test_a_join_in_a_bucket_gives_what_it_gives_here(bucket: Bucket, folder: Path) -> None:
     url = bucket.upload(folder)
     assert plain(samples(f"{url}/joined.yaml")) == plain(samples(folder / "joined.yaml"))
-    local = folder / "local.yaml"
-    local.write_text((folder / "joined.yaml").read_text().replace("path: ", f"path: {url}/"))
+    local = write_v2(folder, "local.yaml", train=joined(f"{url}/"))
     pairs = [(sample["txt"], sample["cls"]) for sample, _ in samples(local, 50)]
     assert sorted(pairs) == [(str(i), i) for i in range(10, 60)]
+
+
+def test_all_members_are_read_ahead(bucket: Bucket, folder: Path) -> None:
+    count = 1500
+    for name, part in (("texts", "txt"), ("labels", "bin")):
+        content = b"x" * 8000
+        write_tars(folder / name, ({"__key__": f"{i:05d}", part: content} for i in range(count)), shards=3)
+        prepare_dataset(folder / name, split_ratio=[1, 0, 0], crude=True, force_overwrite=True)
+    prepare_metadataset(folder / "joined.yaml")
+    url = bucket.upload(folder)
+    bucket.server.reset()
+    samples(f"{url}/joined.yaml", count, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    requests = bucket.server.requests(".tar")
+    size = sum(path.stat().st_size for name in ("texts", "labels") for path in (folder / name).glob("*.tar"))
+    assert size <= sum(request.sent_bytes for request in requests) < 1.1 * size
+    assert len(requests) < 30  # 24 MB; chunks alone would take some of 256 KiB each
 
 
 def test_what_is_prepared_in_a_bucket_serves_all_hosts(

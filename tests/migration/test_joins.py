@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from metadatasets import write_v2
 
 from energon_grain.formats.join_index import energon_join_names, index_file_name
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.metadataset.prepare_joins import prepare_metadataset
 from energon_grain.migration import Finding, joins, migration_findings
 from energon_grain.testing import make_text_dataset
-
-V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 
 
 @pytest.fixture
@@ -22,14 +21,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, **splits: object) -> Path:
-    path = folder / "meta.yaml"
-    path.write_text(yaml.safe_dump({**V2, "splits": splits}))
-    return path
-
-
 def found(folder: Path, **splits: object) -> list[Finding]:
-    return migration_findings(write(folder, **splits))
+    return migration_findings(write_v2(folder, **splits))
 
 
 def join(**more: object) -> dict[str, object]:
@@ -51,7 +44,7 @@ def test_a_small_join_needs_no_preparation(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_prepared_joins_say_nothing(folder: Path) -> None:
-    prepare_metadataset(write(folder, train=join()))
+    prepare_metadataset(write_v2(folder, train=join()))
     before = sorted(folder.rglob("*"))
     assert migration_findings(folder / "meta.yaml") == []
     assert sorted(folder.rglob("*")) == before

@@ -3,12 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from metadatasets import write_v2
 
 from energon_grain.formats.jsonl_index import write_jsonl_index
 from energon_grain.migration import Finding, migration_findings
 from energon_grain.testing import make_crude_dataset, make_text_dataset
-
-V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found(folder: Path, train: str) -> list[Finding]:
-    path = folder / "meta.yaml"
-    path.write_text(f"{V2}splits: {{train: {train}}}\n")
-    return migration_findings(path)
+    return migration_findings(write_v2(folder, train=train))
 
 
 @pytest.mark.parametrize(

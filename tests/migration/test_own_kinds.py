@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import write_array
+from metadatasets import write_v2
 from records import write_records
 
 from energon_grain.migration import Finding, migration_findings
@@ -33,11 +34,8 @@ def test_by_themselves(folder: Path) -> None:
 
 
 def test_in_a_metadataset(folder: Path) -> None:
-    path = folder / "meta.yaml"
-    children = "{weight: 1, path: x.zarr}, {weight: 1, path: records, aux: {other: records}}"
-    splits = f"splits: {{train: {{blend: [{children}]}}}}\n"
-    path.write_text(f"__module__: megatron.energon\n__class__: MetadatasetV2\n{splits}")
-    found = migration_findings(path)
+    blend = [{"weight": 1, "path": "x.zarr"}, {"weight": 1, "path": "records", "aux": {"other": "records"}}]
+    found = migration_findings(write_v2(folder, train={"blend": blend}))
     assert note(folder / "records", "ArrayRecord files") in found
     assert note(folder / "x.zarr", "arrays") in found
     assert not [finding for finding in found if finding.severity == "error"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from metadatasets import v2
 from object_server import Bucket, Fault
 from web_server import running_web_server
 
@@ -301,8 +302,7 @@ def test_all_that_takes_a_path_takes_one(bucket: Bucket, tmp_path: Path) -> None
             "train": {"concat": [leaf, {"path": "lines.jsonl"}]},
             "join": {"join": [leaf, leaf], "split_part": "train"},
         }
-        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
-        (folder / "both.yaml").write_text(json.dumps(document))
+        (folder / "both.yaml").write_text(json.dumps(v2(**splits)))
         prepare_metadataset(folder / "both.yaml")
         for name, count in (("set", 20), ("both.yaml", 22), ("lines.jsonl", 2)):
             dataset = get_train_dataset(

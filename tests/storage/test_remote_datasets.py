@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from metadatasets import write_v2
 from object_server import Bucket, Fault
 from stream_hosts import global_batch, open_share, text_batches
 
@@ -26,15 +25,10 @@ def folder(tmp_path: Path) -> Path:
     make_text_dataset(root / "one", n=90, shards=4, text_bytes=3000)
     make_text_dataset(root / "sub" / "two", n=70, shards=3, seed=1)
     shutil.rmtree(root / "sub" / "two" / ".nv-meta" / "columnar")
-    write(root / "sub" / "two.yaml", {"path": "two"})
-    write(root / "mix.yaml", {"blend": [{"path": "./one", "weight": 2}, {"path": "sub/two.yaml", "weight": 1}]})
-    write(root / "single.yaml", {"path": "one"})
+    write_v2(root / "sub", "two.yaml", train={"path": "two"})
+    write_v2(root, "mix.yaml", train={"blend": [{"path": "./one", "weight": 2}, {"path": "sub/two.yaml", "weight": 1}]})
+    write_v2(root, "single.yaml", train={"path": "one"})
     return root
-
-
-def write(path: Path, split: dict[str, Any]) -> None:
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split}}
-    path.write_text(yaml.safe_dump(document))
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])

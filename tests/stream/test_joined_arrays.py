@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from arrays import numbered, write_array
+from metadatasets import write_v2
 from stream_hosts import quiet
 
 from energon_grain import (
@@ -89,13 +90,7 @@ def metadataset(folder: Path, join: Any, joiner: str | None = None, **keys: Any)
     split = {"join": join, **keys}
     if joiner is not None:
         split["joiner"] = {"__module__": "types_of_a_test", "__class__": joiner}
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": split, "val": split},
-    }
-    (folder / "meta.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    return folder / "meta.yaml"
+    return write_v2(folder, train=split, val=split)
 
 
 def rows(path: Path, split: str = "train") -> Iterator[Any]:

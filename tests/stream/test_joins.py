@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
+from metadatasets import write_v2
 from stream_hosts import config
 
 from energon_grain import (
@@ -49,13 +49,6 @@ def write(root: Path, samples: dict[str, dict[str, Any]], *, shards: int = 1, cr
     prepare_dataset(root, split_ratio=(1, 0, 0), **typed)
 
 
-def metadataset(folder: Path, split: dict[str, Any], name: str = "meta.yaml") -> Path:
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split}}
-    path = folder / name
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
-
-
 @dataclass(kw_only=True)
 class Row(Sample):
     """What the datasets have for a key."""
@@ -90,7 +83,7 @@ def rows(path: Path, **options: Any) -> list[Any]:
 
 def test_the_example_of_the_documentation(folder: Path, module: str) -> None:
     join = [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}, {"path": "ds3", "nonmatch": "none"}]
-    path = metadataset(folder, {"join": join, "joiner": {"__module__": module, "__class__": "Row"}})
+    path = write_v2(folder, train={"join": join, "joiner": {"__module__": module, "__class__": "Row"}})
     found = rows(path, trusted_modules=[module])
     assert [(row.__key__, row.first, row.second, row.third) for row in found] == [
         ("s1", "ds1:s1", "ds2:s1", "ds3:s1"),
@@ -109,9 +102,11 @@ def test_by_name(folder: Path, module: str) -> None:
     join = {"ds3": {"path": "ds3"}, "ds1": {"path": "ds1", "nonmatch": "skip"}}
     with pytest.raises(ConfigError, match="by name"):
         rows(
-            metadataset(folder, {"join": join, "joiner": {"__module__": "megatron.energon", "__class__": "TextSample"}})
+            write_v2(
+                folder, train={"join": join, "joiner": {"__module__": "megatron.energon", "__class__": "TextSample"}}
+            )
         )
-    path = metadataset(folder, {"join": join, "joiner": {"__module__": module, "__class__": "Row"}})
+    path = write_v2(folder, train={"join": join, "joiner": {"__module__": module, "__class__": "Row"}})
     found = rows(path, trusted_modules=[module])
     assert [(row.__key__, row.first, row.third) for row in found] == [
         ("s3", "ds1:s3", "ds3:s3"),
@@ -122,7 +117,7 @@ def test_by_name(folder: Path, module: str) -> None:
 
 def test_functions_and_trust(folder: Path, module: str) -> None:
     join = [{"path": "ds1"}, {"path": "ds2", "nonmatch": "none"}]
-    path = metadataset(folder, {"join": join, "joiner": {"__module__": module, "__function__": "in_a_tuple"}})
+    path = write_v2(folder, train={"join": join, "joiner": {"__module__": module, "__function__": "in_a_tuple"}})
     with pytest.raises(UntrustedCodeError, match="trusted_modules"):
         rows(path)
     found = rows(path, trusted_modules=[module])
@@ -130,7 +125,7 @@ def test_functions_and_trust(folder: Path, module: str) -> None:
 
 
 def test_without_a_joiner_fields_are_merged(folder: Path) -> None:
-    path = metadataset(folder, {"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
+    path = write_v2(folder, train={"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
     found = rows(path)
     assert [type(row) for row in found] == [TextSample] * 3
     assert [row.text for row in found] == ["ds2:s1", "ds2:s3", "ds2:s6"]  # of equal fields the last counts
@@ -147,7 +142,7 @@ class Cooks(DefaultTaskEncoder[Any, Any, Any, Any]):
 def test_crude_rows_are_cooked(tmp_path: Path) -> None:
     write(tmp_path / "left", {key: {"a.txt": f"a{key}"} for key in "xyz"}, crude=True)
     write(tmp_path / "right", {key: {"b.txt": f"b{key}"} for key in "zyx"}, crude=True)
-    path = metadataset(tmp_path, {"join": [{"path": "left"}, {"path": "right"}]})
+    path = write_v2(tmp_path, train={"join": [{"path": "left"}, {"path": "right"}]})
     assert [row.text for row in rows(path, task_encoder=Cooks())] == ["ax+bx", "ay+by", "az+bz"]
 
 
@@ -155,7 +150,7 @@ def many(tmp_path: Path, count: int = 40) -> Path:
     for name, order in (("left", range(count)), ("right", reversed(range(count)))):
         write(tmp_path / name, {f"{number:03d}": {"txt": f"{name}{number}"} for number in order}, shards=3)
     join = {"join": [{"path": "left"}, {"path": "right"}], "joiner": {"__module__": "m", "__class__": "Row"}}
-    return metadataset(tmp_path, {"blend": [{"weight": 3, **join}, {"weight": 1, "path": "left"}]})
+    return write_v2(tmp_path, train={"blend": [{"weight": 3, **join}, {"weight": 1, "path": "left"}]})
 
 
 class Texts(TaskEncoder):
@@ -220,7 +215,7 @@ def test_rows_run_as_any_leaf_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_rows_from_workers_name_all_their_sources(folder: Path, worker_type: str) -> None:
-    path = metadataset(folder, {"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
+    path = write_v2(folder, train={"join": [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip"}]})
     dataset = get_val_dataset(
         path, split_part="train", batch_size=None, worker_config=config(num_workers=1, worker_type=worker_type)
     )
@@ -244,7 +239,7 @@ def test_joiners_with_sources_of_their_own(folder: Path, module: str) -> None:
 
     vars(sys.modules[module])["named"] = named
     join = [{"path": "ds1"}, {"path": "ds2", "nonmatch": "none"}]
-    path = metadataset(folder, {"join": join, "joiner": {"__module__": module, "__function__": "named"}})
+    path = write_v2(folder, train={"join": join, "joiner": {"__module__": module, "__function__": "named"}})
     found = rows(path, trusted_modules=[module])
     sources = [row["__sources__"] if isinstance(row, dict) else row.__sources__ for row in found]
     names = [[Path(source.dataset_path).name for source in each or ()] for each in sources]
@@ -254,7 +249,7 @@ def test_joiners_with_sources_of_their_own(folder: Path, module: str) -> None:
 def test_dropped_members_drop_the_row(tmp_path: Path, module: str) -> None:
     write(tmp_path / "left", {key: {"txt": key.encode()} for key in "abc"})
     write(tmp_path / "right", {"a": {"txt": b"a"}, "b": {"txt": b"\xff\xfe\xff"}, "c": {"txt": b"c"}})
-    path = metadataset(tmp_path, {"join": [{"path": "left"}, {"path": "right"}]})
+    path = write_v2(tmp_path, train={"join": [{"path": "left"}, {"path": "right"}]})
     dataset = get_val_dataset(path, split_part="train", batch_size=None, worker_config=config())
     stream = Stream.of(dataset)
     assert [row.__key__ for row in stream] == ["a", "c"]
@@ -263,7 +258,7 @@ def test_dropped_members_drop_the_row(tmp_path: Path, module: str) -> None:
 
 def test_subsets_and_subflavors(folder: Path) -> None:
     join = [{"path": "ds1", "subflavors": {"a": 1, "b": 1}}, {"path": "ds2", "nonmatch": "skip"}]
-    path = metadataset(folder, {"join": join, "subflavors": {"b": 2}, "subset": {"range": [1, 3]}})
+    path = write_v2(folder, train={"join": join, "subflavors": {"b": 2}, "subset": {"range": [1, 3]}})
     found = rows(path)
     assert [row.__key__ for row in found] == ["s3", "s6"]
     assert found[0].__subflavors__ == {"a": 1, "b": 2}

@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import v2
 from small_graphs import mixed, number, roll, shuffled, take
 from stream_hosts import MakeDataset, config
 
@@ -110,11 +111,7 @@ def test_w01_a_state_saved_right_after_a_restore_is_the_same_place(text_dataset:
 def test_w02_validation_over_several_leaves_goes_on_where_it_stopped(text_dataset: MakeDataset) -> None:
     """The original's concatenation saves no position and begins again with the first leaf."""
     path, other = text_dataset(13), text_dataset(24)
-    metadataset = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": [{"path": str(path)}, {"path": str(other)}]}},
-    }
+    metadataset = v2(train={"blend": [{"path": str(path)}, {"path": str(other)}]})
     dataset = get_val_dataset(metadataset, split_part="train", batch_size=4, worker_config=config())
     expected = [keys(batch) for batch in dataset]
     assert sum(map(len, expected)) == 37
@@ -144,18 +141,14 @@ def test_w09_two_references_to_one_leaf_are_two_orders(text_dataset: MakeDataset
 def test_w16_repetitions_are_what_they_say(text_dataset: MakeDataset, multiplier: int) -> None:
     """In the original `shuffle_over_epochs_multiplier` multiplies them, and the length says otherwise."""
     path = text_dataset(13)
-    metadataset = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "blend_epochized": [
-                    {"path": str(path), "repetitions": 2, "shuffle_over_epochs_multiplier": multiplier},
-                    {"path": str(text_dataset(7)), "repetitions": 1},
-                ]
-            }
-        },
-    }
+    metadataset = v2(
+        train={
+            "blend_epochized": [
+                {"path": str(path), "repetitions": 2, "shuffle_over_epochs_multiplier": multiplier},
+                {"path": str(text_dataset(7)), "repetitions": 1},
+            ]
+        }
+    )
     dataset = train(metadataset, batch_size=1, repeat=False)
     assert len(dataset) == 33
     stream = Stream.of(dataset)
@@ -194,18 +187,14 @@ def test_w30_lengths_and_shares_count_what_is_left(tmp_path: Path) -> None:
     assert len(train(root, batch_size=1, repeat=False)) == 18
     half = train(root, batch_size=1, repeat=False, subset=["50%", "100%"])
     assert len(half) == len(list(half)) == 9
-    metadataset = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "blend_epochized": [
-                    {"path": str(root), "repetitions": 0.5},
-                    {"path": str(root), "subset": {"range": ["50%", "100%"]}, "repetitions": 2},
-                ]
-            }
-        },
-    }
+    metadataset = v2(
+        train={
+            "blend_epochized": [
+                {"path": str(root), "repetitions": 0.5},
+                {"path": str(root), "subset": {"range": ["50%", "100%"]}, "repetitions": 2},
+            ]
+        }
+    )
     epoch = train(metadataset, batch_size=1, repeat=False)
     assert len(epoch) == len(list(epoch)) == 9 + 18
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from metadatasets import write_v2
 from small_graphs import number, require_exact_states, take
 from stream_hosts import config
 
@@ -44,12 +45,6 @@ def write(
     (root / ".nv-meta" / "split.yaml").write_text(yaml.safe_dump(splits))
 
 
-def metadataset(folder: Path, name: str = "meta.yaml", **splits: Any) -> Path:
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
-    (folder / name).write_text(yaml.safe_dump(document))
-    return folder / name
-
-
 def both(*, nonmatch: str = "error", **join: Any) -> dict[str, Any]:
     joiner = {"__module__": "energon_grain", "__class__": "TextSample"}
     return {"join": [{"path": "a"}, {"path": "b", "nonmatch": nonmatch}], "joiner": joiner, **join}
@@ -80,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_w04_joined_rows_are_made_again_from_their_keys(folder: Path) -> None:
     """In the original, a shuffle buffer or packs over a join cannot resume: rows have no keys to make them of."""
-    path = metadataset(folder, train=both())
+    path = write_v2(folder, train=both())
 
     def mixed() -> SavableDataset:
         return MapDataset(ShuffleBufferDataset(train(path), 8), number)
@@ -106,7 +101,7 @@ def test_w04_joined_rows_are_made_again_from_their_keys(folder: Path) -> None:
 def test_w06_rows_without_a_match_can_be_read(folder: Path, prepared: bool) -> None:
     """In the original the pointer of a missing sample ends the iteration."""
     write(folder / "c", [*range(0, 24, 2)])
-    path = metadataset(folder, train={**both(), "join": [{"path": "a"}, {"path": "c", "nonmatch": "none"}]})
+    path = write_v2(folder, train={**both(), "join": [{"path": "a"}, {"path": "c", "nonmatch": "none"}]})
     if prepared:
         prepare_metadataset(path)
     assert val(path) == [f"c{key}" if key % 2 == 0 else f"a{key}" for key in range(24)]
@@ -117,7 +112,7 @@ def test_w07_each_split_reads_its_own_rows(tmp_path: Path) -> None:
     parts = {"train": ["shard_000.tar"], "val": ["shard_001.tar"]}
     write(tmp_path / "a", list(range(10)), split=parts)
     write(tmp_path / "b", [3, 4, 0, 1, 2, 9, 8, 7, 6, 5], split=parts)
-    path = metadataset(tmp_path, train={**both(), "split_part": "train"}, val={**both(), "split_part": "val"})
+    path = write_v2(tmp_path, train={**both(), "split_part": "train"}, val={**both(), "split_part": "val"})
     for _ in range(2):  # joined when used, and prepared
         assert val(path, "train") == [f"b{key}" for key in range(5)]
         assert val(path, "val") == [f"b{key}" for key in range(5, 10)]
@@ -129,7 +124,7 @@ def test_w08_names_and_rows_of_an_index_do_not_depend_on_the_run(tmp_path: Path)
     exclude = [f"shard_000.tar/{key:06d}" for key in (1, 5, 2, 7)]
     write(tmp_path / "a", list(range(20)), exclude=exclude)
     write(tmp_path / "b", list(range(19, -1, -1)), exclude=exclude[::-1])
-    path = metadataset(tmp_path, train=both(nonmatch="skip"))
+    path = write_v2(tmp_path, train=both(nonmatch="skip"))
     program = "import sys; from energon_grain import prepare_metadataset; prepare_metadataset(sys.argv[1])"
     found: list[dict[str, bytes]] = []
     for seed in ("1", "2"):
@@ -147,16 +142,16 @@ def test_w08_names_and_rows_of_an_index_do_not_depend_on_the_run(tmp_path: Path)
 def test_w29_what_is_said_of_a_join_counts_or_is_refused(folder: Path) -> None:
     """The original drops these keys without a word."""
     in_order = [f"{key:06d}" for key in range(24)]
-    kept = train(metadataset(folder, "kept.yaml", train=both(shuffle_over_epochs_multiplier=None)))
+    kept = train(write_v2(folder, "kept.yaml", train=both(shuffle_over_epochs_multiplier=None)))
     assert [sample.__key__ for sample in kept] == in_order
-    twice = Stream.of(train(metadataset(folder, "twice.yaml", train=both(shuffle_over_epochs_multiplier=2))))
+    twice = Stream.of(train(write_v2(folder, "twice.yaml", train=both(shuffle_over_epochs_multiplier=2))))
     passes = [[sample.__key__ for sample in twice] for _ in range(2)]
     assert Counter(sum(passes, [])) == dict.fromkeys(in_order, 2)
     assert len(set(passes[0])) < 24  # two passes are shuffled as one
-    part = metadataset(folder, "part.yaml", train=both(subset={"range": ["25%", "50%"]}))
+    part = write_v2(folder, "part.yaml", train=both(subset={"range": ["25%", "50%"]}))
     assert val(part) == [f"b{key}" for key in range(6, 12)]
     for said in ({"shuffle_over_epochs_multiplier": 2}, {"subset": {"range": [0, 3]}}, {"aux": {"x": "b"}}):
-        refused = metadataset(folder, "refused.yaml", train={**both(), "join": [{"path": "a"}, {"path": "b", **said}]})
+        refused = write_v2(folder, "refused.yaml", train={**both(), "join": [{"path": "a"}, {"path": "b", **said}]})
         with pytest.raises(ConfigError, match=f"join\\[1\\].{next(iter(said))}"):
             train(refused)
 
@@ -165,9 +160,9 @@ def test_w30_lengths_and_shares_count_rows_that_are_there(folder: Path) -> None:
     """The original counts all samples of the primary."""
     write(folder / "third", [*range(0, 24, 3)], exclude=["shard_000.tar/000003"])
     rows = {**both(), "join": [{"path": "a"}, {"path": "third", "nonmatch": "skip"}]}
-    path = metadataset(folder, train=rows)
+    path = write_v2(folder, train=rows)
     assert len(train(path)) == len(list(train(path))) == 7
-    mixed = metadataset(
+    mixed = write_v2(
         folder,
         "mixed.yaml",
         train={"blend_epochized": [{"repetitions": 2, **rows}, {"repetitions": 1, "path": "a"}]},
@@ -180,7 +175,7 @@ def test_w33_excluded_shards_are_not_joined(tmp_path: Path, side: str) -> None:
     """In the original whole shards are excluded from joins only if they lie in a folder."""
     for name in ("a", "b"):
         write(tmp_path / name, list(range(10)), exclude=["shard_000.tar"] if name == side else ())
-    path = metadataset(tmp_path, train=both(nonmatch="skip"))
+    path = write_v2(tmp_path, train=both(nonmatch="skip"))
     for _ in range(2):
         assert val(path) == [f"b{key}" for key in range(5, 10)]
         prepare_metadataset(path)

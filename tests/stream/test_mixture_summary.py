@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from metadatasets import write_v2
 
 from energon_grain import ConfigError, DatasetNotFoundError, SplitError
 from energon_grain.formats.nv_meta import read_info
@@ -33,9 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def summarize(folder: Path, train: Any) -> tuple[MixtureSummary, StreamSpec]:
-    path = folder / "summarized.yaml"
-    path.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": train}}))
-    return summarize_mixture(path)
+    return summarize_mixture(write_v2(folder, "summarized.yaml", train=train))
 
 
 def exact(summary: MixtureSummary) -> list[list[tuple[int, Fraction]]]:

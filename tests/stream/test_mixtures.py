@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from metadatasets import v2, write_v2
 from stream_hosts import MakeDataset, config, open_stream
 
 from energon_grain import (
@@ -46,17 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return root
 
 
-def write(folder: Folder, name: str, train: Any, **splits: Any) -> Path:
-    path = folder / name
-    content = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": train, **splits},
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
 def streams(path: Any, hosts: int = 1, batch_size: int = 5, **options: Any) -> list[Stream]:
     return [
         open_stream(path, worker_config=config(host, hosts), batch_size=batch_size, **options) for host in range(hosts)
@@ -76,7 +66,9 @@ def taken(stream: Stream, steps: int) -> list[tuple[str, str]]:
 
 
 def test_a_blend_keeps_its_shares_after_any_prefix(folder: Folder) -> None:
-    path = write(folder, "blend.yaml", {"blend": [{"path": "a", "weight": 0.7}, {"path": "./b", "weight": 0.3}]})
+    path = write_v2(
+        folder, "blend.yaml", train={"blend": [{"path": "a", "weight": 0.7}, {"path": "./b", "weight": 0.3}]}
+    )
     [stream] = streams(path, batch_size=50)
     assert stream.spec.order.length(0) is None
     counts: Counter[str] = Counter()
@@ -91,11 +83,11 @@ def test_a_blend_keeps_its_shares_after_any_prefix(folder: Folder) -> None:
 
 
 def test_nested_files_flatten_and_tags_merge(folder: Folder) -> None:
-    write(folder, "inner.yaml", {"blend": [{"path": "a", "subflavors": {"x": 1, "y": 1}}, {"path": "b"}]})
-    path = write(
+    write_v2(folder, "inner.yaml", train={"blend": [{"path": "a", "subflavors": {"x": 1, "y": 1}}, {"path": "b"}]})
+    path = write_v2(
         folder,
         "outer.yaml",
-        {"blend": [{"path": "inner.yaml", "weight": 2, "subflavors": {"y": 2}}, {"path": "c", "weight": 2}]},
+        train={"blend": [{"path": "inner.yaml", "weight": 2, "subflavors": {"y": 2}}, {"path": "c", "weight": 2}]},
     )
     [stream] = streams(path, batch_size=20)
     tags: dict[str, Any] = {}
@@ -112,8 +104,10 @@ def test_nested_files_flatten_and_tags_merge(folder: Folder) -> None:
 
 
 def test_an_epochized_blend_is_exact(folder: Folder) -> None:
-    path = write(
-        folder, "epochs.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b", "repetitions": 2}]}
+    path = write_v2(
+        folder,
+        "epochs.yaml",
+        train={"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b", "repetitions": 2}]},
     )
     [stream] = streams(path, repeat=False)
     total: Counter[tuple[str, str]] = Counter()
@@ -134,7 +128,7 @@ def test_an_epochized_blend_is_exact(folder: Folder) -> None:
 
 
 def test_states_of_passes_of_different_length_restore(folder: Folder) -> None:
-    path = write(folder, "uneven.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.7}]})
+    path = write_v2(folder, "uneven.yaml", train={"blend_epochized": [{"path": "a", "repetitions": 0.7}]})
     [stream] = streams(path, repeat=False, batch_size=4)
     told = [sorted(record.key for record in stream.which(step)) for step in range(40)]
     batches: list[list[str]] = []
@@ -175,7 +169,7 @@ def test_states_of_passes_of_different_length_restore(folder: Folder) -> None:
 def test_mixtures_are_the_same_sets_on_any_number_of_hosts(
     folder: Folder, mixture: Any, block: int | None, hosts: int
 ) -> None:
-    path = write(folder, "any.yaml", mixture)
+    path = write_v2(folder, "any.yaml", train=mixture)
     options = {"max_samples_per_sequence": block}
     [single] = streams(path, batch_size=24, **options)
     several = streams(path, hosts, 24 // hosts, **options)
@@ -190,7 +184,7 @@ def test_mixtures_are_the_same_sets_on_any_number_of_hosts(
 
 def test_a_schedule_changes_the_shares(folder: Folder) -> None:
     steps = [{"from_position": 0, "weights": [1, 0]}, {"from_position": 240, "weights": [1, 3]}]
-    path = write(folder, "schedule.yaml", {"blend": [{"path": "a"}, {"path": "b"}], "schedule": steps})
+    path = write_v2(folder, "schedule.yaml", train={"blend": [{"path": "a"}, {"path": "b"}], "schedule": steps})
     [stream] = streams(path, batch_size=24)
     leaves = [leaf for leaf, _ in taken(stream, 40)]
     assert set(leaves[:240]) == {"a"}
@@ -208,20 +202,22 @@ def orders(dataset: Any) -> dict[str, list[str]]:
 
 
 def test_the_same_leaf_twice_has_two_orders_and_siblings_leave_others_alone(folder: Folder) -> None:
-    twice = write(folder, "twice.yaml", {"blend": [{"path": "a"}, {"path": "a"}]})
+    twice = write_v2(folder, "twice.yaml", train={"blend": [{"path": "a"}, {"path": "a"}]})
     first, second = orders(streams(twice)[0]).values()
     assert first != second
-    alone = orders(streams(write(folder, "one.yaml", {"blend": [{"path": "a"}, {"path": "b"}]}))[0])
-    more = orders(streams(write(folder, "more.yaml", {"blend": [{"path": "c"}, {"path": "b"}, {"path": "a"}]}))[0])
+    alone = orders(streams(write_v2(folder, "one.yaml", train={"blend": [{"path": "a"}, {"path": "b"}]}))[0])
+    more = orders(
+        streams(write_v2(folder, "more.yaml", train={"blend": [{"path": "c"}, {"path": "b"}, {"path": "a"}]}))[0]
+    )
     assert all(more[key] == order for key, order in alone.items())
-    named = write(folder, "named.yaml", {"blend": [{"path": "a", "name": "images"}, {"path": "b"}]})
-    renamed = write(folder, "renamed.yaml", {"blend": [{"path": "./a", "name": "images"}, {"path": "b"}]})
+    named = write_v2(folder, "named.yaml", train={"blend": [{"path": "a", "name": "images"}, {"path": "b"}]})
+    renamed = write_v2(folder, "renamed.yaml", train={"blend": [{"path": "./a", "name": "images"}, {"path": "b"}]})
     assert orders(streams(named)[0]) == orders(streams(renamed)[0])
 
 
 def test_validation_concatenates_all_leaves(folder: Folder) -> None:
     blend = {"blend": [{"path": "a", "weight": 9}, {"path": "b"}]}
-    path = write(folder, "val.yaml", blend, val=blend)
+    path = write_v2(folder, "val.yaml", train=blend, val=blend)
     dataset = get_val_dataset(path, batch_size=10, worker_config=WorkerConfig(0, 1))
     assert len(dataset) == 9
     passes = [[row for batch in dataset for row in rows(batch)] for _ in range(2)]
@@ -243,17 +239,12 @@ def test_an_old_metadataset_loads(folder: Folder) -> None:
 
 
 def test_mixtures_made_in_python_equal_those_of_files(folder: Folder) -> None:
-    path = write(folder, "py.yaml", {"blend": [{"path": "a", "weight": 0.25}, {"path": "b", "weight": 0.75}]})
-    content = yaml.safe_load(path.read_text())
-    for leaf, name in zip(content["splits"]["train"]["blend"], "ab", strict=True):
-        leaf["path"] = str(folder / name)
-        leaf["name"] = name
-    named = write(
-        folder,
-        "py-named.yaml",
-        {"blend": [{"path": "a", "weight": 0.25, "name": "a"}, {"path": "b", "weight": 0.75, "name": "b"}]},
-    )
-    assert taken(streams(content)[0], 20) == taken(streams(named)[0], 20)
+    def blend(place: str) -> dict[str, Any]:
+        weights = {"a": 0.25, "b": 0.75}
+        return {"blend": [{"path": place + name, "weight": weight, "name": name} for name, weight in weights.items()]}
+
+    content, path = v2(train=blend(f"{folder}/")), write_v2(folder, "py.yaml", train=blend(""))
+    assert taken(streams(content)[0], 20) == taken(streams(path)[0], 20)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +257,7 @@ def test_mixtures_made_in_python_equal_those_of_files(folder: Folder) -> None:
     ],
 )
 def test_mistakes_are_named(folder: Folder, mixture: Any, options: Any, message: str) -> None:
-    path = write(folder, "mistake.yaml", mixture)
+    path = write_v2(folder, "mistake.yaml", train=mixture)
     with pytest.raises((ConfigError, FileNotFoundError), match=message):
         streams(path, **options)
 
@@ -279,7 +270,9 @@ def test_mixtures_of_nothing_are_refused() -> None:
 
 
 def test_a_hundred_leaves_have_a_small_cursor(folder: Folder) -> None:
-    path = write(folder, "hundred.yaml", {"blend": [{"path": "abc"[i % 3], "weight": 1 + i} for i in range(100)]})
+    path = write_v2(
+        folder, "hundred.yaml", train={"blend": [{"path": "abc"[i % 3], "weight": 1 + i} for i in range(100)]}
+    )
     [stream] = streams(path, batch_size=32)
     for _ in range(30):
         next(stream)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grain
 import pytest
+from metadatasets import v2
 
 from energon_grain import (
     ConfigError,
@@ -79,17 +80,14 @@ def test_equal_indices_give_equal_samples(text_dataset: MakeDataset) -> None:
 
 
 def test_any_leaf_of_a_metadataset(text_dataset: MakeDataset) -> None:
-    content = {
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "blend": [
-                    {"path": str(text_dataset(12)), "weight": 3, "subflavors": {"kind": "a"}},
-                    {"path": str(text_dataset(53)), "weight": 1, "subset": {"range": [10, 30]}},
-                ]
-            }
-        },
-    }
+    content = v2(
+        train={
+            "blend": [
+                {"path": str(text_dataset(12)), "weight": 3, "subflavors": {"kind": "a"}},
+                {"path": str(text_dataset(53)), "weight": 1, "subset": {"range": [10, 30]}},
+            ]
+        }
+    )
     first, second = train(content, leaf=0), train(content, leaf=1)
     assert (len(first), len(second)) == (12, 20)
     assert first[EpochIndex(0, 3)].__key__ == "000003"

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from metadatasets import write_v2
 from object_server import Bucket, Fault, ObjectServer
 from stream_hosts import quiet
 
@@ -36,8 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_blob_dataset(root / "blobs", n=SAMPLES, shards=4, sample_bytes=SAMPLE_BYTES)
     split = (root / "blobs" / ".nv-meta" / "split.yaml").read_text()
     (root / "blobs" / ".nv-meta" / "split.yaml").write_text(split.replace("val:", "other:"))
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"path": "blobs"}}}
-    (root / "all.yaml").write_text(yaml.safe_dump(document))
+    write_v2(root, "all.yaml", train={"path": "blobs"})
     return root
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from metadatasets import write_v2
 from stream_graph_hooks import tell
 from stream_graphs import Builder, Graph, tops
 from stream_hosts import quiet
@@ -98,26 +98,13 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "right", {f"{i:02d}": {"label.txt": f"right {i}"} for i in range(0, 40, 2)})
     write(folder / "more", {f"m{i:02d}": {"txt": f"more {i}"} for i in range(15)})
     text = {"subflavors": {"kind": "text"}}
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "blend": [
-                    {
-                        "weight": 2,
-                        "join": [{"path": "left"}, {"path": "right", "nonmatch": "skip"}],
-                        "subflavors": {"kind": "row"},
-                    },
-                    {"weight": 1, "path": "more", **text},
-                    {"weight": 1, "path": "left", "subset": {"range": ["20%", "80%"]}, **text},
-                ]
-            }
-        },
-    }
-    path = folder / "mixture.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+    join = {"join": [{"path": "left"}, {"path": "right", "nonmatch": "skip"}], "subflavors": {"kind": "row"}}
+    blend = [
+        {"weight": 2, **join},
+        {"weight": 1, "path": "more", **text},
+        {"weight": 1, "path": "left", "subset": {"range": ["20%", "80%"]}, **text},
+    ]
+    return write_v2(folder, train={"blend": blend})
 
 
 def test_a_blend_with_a_join(mixture: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from metadatasets import write_v2
 
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
@@ -34,10 +35,7 @@ def metadataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "files").mkdir()
     for number in range(3):
         (folder / "files" / f"{number}.txt").write_text(f"file {number}")
-    (folder / "meta.yaml").write_text(
-        "__class__: MetadatasetV2\nsplits: {val: {path: main, aux: {files: 'filesystem://files'}}}\n"
-    )
-    return folder / "meta.yaml"
+    return write_v2(folder, val={"path": "main", "aux": {"files": "filesystem://files"}})
 
 
 @stateless
