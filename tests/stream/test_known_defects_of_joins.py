@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from metadatasets import write_v2
-from small_graphs import number, require_exact_states, take
-from stream_hosts import config
+from small_graphs import number, require_exact_states, shuffled, take
 
 from energon_grain import (
     BlendDataset,
@@ -25,7 +24,6 @@ from energon_grain import (
     SavableDataset,
     ShuffleBufferDataset,
     Stream,
-    get_train_dataset,
     get_val_dataset,
     prepare_metadataset,
 )
@@ -50,18 +48,6 @@ def both(*, nonmatch: str = "error", **join: Any) -> dict[str, Any]:
     return {"join": [{"path": "a"}, {"path": "b", "nonmatch": nonmatch}], "joiner": joiner, **join}
 
 
-def train(path: Path, **options: Any) -> SavableDataset:
-    arguments: dict[str, Any] = {
-        "batch_size": None,
-        "shuffle_buffer_size": None,
-        "max_samples_per_sequence": None,
-        "repeat": False,
-        "lanes": 4,
-        "worker_config": config(),
-    }
-    return get_train_dataset(path, **{**arguments, **options})
-
-
 def val(path: Path, split_part: str = "train") -> list[str]:
     return [sample.text for sample in get_val_dataset(path, split_part=split_part, batch_size=None)]
 
@@ -78,20 +64,20 @@ def test_w04_joined_rows_are_made_again_from_their_keys(folder: Path) -> None:
     path = write_v2(folder, train=both())
 
     def mixed() -> SavableDataset:
-        return MapDataset(ShuffleBufferDataset(train(path), 8), number)
+        return MapDataset(ShuffleBufferDataset(shuffled(path), 8), number)
 
     def packs() -> SavableDataset:
-        rows = RepeatDataset(MapDataset(train(path), number))
+        rows = RepeatDataset(MapDataset(shuffled(path), number))
         return PackingDataset(rows, 5, lambda samples: [samples[:2], samples[2:]], tuple)
 
     def blend() -> SavableDataset:
-        rows = MapDataset(train(path), number)
-        return BlendDataset(RepeatDataset(rows), RepeatDataset(MapDataset(train(folder / "a"), lambda sample: -1)))
+        rows = MapDataset(shuffled(path), number)
+        return BlendDataset(RepeatDataset(rows), RepeatDataset(MapDataset(shuffled(folder / "a"), lambda sample: -1)))
 
     assert sorted(require_exact_states(mixed, 24)) == list(range(24))
     require_exact_states(packs, 20)
     require_exact_states(blend, 20)
-    stream = Stream.of(train(path, batch_size=5, repeat=True))
+    stream = Stream.of(shuffled(path, batch_size=5, repeat=True))
     for batch in take(stream, 10):
         again = stream.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
         assert (again.__key__, again.text) == (batch.__key__, batch.text)
@@ -142,9 +128,9 @@ def test_w08_names_and_rows_of_an_index_do_not_depend_on_the_run(tmp_path: Path)
 def test_w29_what_is_said_of_a_join_counts_or_is_refused(folder: Path) -> None:
     """The original drops these keys without a word."""
     in_order = [f"{key:06d}" for key in range(24)]
-    kept = train(write_v2(folder, "kept.yaml", train=both(shuffle_over_epochs_multiplier=None)))
+    kept = shuffled(write_v2(folder, "kept.yaml", train=both(shuffle_over_epochs_multiplier=None)))
     assert [sample.__key__ for sample in kept] == in_order
-    twice = Stream.of(train(write_v2(folder, "twice.yaml", train=both(shuffle_over_epochs_multiplier=2))))
+    twice = Stream.of(shuffled(write_v2(folder, "twice.yaml", train=both(shuffle_over_epochs_multiplier=2))))
     passes = [[sample.__key__ for sample in twice] for _ in range(2)]
     assert Counter(sum(passes, [])) == dict.fromkeys(in_order, 2)
     assert len(set(passes[0])) < 24  # two passes are shuffled as one
@@ -153,7 +139,7 @@ def test_w29_what_is_said_of_a_join_counts_or_is_refused(folder: Path) -> None:
     for said in ({"shuffle_over_epochs_multiplier": 2}, {"subset": {"range": [0, 3]}}, {"aux": {"x": "b"}}):
         refused = write_v2(folder, "refused.yaml", train={**both(), "join": [{"path": "a"}, {"path": "b", **said}]})
         with pytest.raises(ConfigError, match=f"join\\[1\\].{next(iter(said))}"):
-            train(refused)
+            shuffled(refused)
 
 
 def test_w30_lengths_and_shares_count_rows_that_are_there(folder: Path) -> None:
@@ -161,13 +147,13 @@ def test_w30_lengths_and_shares_count_rows_that_are_there(folder: Path) -> None:
     write(folder / "third", [*range(0, 24, 3)], exclude=["shard_000.tar/000003"])
     rows = {**both(), "join": [{"path": "a"}, {"path": "third", "nonmatch": "skip"}]}
     path = write_v2(folder, train=rows)
-    assert len(train(path)) == len(list(train(path))) == 7
+    assert len(shuffled(path)) == len(list(shuffled(path))) == 7
     mixed = write_v2(
         folder,
         "mixed.yaml",
         train={"blend_epochized": [{"repetitions": 2, **rows}, {"repetitions": 1, "path": "a"}]},
     )
-    assert Counter(sample.text[0] for sample in train(mixed)) == {"t": 14, "a": 24}
+    assert Counter(sample.text[0] for sample in shuffled(mixed)) == {"t": 14, "a": 24}
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
