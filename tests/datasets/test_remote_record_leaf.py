@@ -89,13 +89,14 @@ def test_reads_and_requests(bucket: Bucket, records: Path) -> None:
     assert len(bucket.server.requests(".array_record")) == 12
     source.close()
     assert source.read(np.array([3])).keys == ["003"]
-    files = source.remote_files
-    assert files is not None
-    spans, owner, paths = source.extents(np.array([0, 89]))
-    assert (owner.tolist(), len(paths)) == ([0, 1], 6)
+    (extents,) = source.extents(np.array([0, 89]))
+    assert [extents.files] == list(source.remote_files)
+    assert (extents.owner.tolist(), len(extents.paths)) == ([0, 1], 6)
+    spans = extents.spans
     for place, sample in ((0, 0), (1, 89)):
         assert spans.stop[spans.span[place]] > spans.start[spans.span[place]]
-        assert paths[int(spans.file[spans.span[place]])].endswith(f"shard_{sample // 15:03d}.array_record")
+        assert extents.paths[int(spans.file[spans.span[place]])].endswith(f"shard_{sample // 15:03d}.array_record")
+    assert list(here.remote_files) == here.extents(np.array([0])) == []
 
 
 def test_without_a_block_size_runs_of_a_store_are_read(
