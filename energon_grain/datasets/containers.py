@@ -91,10 +91,12 @@ def _split_part(
 ) -> PreparedSource:
     """The samples of the split part and the subset."""
     splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
-    selected = select_shards(splits, config.split_part or leaf.split_part, info)
+    part = config.split_part or leaf.split_part
+    selected = select_shards(splits, part, info)
     total = sum(info.shard_counts[shard] for shard in selected.shards)
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
-    start, stop = (0, total) if subset is None else subset.resolve(total)
+    where = f"split part {part!r} of {folder.location}"
+    start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
     return open_prepared(
         folder, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
     )
@@ -122,7 +124,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
         definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
     source = JsonlSource(leaf.path, parts=definition.part_filter)
     if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source))
+        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
         source = source.cut(start, stop)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
@@ -138,7 +140,7 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     if field_map is not None:
         field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
     if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source))
+        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
         source = source.cut(start, stop)
     # Rows are values as they are, whatever their arrays are called.
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))

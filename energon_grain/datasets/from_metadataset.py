@@ -175,4 +175,5 @@ def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
         sample_type=options.sample_type,
         trusted_modules=options.trusted_modules,
         aux=leaf.aux,
+        place=leaf.place,
     )

@@ -12,6 +12,7 @@ from energon_grain.datasets.joining import JoinRow, bind_joiner
 from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.metadataset.open_join import open_join
+from energon_grain.metadataset.place import asked_at
 from energon_grain.metadataset.tree import AuxReference, Join
 from energon_grain.sources.array import ArraySource
 from energon_grain.sources.joined import JoinedSource
@@ -106,7 +107,10 @@ class JoinedLeafDataset(SavableDataset):
             ConfigError: The configuration is wrong in another way, or the joiner does not fit.
             EmptyDatasetError: No row is left.
         """
-        index = open_join(self.join, split_config=self.split_config, dataset_config=self.dataset_config)
+        subset = self.join.subset
+        with asked_at(self.join.place):
+            index = open_join(self.join, split_config=self.split_config, dataset_config=self.dataset_config)
+            start, stop = (0, len(index)) if subset is None else subset.resolve(len(index), of="the join")
         members = tuple(
             member.resolve() if isinstance(member, ArrayDataset) else member.resolve(whole=True)
             for member in self.members
@@ -119,7 +123,6 @@ class JoinedLeafDataset(SavableDataset):
             trusted_modules=self.trusted_modules,
             where=str(self.join.place),
         )
-        start, stop = (0, len(index)) if self.join.subset is None else self.join.subset.resolve(len(index))
         return ResolvedJoin(
             source=JoinedSource(index, [_joinable(member) for member in members], start=start, stop=stop),
             members=members,

@@ -15,6 +15,7 @@ from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
+from energon_grain.metadataset.place import Place, asked_at
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
 from energon_grain.sources.part_filter import PartFilter
@@ -44,6 +45,7 @@ class LeafDataset(SavableDataset):
         trusted_modules: Modules that the dataset's own configuration may name.
         aux: Stores that its cookers read from by key, by the name of the parameter.
         definition: How samples are made; then the dataset's own configuration is not read. Default: as that says.
+        place: Where a metadataset names it, for messages.
     """
 
     path: str
@@ -65,6 +67,7 @@ class LeafDataset(SavableDataset):
     trusted_modules: tuple[str, ...] = ()
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
     definition: SampleDefinition | None = None
+    place: Place = field(default=Place("LeafDataset"), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         Ordering(
@@ -99,9 +102,10 @@ class LeafDataset(SavableDataset):
             ConfigError: The configuration is wrong in another way.
             EmptyDatasetError: No sample is left.
         """
-        content = container_at(self.path).open(self, whole)
-        definition = content.definition
-        check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
+        with asked_at(self.place):
+            content = container_at(self.path).open(self, whole)
+            definition = content.definition
+            check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
             source=content.source,
             sample_type=definition.sample_type,

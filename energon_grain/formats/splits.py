@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ class SplitConfig:
         split_parts: Shards of each part, in the order that defines the order of its samples. A shard may be in
             several parts or in none.
         exclude: Whole shards (`parts/a.tar`) and samples (`parts/a.tar/<key>`) that no part has.
+        where: The file, to begin messages with.
     """
 
     split_parts: dict[str, tuple[str, ...]]
     exclude: tuple[str, ...] = ()
+    where: str = field(default="the split file", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,7 @@ def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> 
         return SplitConfig(
             split_parts={part: _expand(shards or ()) for part, shards in content.split_parts.items()},
             exclude=_expand(content.exclude or ()),
+            where=str(path),
         )
     except (ValueError, msgspec.MsgspecError) as error:
         raise SplitError(
@@ -128,7 +131,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
     """
     if split_part not in config.split_parts:
         raise SplitError(
-            f"There is no split part {split_part!r}; the split file has {', '.join(map(repr, config.split_parts))}"
+            f"{config.where}: there is no split part {split_part!r}; it has {', '.join(map(repr, config.split_parts))}"
             f"{_did_you_mean(split_part, config.split_parts)}"
         )
     excluded = set(config.exclude)
@@ -136,12 +139,13 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
     unknown = [shard for shard in shards if shard not in info.shard_counts]
     if unknown:
         raise SplitError(
-            f"Split part {split_part!r} lists {len(unknown)} shards that were not prepared, such as {unknown[0]!r}"
+            f"{config.where}: split part {split_part!r} lists {len(unknown)} "
+            f"{'shard that was' if len(unknown) == 1 else 'shards that were'} not prepared, such as {unknown[0]!r}"
             f"{_did_you_mean(unknown[0], info.shard_counts)}; correct the split file or prepare the dataset again"
         )
     if not shards:
         raise EmptyDatasetError(
-            f"Split part {split_part!r} has no shards"
+            f"{config.where}: split part {split_part!r} has no shards"
             + (" left after the excludes" if config.split_parts[split_part] else "; add some to the split file")
         )
     selected = set(shards)

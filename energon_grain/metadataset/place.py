@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, EnergonGrainError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,20 @@ class Place:
 def wrong(place: Place, message: str) -> ConfigError:
     """Make the error that says what is wrong at a place."""
     return ConfigError(f"{place}: {message}")
+
+
+@contextlib.contextmanager
+def asked_at(place: Place) -> Generator[None]:
+    """Let errors from inside begin with the place in a document that asked for what failed, unless they do.
+
+    What the program itself gave, a dataset by its path or an object made in Python, has no place.
+    """
+    try:
+        yield
+    except EnergonGrainError as error:
+        if place.steps and not str(error).startswith(f"{place.document}: $"):
+            raise type(error)(f"{place}: {error}") from error
+        raise
 
 
 def wrong_type(place: Place, expected: str, value: Any) -> ConfigError:

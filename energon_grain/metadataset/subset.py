@@ -80,8 +80,12 @@ class Subset:
         length = stop - start
         return Subset(absolute=self.absolute, share=(start + outer.share[0] * length, start + outer.share[1] * length))
 
-    def resolve(self, total: int) -> tuple[int, int]:
+    def resolve(self, total: int, *, of: str = "the split part") -> tuple[int, int]:
         """(start, stop) in samples of a split part that has `total`. Shares are cut down to whole samples.
+
+        Args:
+            total: Its samples, before excludes are taken out.
+            of: What a message calls it.
 
         Raises:
             ConfigError: An absolute bound lies beyond the end.
@@ -89,7 +93,7 @@ class Subset:
         first, last = (0, total) if self.absolute is None else self.absolute
         last = total if last is None else last
         if last > total or first > last:
-            raise ConfigError(f"subset {self}: the split part has only {total} samples")
+            raise ConfigError(f"subset {self}: {of} has only {total:,} samples")
         return first + int(self.share[0] * (last - first)), first + int(self.share[1] * (last - first))
 
     def __str__(self) -> str:

@@ -86,12 +86,12 @@ def test_describing_reads_nothing() -> None:
 
 def test_what_the_dataset_lacks(text_dataset: MakeDataset, tmp_path: Path) -> None:
     path = text_dataset(12)
-    with pytest.raises(SplitError, match=r"no split part 'test'"):
+    with pytest.raises(SplitError, match=r"split\.yaml: there is no split part 'test'; it has 'train'$"):
         len(train(path, split_part="test"))
     with pytest.raises(ConfigError, match=r"holds TextSample, but sample_type=VQASample was asked for"):
         len(train(path, sample_type=VQASample))
     assert len(train(path, sample_type=TextSample)) == 6
-    with pytest.raises(ConfigError, match=r"subset \[5, 13\]: the split part has only 12 samples"):
+    with pytest.raises(ConfigError, match=r"^subset \[5, 13\]: split part 'train' of .*dataset has only 12 "):
         len(train(path, subset=[5, 13]))
     with pytest.raises(ConfigError, match=r"dataset\.yml"):
         len(train(path, dataset_config="dataset.yml"))

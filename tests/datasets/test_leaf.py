@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from metadatasets import write_v2
 
 from energon_grain import ConfigError, UntrustedCodeError, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_grain.datasets.leaf import LeafDataset
@@ -101,7 +102,7 @@ def test_decoders(tmp_path: Path) -> None:
         ({"shuffle_over_epochs": 0}, r"text: shuffle_over_epochs_multiplier=0"),
         ({"max_samples_per_sequence": 0}, r"text: max_samples_per_sequence=0"),
         ({"feild_map": {}}, r"dataset\.yaml.*feild_map.*field_map"),
-        ({"subset": {"range": [5, 13]}}, r"the split part has only 12 samples"),
+        ({"subset": {"range": [5, 13]}}, r"\[5, 13\]: split part 'train' of .*text has only 12 samples"),
         ({"field_map": {"text": "nowhere"}}, r"text: field_map.*nowhere"),
         ({"field_map": {"txt": "txt"}}, r"txt"),
     ],
@@ -109,6 +110,21 @@ def test_decoders(tmp_path: Path) -> None:
 def test_impossible_configurations(dataset: Path, content: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         len(train(say(dataset, **content)))
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ({"split_part": "tarin"}, r"text/\.nv-meta/split\.yaml: there is no split part 'tarin'; .* mean 'train'"),
+        ({"subset": [5, 13]}, r"subset \[5, 13\]: split part 'train' of .*text has only 12 samples"),
+        ({"dataset_config": "datset.yaml"}, r"datset\.yaml: no such file"),
+    ],
+)
+def test_what_is_wrong_names_the_place_that_asks_for_it(dataset: Path, reference: dict[str, Any], message: str) -> None:
+    concat = [{"path": "text"}, {"path": "text", **reference}]
+    path = write_v2(dataset.parent, train={"concat": concat})
+    with pytest.raises(ConfigError, match=rf"^{path}: \$\.splits\.train\.concat\[1\]: .*{message}"):
+        len(train(path))
 
 
 def test_code_beside_the_data_is_not_run(dataset: Path) -> None:

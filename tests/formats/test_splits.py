@@ -70,6 +70,7 @@ def test_round_trip(tmp_path: Path, meta: Path, name: str) -> None:
     write_split_config(meta / name, config)
     found = read_split_config(tmp_path, name)
     assert found == config
+    assert found.where == str(meta / name)
     assert list(found.split_parts) == ["val", "train", "empty"]
 
 
@@ -141,7 +142,7 @@ def test_wrong_selections_are_refused() -> None:
     config = SplitConfig(split_parts={"train": ("p/e.tar",), "val": ("a.tar",), "none": ()}, exclude=("a.tar",))
     with pytest.raises(SplitError, match=r"'trian'; .* 'train', 'val', 'none'. Did you mean 'train'"):
         select_shards(config, "trian", INFO)
-    with pytest.raises(SplitError, match=r"1 shards .* 'p/e.tar'"):
+    with pytest.raises(SplitError, match=r"the split file: .* 1 shard that was .* 'p/e.tar'"):
         select_shards(config, "train", INFO)
     with pytest.raises(EmptyDatasetError, match="after the excludes"):
         select_shards(config, "val", INFO)

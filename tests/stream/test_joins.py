@@ -262,3 +262,16 @@ def test_subsets_and_subflavors(folder: Path) -> None:
     found = rows(path)
     assert [row.__key__ for row in found] == ["s3", "s6"]
     assert found[0].__subflavors__ == {"a": 1, "b": 2}
+
+
+def test_what_is_wrong_names_the_place_of_the_join(folder: Path) -> None:
+    def refused(**changes: Any) -> str:
+        join = [{"path": "ds1"}, {"path": "ds2", "nonmatch": "skip", **changes.pop("second", {})}]
+        path = write_v2(folder, train={"join": join, **changes})
+        with pytest.raises(ConfigError, match=rf"^{path}: ") as caught:
+            len(get_val_dataset(path, split_part="train", batch_size=1, worker_config=config()))
+        return str(caught.value).removeprefix(f"{path}: ")
+
+    assert refused(subset=[0, 9]).startswith("$.splits.train: subset [0, 9]: the join has only 3 ")
+    missing = refused(second={"split_part": "tarin"})
+    assert missing.startswith(f"$.splits.train: {folder}/ds2/.nv-meta/split.yaml: there is no split part 'tarin'")
