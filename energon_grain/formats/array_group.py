@@ -1,4 +1,4 @@
-"""Arrays that belong together: an array, or a zarr group (v2, v3) or N5 group of equally long ones."""
+"""Arrays that lie together: an array, or those of a zarr group (v2, v3) or N5 group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_array_group(location: str) -> tuple[NamedArray, ...]:
     Raises:
         DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
         FormatError: A metadata file is damaged.
-        ConfigError: The arrays differ in length, or one of them is a single number.
+        ConfigError: An array is a single number.
         EmptyDatasetError: An array has zero rows.
         ReadError: A metadata file or the store cannot be read.
     """
@@ -80,13 +80,6 @@ def read_array_group(location: str) -> tuple[NamedArray, ...]:
     if not arrays:
         advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""
         raise DatasetNotFoundError(f"{location}: is a group without an array{advice}")
-    lengths = {array.name: array.metadata.shape[0] for array in arrays}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ConfigError(
-            f"{location}: the arrays of a group must have the same number of rows, but {found}; name one of the "
-            "arrays, or keep those of another length in a group of their own"
-        )
     return tuple(arrays)
 
 

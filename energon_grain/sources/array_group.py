@@ -42,8 +42,8 @@ class ArrayGroupSource:
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata is damaged.
-        ConfigError: The arrays of the group differ in length, an array is a single number, one that is to be read holds
-            no numbers, or none is to be read.
+        ConfigError: The arrays to be read differ in length, one of them holds no numbers, none is to be read, or an
+            array of the group is a single number.
         EmptyDatasetError: There is no row, or none is left.
         ReadError: The metadata or the store cannot be read.
     """
@@ -67,6 +67,7 @@ class ArrayGroupSource:
             raise ConfigError(
                 f"{path}: part_filter lets none of its arrays pass: {', '.join(each.name for each in group)}"
             )
+        _check_lengths(location, arrays)
         self._begin(location, group, arrays, start, stop)
 
     def _begin(
@@ -78,7 +79,8 @@ class ArrayGroupSource:
         stop: int | None,
     ) -> None:
         self._path, self._group, self._arrays = location, group, arrays
-        self._selection = Selection(group[0].metadata.shape[0], start=start, stop=stop)
+        rows = next(iter(arrays.values())).stored.metadata.shape[0]
+        self._selection = Selection(rows, start=start, stop=stop)
         self._content_id = ""
 
     def cut(self, start: int, stop: int) -> ArrayGroupSource:
@@ -176,6 +178,16 @@ class ArrayGroupSource:
         """Let go of the arrays; reading again opens them anew."""
         for array in self._arrays.values():
             array.close()
+
+
+def _check_lengths(location: str, arrays: dict[str, ArraySource]) -> None:
+    lengths = {name: array.stored.metadata.shape[0] for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ConfigError(
+            f"{location}: the arrays of a group must have the same number of rows, but {found}; choose those of one "
+            "length by part_filter, name one of the arrays, or keep those of another length in a group of their own"
+        )
 
 
 def _restore(

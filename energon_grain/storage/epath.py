@@ -11,7 +11,7 @@ from functools import total_ordering
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
-from energon_grain.errors import ConfigError, RangeError
+from energon_grain.errors import ConfigError, MissingObjectError, RangeError
 from energon_grain.storage.glob_pattern import glob_to_regex
 from energon_grain.storage.location import absolute, is_url, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -260,17 +260,21 @@ class EPath:
         """Copy a file, or all files below, to a path of either kind.
 
         Raises:
+            FileNotFoundError: There is nothing to copy: no file and no folder.
             OSError: It cannot be read or written; from and to stores a ReadError.
         """
         if self.is_file():
             with self.open("rb") as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy, 8 << 20)
             return
-        for path in self.walk():
+        files = list(self.walk())
+        if not files and not self.is_dir():
+            raise MissingObjectError(f"{self}: there is nothing to copy, neither a file nor a folder")
+        for path in files:
             path.copy(target / path.relative_to(self))
 
     def move(self, target: EPath) -> None:
-        """`copy`, then `unlink`."""
+        """`copy`, then `unlink`. Raises as these do."""
         files = [self] if self.is_file() else list(self.walk())
         self.copy(target)
         for file in files:

@@ -35,12 +35,6 @@ def test_an_array_is_a_group_of_one(tmp_path: Path, driver: str) -> None:
     assert dataset_kind(path) is DatasetKind.ARRAY
 
 
-def test_lengths_must_agree(tmp_path: Path) -> None:
-    path = write_group(tmp_path / "g", a=numbered(9), b=numbered(8), c=numbered(9))
-    with pytest.raises(ConfigError, match="a has 9, b has 8, c has 9; name one of the arrays"):
-        read_array_group(str(path))
-
-
 def test_what_has_no_rows(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g")
     with pytest.raises(DatasetNotFoundError, match=r"is a group without an array$"):

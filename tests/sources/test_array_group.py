@@ -88,6 +88,16 @@ def test_only_wanted_arrays_are_opened(folder: Path, tmp_path: Path) -> None:
         ArrayGroupSource(path, parts={"a"}, start=5, stop=5)
 
 
+def test_lengths_of_what_is_read_must_agree(tmp_path: Path) -> None:
+    path = write_group(tmp_path / "g", a=numbered(8, 2), b=numbered(9), c=numbered(9))
+    with pytest.raises(ConfigError, match="a has 8, b has 9, c has 9; choose those of one length by part_filter"):
+        ArrayGroupSource(path)
+    assert len(ArrayGroupSource(path, parts={"a"})) == 8
+    source = pickle.loads(pickle.dumps(ArrayGroupSource(path, parts={"b", "c"}))).cut(2, 9)
+    (sample,) = source.read(np.array([6]))
+    assert {name: int(value) for name, value in sample.parts.items()} == {"b": 8, "c": 8}
+
+
 def test_content_ids(tmp_path: Path) -> None:
     def content_id(name: str = "g", **options: Any) -> str:
         return ArrayGroupSource(tmp_path / name, **options).content_id

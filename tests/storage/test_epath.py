@@ -154,6 +154,19 @@ def test_files_and_folders_are_copied_between_kinds(folder: EPath, bucket: Bucke
     assert list(folder.walk()) == []
 
 
+def test_what_is_not_there_is_neither_copied_nor_moved(folder: EPath, tmp_path: Path) -> None:
+    target = EPath(tmp_path / "copy")
+    for act in ((folder / "nothing").copy, (folder / "nothing").move):
+        with pytest.raises(FileNotFoundError, match=rf"^{folder}/nothing: there is nothing to copy"):
+            act(target)
+    assert not target.exists()
+
+
+def test_an_empty_folder_is_copied_as_nothing(tmp_path: Path) -> None:
+    EPath(tmp_path).copy(EPath("memory://test/empty"))
+    assert list(EPath("memory://test/empty").walk()) == []
+
+
 def test_folders_are_made_on_this_machine_only(tmp_path: Path, bucket: Bucket) -> None:
     EPath(tmp_path / "a/b").mkdir()
     assert (tmp_path / "a/b").is_dir()
