@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from energon_grain.errors import RangeError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder
+from energon_grain.formats.tar_header import BLOCK, NAME, SIZE, checksum_holds, full_name, parse_number, text
 
-_TAR_BLOCK_BYTES = 512
+_LARGEST_BYTES = 0o77777777777
+"""What eleven octal digits can say."""
 
 
 def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int] | None = None) -> None:
-    """Check that tar shards have the size of the index and end where it says that they end.
+    """Check that tar shards have the size of the index, and begin and end with what it says.
 
-    Reads what lies behind the last sample of each: 1 to 10 KiB, as a rule.
+    Reads what lies behind the last sample of each, 1 to 10 KiB as a rule, and the header of its first part. So a shard
+    of the same size with other samples is told from the one that was indexed by the name or the size of that part.
 
     Args:
         folder: Where the dataset lies.
@@ -27,10 +32,17 @@ def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int]
     """
     numbers = range(len(index.shards)) if shards is None else shards
     paths = [folder.shard(index.shards[number]) for number in numbers]
-    ends = [int(index.shard_sample_start(number)[-1]) for number in numbers]
     advice = (
         f"the shard was changed after it was indexed: run `energon-grain prepare {folder.location} --tar-index-only`"
     )
+    _check_ends(folder, index, numbers, paths, advice)
+    _check_beginnings(folder, index, numbers, paths, advice)
+
+
+def _check_ends(
+    folder: DataFolder, index: ColumnarIndex, numbers: Sequence[int], paths: list[str], advice: str
+) -> None:
+    ends = [int(index.shard_sample_start(number)[-1]) for number in numbers]
     try:
         tails = folder.store.tails(paths, ends)
     except RangeError as error:
@@ -42,8 +54,42 @@ def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int]
                 f"{path} was indexed with {expected} bytes ending at {end}, but it has {end + len(tail)} bytes; "
                 f"{advice}"
             )
-        if tail[:_TAR_BLOCK_BYTES].strip(b"\0"):
+        if tail[:BLOCK].strip(b"\0"):
             raise StaleIndexError(
                 f"{path} was indexed with {expected} bytes ending at {end}, but there is data at its end marker @ "
                 f"{end}; {advice}"
             )
+
+
+def _check_beginnings(
+    folder: DataFolder, index: ColumnarIndex, numbers: Sequence[int], paths: list[str], advice: str
+) -> None:
+    first = index.shard_first
+    places = [place for place, number in enumerate(numbers) if first[number] < first[number + 1]]
+    samples = first[[numbers[place] for place in places]]
+    rows = index.part_start[samples]
+    offsets = np.asarray(index.part_offset[rows], np.int64)
+    headers = folder.store.read_spans(paths, np.array(places, np.int64), offsets - BLOCK, offsets)
+    keys = index.keys(samples)
+    for place, key, row, header in zip(places, keys, rows.tolist(), headers, strict=True):
+        name = f"{key}.{index.part_names[int(index.part_name[row])]}".encode("utf-8", "surrogateescape")
+        size = int(index.part_size[row])
+        if not _is_header_of(header, name, size):
+            raise StaleIndexError(
+                f"{paths[place]} was indexed with {name.decode('utf-8', 'backslashreplace')} of {size} bytes @ "
+                f"{int(index.part_offset[row])}, but this is not what its header says; {advice}"
+            )
+
+
+def _is_header_of(header: bytes, name: bytes, size: int) -> bool:
+    """Whether a header may be that of a member. What no header can hold stands before it, and is not looked at."""
+    try:
+        if not checksum_holds(header) or (size <= _LARGEST_BYTES and parse_number(header[SIZE]) != size):
+            return False
+    except ValueError:
+        return False
+    try:
+        found = full_name(header)
+    except ValueError:
+        found = text(header[NAME])
+    return found == name or len(name) > NAME.stop or not name.isascii()
