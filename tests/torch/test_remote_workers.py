@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 from object_server import Bucket
 
+from energon_grain.conversion import convert_dataset
 from energon_grain_torch import WorkerConfig, get_loader, get_train_dataset
 
 
+@pytest.mark.parametrize("container", ["tar", "array_record"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_read_what_is_in_a_bucket(text_dataset: Callable[..., Path], bucket: Bucket, method: str) -> None:
-    url = bucket.upload(text_dataset(53))
+def test_workers_read_what_is_in_a_bucket(
+    text_dataset: Callable[..., Path], bucket: Bucket, tmp_path: Path, method: str, container: str
+) -> None:
+    root = text_dataset(53)
+    if container == "array_record":
+        root = convert_dataset(root, tmp_path / "records", num_workers=0).target
+    url = bucket.upload(root)
 
     def batches(workers: int, **options: Any) -> list[tuple[str, ...]]:
         config = WorkerConfig(0, 1, workers)
@@ -26,8 +33,8 @@ def test_workers_read_what_is_in_a_bucket(text_dataset: Callable[..., Path], buc
             return [tuple(batch.text) for batch in islice(loader, 40)]
 
     found = batches(2, multiprocessing_context=method)
-    sent_bytes = sum(request.sent_bytes for request in bucket.server.requests(".tar"))
-    assert sent_bytes < 1.5 * sum(shard.stat().st_size for shard in text_dataset(53).glob("*.tar"))  # and their ends
+    sent_bytes = sum(request.sent_bytes for request in bucket.server.requests(f".{container}"))
+    assert sent_bytes < 1.5 * sum(shard.stat().st_size for shard in root.glob(f"*.{container}"))  # and their ends
     assert found == batches(0)
 
 
