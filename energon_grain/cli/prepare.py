@@ -11,7 +11,7 @@ import typer
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_url, located, no_such_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -198,7 +198,7 @@ def _check_kind(path: str) -> None:
             f"{path}: prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
         )
     if not os.path.isdir(path):
-        raise DatasetNotFoundError(f"{path}: no such folder.")
+        raise DatasetNotFoundError(no_such_path(path, "folder"))
     from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
     if dataset_kind(path) is DatasetKind.ARRAY:

@@ -16,7 +16,7 @@ from energon_grain.conversion.target_folder import Plan, TargetFolder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind, dataset_kind
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
@@ -29,6 +29,11 @@ _WORTH_PROCESSES_BYTES = 64 << 20
 _CONTAINERS: dict[DatasetKind, Container] = {
     DatasetKind.WEBDATASET: "tar",
     DatasetKind.ARRAY_RECORD: "array-record",
+}
+_OTHERS = {
+    DatasetKind.JSONL: "a JSONL file, which is read as it is",
+    DatasetKind.ARRAY: "an array, which is read as it is",
+    DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
 }
 
 
@@ -70,9 +75,13 @@ def convert_dataset(
     begun_s = time.monotonic()
     if is_url(located(target)):
         raise ConfigError(f"{target}: a conversion writes to a file system; copy the new dataset to the store")
-    folder, root = open_folder(source), Path(located(target))
+    location, root = located(source), Path(located(target))
+    kind = kind_at(location)
+    if kind in _OTHERS:
+        raise ConfigError(f"{location}: a conversion takes a prepared folder of shards, but this is {_OTHERS[kind]}")
+    folder = open_folder(location)
     finish_interrupted_prepare(folder.local)
-    with closing(open_prepared(folder)):  # refuses what cannot be read
+    with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
         index = open_columnar(folder)
     old = _CONTAINERS[dataset_kind(folder.local)]
     to = to or ("array-record" if old == "tar" else "tar")

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import EnergonGrainError, MissingObjectError
+from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.column_file import column_file_bytes
 from energon_grain.formats.columnar_header import (
@@ -32,6 +32,7 @@ from energon_grain.formats.nv_meta import (
     DatasetKind,
     dataset_kind,
 )
+from energon_grain.formats.unprepared import not_prepared
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.local import LocalFiles
@@ -162,11 +163,16 @@ def _copy_columns(mirror: Mirror, found: dict[str, bool]) -> None:
 
 @contextlib.contextmanager
 def naming(folder: DataFolder) -> Generator[None]:
-    """Let errors from inside name a remote dataset by its URL, not by its mirror."""
+    """Let errors from inside name a remote dataset by its URL, not by its mirror.
+
+    Where there is none, they say what lies there instead.
+    """
     try:
         yield
     except EnergonGrainError as error:
         if folder.is_remote and str(folder.local) in str(error):
+            if isinstance(error, DatasetNotFoundError):
+                raise DatasetNotFoundError(not_prepared(folder.location)) from error
             text = str(error).replace(str(folder.local), folder.location)
             raise type(error)(text) from error
         raise

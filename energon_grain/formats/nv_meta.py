@@ -17,6 +17,7 @@ from energon_grain.errors import DatasetNotFoundError, IndexFileError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.json_text import decode_json
 from energon_grain.storage.atomic import atomic_write_text
+from energon_grain.storage.location import no_such_path
 
 META_FOLDER = ".nv-meta"
 INFO_JSON = ".info.json"
@@ -28,6 +29,8 @@ RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
+IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
 
 
 class DatasetKind(enum.Enum):
@@ -145,7 +148,7 @@ def _read_info_yaml(root: Path) -> DatasetInfo:
         data: Any = yaml.load(path.read_bytes(), Loader=_yaml_loader())
         content = msgspec.convert(data, type=_Info)
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(_not_found_message(root)) from None
+        raise DatasetNotFoundError(not_prepared_here(root)) from None
     except (yaml.YAMLError, msgspec.MsgspecError) as error:
         raise _damaged(path, error) from error
     return _info(path, content)
@@ -175,19 +178,25 @@ def _damaged(path: Path, error: Exception) -> IndexFileError:
     )
 
 
-def _not_found_message(root: Path) -> str:
+def not_prepared_here(root: Path) -> str:
+    """Say what lies at a path of this machine instead of a prepared dataset, and the way out."""
     if not root.exists():
-        return f"{root}: no such file or folder"
+        return no_such_path(root)
     if root.is_file():
-        return f"{root}: is a file; a WebDataset is a folder with tar files that was prepared"
+        return f"{root}: {IS_FILE}"
     if is_array_folder(str(root)):
-        return f"{root}: is an array, which is read as it is: it has no shards, indices or splits"
+        return f"{root}: {IS_ARRAY}"
     return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
 
 
-def preparing(root: str | os.PathLike[str]) -> str:
-    """The command that prepares the folder at `root`."""
+def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
+    """The command that prepares the folder at `root`.
+
+    Args:
+        root: A path or URL.
+        records: Whether its shards are ArrayRecord files; None: look, which is done on this machine alone.
+    """
     command = f"energon-grain prepare {os.fspath(root)}"
-    if any(Path(root).glob(f"*{RECORD_SUFFIX}")):
+    if any(Path(root).glob(f"*{RECORD_SUFFIX}")) if records is None else records:
         command += " --records msgpack|tf_example|raw"
     return command

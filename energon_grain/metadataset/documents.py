@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.blends import AnyNode, BlendEntry, MetadatasetBlend, Node
@@ -28,6 +28,7 @@ from energon_grain.metadataset.references import (
     DatasetReference,
 )
 from energon_grain.metadataset.values import Amount, Passes, PathText, Tags, Text
+from energon_grain.storage.location import no_such_path
 from energon_grain.storage.read_whole import read_whole
 
 
@@ -229,12 +230,15 @@ def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
     Raises:
         ConfigError: It is not valid; names the place in the document.
         DatasetNotFoundError: There is no such file.
+        ReadError: An object store cannot be reached.
     """
     file = os.fspath(path)
     try:
         data = read_whole(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(f"{file}: no such file") from None
+        raise DatasetNotFoundError(no_such_path(file, "file")) from None
+    except ReadError:
+        raise
     except OSError as error:
         raise ConfigError(f"{file}: a metadataset is a file that can be read: {error.strerror}") from error
     return parse_document(parse_yaml(data, where=file), file=file)

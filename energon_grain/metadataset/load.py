@@ -21,7 +21,7 @@ from energon_grain.metadataset.resolve import Inherited, Resolver
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import TreeNode
 from energon_grain.metadataset.values import Passes, plain
-from energon_grain.storage.location import is_url, join, located, name_of
+from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
 """A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
@@ -47,7 +47,7 @@ def load_dataset(source: Source, *, root: str | os.PathLike[str] | None = None) 
     if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
-        raise DatasetNotFoundError(f"{path}: no such file or folder")
+        raise DatasetNotFoundError(no_such_path(path))
     return read_document(path)
 
 

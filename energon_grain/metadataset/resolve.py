@@ -13,15 +13,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind, preparing
+from energon_grain.formats.unprepared import not_prepared
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.joins import JoinArrayReference, JoinDatasetReference, MetadatasetJoin
 from energon_grain.metadataset.keys import place_of
-from energon_grain.metadataset.place import Place, wrong
+from energon_grain.metadataset.place import Place, asked_at, wrong
 from energon_grain.metadataset.references import AuxReference, DatasetReference
 from energon_grain.metadataset.subset import Subset, combine_subsets
 from energon_grain.metadataset.tree import (
@@ -169,8 +170,8 @@ class Resolver:
         if path not in self._documents:
             try:
                 self._documents[path] = read_document(path)
-            except DatasetNotFoundError:
-                raise DatasetNotFoundError(f"{place.at('path')}: {path}: no such file") from None
+            except (DatasetNotFoundError, ReadError) as error:
+                raise type(error)(f"{place.at('path')}: {error}") from error
         document = self._documents[path]
         return self.document(document, replace(inner, subset=subset, through=(*inner.through, node.path)))
 
@@ -257,8 +258,7 @@ class Resolver:
         if kind is DatasetKind.FILESYSTEM:
             raise wrong(place.at("path"), f"{path}: a plain folder of files can only be an auxiliary store (`aux`)")
         if kind is DatasetKind.INVALID and self.require_data:
-            found = "is not a prepared dataset" if is_url(path) or os.path.exists(path) else "there is nothing there"
-            raise DatasetNotFoundError(f"{place.at('path')}: {path}: {found}; run `{preparing(path)}`")
+            raise DatasetNotFoundError(f"{place.at('path')}: {not_prepared(path)}")
         return kind
 
     def _aux(self, aux: AuxReference, folder: str, place: Place) -> AuxReference:
@@ -275,10 +275,8 @@ class Resolver:
 
 
 def _kind_at(path: str, place: Place) -> DatasetKind:
-    try:
+    with asked_at(place):  # of a store that cannot be read
         return kind_at(path)
-    except ConfigError as error:  # of a store that cannot be read
-        raise wrong(place, str(error)) from error
 
 
 def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: bool) -> Subset | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError, IndexFileError, ReadError
 from energon_grain.formats.columnar_header import ColumnarHeader, columnar_folder, read_header
 from energon_grain.formats.commit_journal import JOURNAL
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import (
@@ -69,9 +69,10 @@ def _findings(
 ) -> Iterator[Finding]:
     root = folder.local
     try:
-        info = read_info(root)
+        with naming(folder):
+            info = read_info(root)
     except DatasetNotFoundError as error:
-        yield refusal(root, error, energon="refused too")
+        yield refusal(folder.location if folder.is_remote else root, error, energon="refused too")
         return
     except IndexFileError as error:
         yield refusal(root / META_FOLDER / INFO_JSON, error)

@@ -13,6 +13,7 @@ from energon_grain.storage.location import STORE_SCHEMES, scheme_of
 from energon_grain.storage.profiles import SCHEMES, profile_of
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings
 
+_AZURE = ". Azure's are read where they are mounted, or through a gateway that speaks S3"
 _GOOGLE = "https://storage.googleapis.com"
 
 
@@ -44,7 +45,7 @@ def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], s
         # The driver encodes the key for its way.
         return {"driver": "http", "base_url": f"{parts.scheme}://{parts.netloc}"}, unquote(parts.path)
     if scheme not in ("s3", "gs"):
-        raise ConfigError(f"{url}: object stores are {', '.join(f'{name}://' for name in STORE_SCHEMES)}")
+        raise ConfigError(f"{url}: object stores are {_readable(settings)}{_AZURE if _is_azure(scheme) else ''}")
     bucket, _, key = real[len(f"{scheme}://") :].partition("/")
     if not bucket:
         raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
@@ -58,6 +59,17 @@ def local_path(url: str) -> str | None:
     except ConfigError:
         return None  # said when it is opened
     return os.path.normpath(key) if spec["driver"] == "file" else None
+
+
+def _readable(settings: StorageSettings) -> str:
+    """All that a URL may begin with."""
+    stores = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, *SCHEMES))
+    own = ", ".join(prefix for prefix, store in settings.stores.items() if store.location is not None)
+    return f"{stores} and what the storage settings give a location ({own or 'nothing now'}); file:// is a path"
+
+
+def _is_azure(scheme: str | None) -> bool:
+    return scheme is not None and scheme.startswith(("az", "abfs", "adl", "wasb"))
 
 
 def _reached(url: str, settings: StorageSettings) -> tuple[str, StoreSettings]:

@@ -12,6 +12,7 @@ from energon_grain.errors import ConfigError
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
 """Schemes that are read by TensorStore. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 
 
 def is_url(path: str) -> bool:
@@ -87,6 +88,20 @@ def join(folder: str, name: str) -> str:
     if scheme_of(folder) in ("http", "https"):
         name = quote(name)
     return f"{folder.rstrip('/')}/{name}"
+
+
+def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> str:
+    """The message for a path of this machine where nothing is, with the URL that was meant if it looks like one.
+
+    >>> no_such_path("s3:/bucket/a")
+    's3:/bucket/a: no such file or folder. Did you mean s3://bucket/a? (pathlib takes slashes away: give text)'
+    """
+    text = os.fspath(path)
+    lost = _LOST_SLASH.search(text)
+    if lost is None:
+        return f"{text}: no such {what}"
+    meant = f"{lost[1]}://{lost[2]}"
+    return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
 
 
 def name_of(location: str) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
+from arrays import numbered, write_group
+from metadatasets import write_v2
 from object_server import Bucket
 
 from energon_grain.conversion import convert_dataset
+from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.testing import make_text_dataset
 
@@ -31,3 +35,24 @@ def test_records_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     assert open_prepared(tmp_path / "again").content_id == open_prepared(tars).content_id
     for shard in tars.glob("*.tar"):
         assert (tmp_path / "again" / shard.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lines.jsonl", "but this is a JSONL file, which is read as it is"),
+        ("mix.yaml", "but this is a metadataset: convert its datasets one by one"),
+        ("rows", "but this is an array, which is read as it is"),
+    ],
+)
+def test_what_has_no_shards_is_named(bucket: Bucket, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "lines.jsonl").write_text('{"a": 1}\n')
+    write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
+    write_group(tmp_path / "sets" / "rows", a=numbered(3))
+    url = bucket.upload(tmp_path / "sets")
+    for root in (url, str(tmp_path / "sets")):
+        with pytest.raises(ConfigError, match=f"^{root}/{name}: .*{said}"):
+            convert_dataset(f"{root}/{name}", tmp_path / "new")
+    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
+        convert_dataset(f"{url}/nothing", tmp_path / "new")

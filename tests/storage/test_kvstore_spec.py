@@ -17,6 +17,9 @@ VARIABLES = (
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
     "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONFIG_FILE",
     "MSC_CONFIG",
     "RCLONE_CONFIG",
     "XDG_CONFIG_HOME",
@@ -60,9 +63,7 @@ def test_settings_of_amazons_and_other_s3_stores() -> None:
         "aws_region": "us-east-1",
     }
     assert spec("s3://b/k", s3_b=StoreSettings(anonymous=True))[0]["aws_credentials"] == {"type": "anonymous"}
-    named = spec("s3://b/k", s3_b=StoreSettings(profile="mine", requester_pays=True))[0]
-    assert named["aws_credentials"] == {"type": "profile", "profile": "mine"}
-    assert named["requester_pays"] is True
+    assert spec("s3://b/k", s3_b=StoreSettings(requester_pays=True))[0]["requester_pays"] is True
 
 
 def test_the_usual_variables_say_what_settings_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +84,23 @@ def test_the_usual_variables_say_what_settings_do_not(monkeypatch: pytest.Monkey
     found = spec("s3://b", s3_b=StoreSettings(endpoint="http://three", region="r3", anonymous=True))[0]
     assert (found["endpoint"], found["aws_region"]) == ("http://three", "r3")
     assert found["aws_credentials"] == {"type": "anonymous"}
+
+
+def test_a_profile_of_the_settings_comes_before_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / ".aws").mkdir()
+    (home / ".aws" / "credentials").write_text("[mine]\naws_access_key_id = k\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    named = spec("s3://b/k", s3_b=StoreSettings(profile="mine"))[0]
+    assert (named["aws_credentials"]["type"], named["aws_credentials"]["profile"]) == ("profile", "mine")
+    with pytest.raises(ConfigError, match=r"^s3://b: the storage settings name the profile 'other'"):
+        spec("s3://b/k", s3_b=StoreSettings(profile="other"))
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+def test_an_end_point_of_the_environment_must_be_a_url(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "localhost:5678")
+    with pytest.raises(ConfigError, match=rf"^{variable} 'localhost:5678': must be a URL; write http://localhost:5678"):
+        spec("s3://b/k")
 
 
 def test_public_buckets_of_google_are_files_of_the_web() -> None:
@@ -154,7 +172,11 @@ def test_settings_without_a_location_add_to_the_profile(home: Path) -> None:
     [
         ("s3://", "names no bucket; write s3://bucket/folder"),
         ("gs:///a", "names no bucket; write gs://bucket/folder"),
-        ("azure://c/a", "azure://c/a: object stores are s3://, gs://, http://, https://, memory://"),
+        (
+            "azure://c/a",
+            "azure://c/a: object stores are s3://, gs://, http://, https://, memory://, msc://.* that speaks S3",
+        ),
+        ("data://w/a", r"data://w/a: object stores are .* give a location \(nothing now\); file:// is a path$"),
         ("dss://a@1/b", "NVDATASET_CACHE_DIR"),
         ("msc://t/a", "has a profile 't'"),
     ],

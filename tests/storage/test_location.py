@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.location import absolute, folder_of, is_url, join, located, name_of, scheme_of
+from energon_grain.storage.location import absolute, folder_of, is_url, join, located, name_of, no_such_path, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,18 @@ def test_a_relative_path_stays_in_its_bucket() -> None:
         absolute("../b", "s3://bucket")
     with pytest.raises(ConfigError, match="leads out of https://host"):
         absolute("../../b", "https://host/a")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/data/a", None),
+        ("c:/data", None),
+        ("s3:/bucket/a", "s3://bucket/a"),
+        (Path("s3://bucket/a"), "s3://bucket/a"),
+        ("/home/me/gs:/bucket", "gs://bucket"),
+    ],
+)
+def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> None:
+    advice = "" if meant is None else f". Did you mean {meant}? (pathlib takes slashes away: give text)"
+    assert no_such_path(path) == f"{path}: no such file or folder{advice}"
