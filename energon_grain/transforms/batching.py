@@ -18,6 +18,7 @@ import numpy as np
 
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.pytree import register_value
+from energon_grain.samples.source_info import get_source_info
 from energon_grain.transforms.array_kind import NUMPY, ArrayKind, is_tensor, kind_of
 
 T = TypeVar("T")
@@ -173,10 +174,23 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
     try:
         columns = {name: list(map(getter, samples)) for name, getter in getters}
     except (KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{_at(where)}samples of one batch must have the same fields: {error!r}") from error
+        raise ValueError(
+            f"{_at(where)}samples of one batch must have the same fields: {_uncooked(samples) or repr(error)}"
+        ) from error
     if getattr(first, "__valid__", None) is not None:
         columns["__valid__"] = [sample.__valid__ for sample in samples]
     return columns
+
+
+def _uncooked(samples: list[Any]) -> str:
+    """Which dataset is crude beside typed samples; "" where that is not what differs."""
+    crude = [sample for sample in samples if isinstance(sample, CrudeSample)]
+    typed = [type(sample).__name__ for sample in samples if not isinstance(sample, CrudeSample)]
+    if not (crude and typed):
+        return ""
+    sources = get_source_info(crude[0])
+    where = f"those of {sources[0].dataset_path}" if sources else "some"
+    return f"{where} are crude, others {typed[0]}; give the task encoder (--task-encoder) a cooker for the crude ones"
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
+from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.text import TextSample
 from energon_grain.transforms.batching import (
     batch_list,
@@ -135,6 +136,17 @@ def test_errors_name_the_field():
         batch_stack([np.ones(1), np.ones(2)])
     with pytest.raises(ValueError, match="without dimensions"):
         concat_pad([np.array(1), np.array(2)])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_crude_samples_beside_typed_ones_are_named(first: int) -> None:
+    source = SourceInfo(dataset_path="/data/recs", index=1, shard_name="a.tar", file_names=("b.txt",))
+    samples = [
+        CrudeSample(__key__="b", __restore_key__=None, __subflavors__=None, __sources__=(source,), txt="b"),
+        TextSample(__key__="a", __restore_key__=None, __subflavors__=None, __sources__=(), text="a"),
+    ]
+    with pytest.raises(ValueError, match=r"fields: those of /data/recs are crude, others TextSample; give .* a cooker"):
+        batch_samples([samples[first], samples[1 - first]])
 
 
 def test_first_array_gives_the_type():
