@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.sizes import counted, format_bytes
+
 if TYPE_CHECKING:
     from energon_grain.conversion import ConversionProgress, ConversionReport
 
@@ -26,8 +28,8 @@ class Compression(StrEnum):
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Folder of a prepared dataset; tars may lie in an object store.")],
-    target: Annotated[str, typer.Argument(help="New or empty folder.")],
+    source: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset of tars or ArrayRecord files.")],
+    target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
     to: Annotated[Container | None, typer.Option(help="Kind of the new shards. Default: the other one.")] = None,
     compression: Annotated[Compression, typer.Option(help="Of each record of ArrayRecord files.")] = Compression.NONE,
     num_workers: Annotated[
@@ -68,16 +70,17 @@ def convert(
 
 
 def _print_report(report: ConversionReport) -> None:
-    from energon_grain.cli.sizes import format_bytes
-
-    kind = "ArrayRecord" if report.container == "array-record" else "tar"
+    kind = "ArrayRecord file" if report.container == "array-record" else "tar file"
+    files = counted(len(report.shard_counts), kind)
     typer.echo(
-        f"Converted {report.source} to {report.target}: {report.samples:,} samples in {len(report.shard_counts):,} "
-        f"{kind} files, {format_bytes(report.target_bytes)} ({format_bytes(report.source_bytes)} before), in "
+        f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in {files}, "
+        f"{format_bytes(report.target_bytes)} ({format_bytes(report.source_bytes)} before), in "
         f"{report.elapsed_s:.2f} s."
     )
     if report.shards_reused:
-        typer.echo(f"  {report.shards_reused} shards had been written by an earlier run that was interrupted.")
+        typer.echo(
+            f"  {counted(report.shards_reused, 'shard')} had been written by an earlier run that did not finish."
+        )
     typer.echo("  every shard was read back and compared." if report.verified else "  nothing was read back.")
     for note in report.notes:
         typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)

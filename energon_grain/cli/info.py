@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from energon_grain.cli.print_json import print_json
-from energon_grain.cli.sizes import format_bytes
+from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
@@ -79,7 +79,7 @@ def _dataset(
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path}: a JSONL file has neither --split-config nor --dataset-config")
         found = summarize_jsonl(path)
-        samples = f"  {found.samples:,} samples, {format_bytes(found.size_bytes)}"
+        samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
         kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
         return found, [found.path, samples, kind, "", *_histogram(found.sizes)]
     from energon_grain.formats.data_folder import kind_at
@@ -130,7 +130,8 @@ def _lines(summary: DatasetSummary) -> list[str]:
     files = "tar files" if summary.records is None else f"ArrayRecord files ({summary.records})"
     lines = [
         f"{summary.path}",
-        f"  {summary.samples:,} samples in {summary.shards:,} shards, {format_bytes(summary.shard_bytes)} of {files} "
+        f"  {counted(summary.samples, 'sample')} in {counted(summary.shards, 'shard')}, "
+        f"{format_bytes(summary.shard_bytes)} of {files} "
         f"({format_bytes(summary.payload_bytes)} of payload)",
         f"  format: energon {summary.energon_version or 'unknown'}, uuid {summary.uuid or 'none'}, "
         f"{'with' if summary.has_sqlite else 'no'} index.sqlite",
@@ -142,7 +143,9 @@ def _lines(summary: DatasetSummary) -> list[str]:
     for name, split in summary.splits.items():
         share = split.samples / summary.samples if summary.samples else 0.0
         excluded = f", {split.excluded_samples:,} of them excluded" if split.excluded_samples else ""
-        lines.append(f"  {name:16} {split.samples:>14,} samples {share:7.1%}  in {split.shards:,} shards{excluded}")
+        lines.append(
+            f"  {name:16} {split.samples:>14,} samples {share:7.1%}  in {counted(split.shards, 'shard')}{excluded}"
+        )
     lines += ["", "Parts"]
     for name, part in summary.parts.items():
         mean = format_bytes(part.total_bytes / part.count)
@@ -156,7 +159,7 @@ def _lines(summary: DatasetSummary) -> list[str]:
 def _lines_of_arrays(summary: ArraySummary) -> list[str]:
     lines = [
         summary.path,
-        f"  {summary.samples:,} samples, {format_bytes(summary.size_bytes)} of rows, not compressed",
+        f"  {counted(summary.samples, 'sample')}, {format_bytes(summary.size_bytes)} of rows, not compressed",
         "  samples are plain dicts, to be cooked by the program (crude); their parts are rows of arrays",
         "",
         "Parts",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.sizes import counted
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
@@ -48,7 +49,7 @@ def lint(
     with progress_bar("Indices", shown=progress) as bar:
 
         def show(now: LintProgress) -> None:
-            problems = f", {now.findings:,} problems" if now.findings else ""
+            problems = f", {counted(now.findings, 'problem')}" if now.findings else ""
             unit = "shards" if now.stage == "index" else "samples"
             bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} {unit}{problems}", labels[now.stage])
 
@@ -56,7 +57,8 @@ def lint(
             if split_parts or split_config or dataset_config or allow_pickle or trust_module:
                 raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
             report = lint_jsonl(
-                path, progress=lambda done, total, found: bar.advance_to(done, total, f"{found:,} problems", "Lines")
+                path,
+                progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
             )
         else:
             report = lint_dataset(
@@ -76,8 +78,8 @@ def lint(
         typer.echo(f"… and {len(report.findings) - limit:,} more (--limit)")
     for note in report.notes:
         typer.secho(f"note: {note}", fg=typer.colors.YELLOW)
-    looked_at = f"{report.samples:,} samples and {report.shards:,} shards"
+    looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
     if report.findings:
-        typer.secho(f"{len(report.findings):,} problems in {looked_at}.", fg=typer.colors.RED)
+        typer.secho(f"{counted(len(report.findings), 'problem')} in {looked_at}.", fg=typer.colors.RED)
         raise typer.Exit(1)
     typer.secho(f"No problems in {looked_at}.", fg=typer.colors.GREEN)

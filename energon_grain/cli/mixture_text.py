@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from energon_grain.cli.sizes import counted
 from energon_grain.stream.mixture_summary import MILLION, MixtureSummary, NodeSummary, Share
 
 
@@ -30,7 +31,7 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
 
 
 def _length(summary: MixtureSummary) -> str:
-    datasets = f"{len(summary.leaves):,} dataset{'s' * (len(summary.leaves) != 1)}, {summary.samples:,} samples"
+    datasets = f"{counted(len(summary.leaves), 'dataset')}, {counted(summary.samples, 'sample')}"
     if summary.epoch_positions is None:
         return f"{datasets}, endless"
     return f"{datasets}, {summary.epoch_positions:,} positions an epoch"

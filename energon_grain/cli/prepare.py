@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections.abc import Generator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import is_url, located, no_such_path
@@ -147,20 +150,23 @@ def prepare(
         dataset = open_to_prepare(location)
         found = encoding or read_records_file(dataset.local)
         shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
-        typer.echo(f"Found {len(shards):,} {'ArrayRecord' if found else 'tar'} files, {_first_and_last(shards)}.")
+        kind = "ArrayRecord file" if found else "tar file"
+        typer.echo(f"Found {counted(len(shards), kind)}, {_first_and_last(shards)}.")
         if not force_overwrite and not non_interactive:
             from energon_grain.cli.prepare_wizard import ask_overwrite
 
-            force_overwrite = ask_overwrite(dataset.local)
+            with _answers():
+                force_overwrite = ask_overwrite(dataset.local)
         if ratio is None and patterns is None:
             if non_interactive:
                 raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
             from energon_grain.cli.prepare_wizard import ask_split_ratio
 
-            ratio = ask_split_ratio(len(shards))
+            with _answers():
+                ratio = ask_split_ratio(len(shards))
     asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != "CrudeWebdataset"
-    with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar:
+    with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             from energon_grain.cli.prepare_wizard import ask_definition
@@ -215,6 +221,20 @@ def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractCon
     return RayExecutor(ray_address or "auto")
 
 
+@contextlib.contextmanager
+def _answers() -> Generator[None]:
+    """Say which options answer, where questions end the program for want of somebody to ask."""
+    try:
+        yield
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise ConfigError(
+            "there is nobody to ask: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
+            "with --field-map, or --crude, or --skip-dataset-yaml; and --force-overwrite to prepare again."
+        ) from None
+
+
 def _parse_field_map(text: str) -> dict[str, str]:
     import json
 
@@ -232,17 +252,18 @@ def _first_and_last(shards: tuple[str, ...]) -> str:
 
 
 def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) -> None:
-    from energon_grain.cli.sizes import format_bytes
     from energon_grain.formats.data_folder import open_folder
 
     typer.echo(
-        f"Prepared {report.root}: {report.samples:,} samples in {len(report.shard_counts):,} shards, "
+        f"Prepared {report.root}: {counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}, "
         f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     )
     if report.shards_reused:
-        typer.echo(f"  {report.shards_reused} shards had been scanned by an earlier run that was interrupted.")
+        typer.echo(
+            f"  {counted(report.shards_reused, 'shard')} had been scanned by an earlier run that did not finish."
+        )
     for name, shards in report.split_parts.items():
-        typer.echo(f"  {name}: {report.samples_of(name):,} samples in {len(shards):,} shards")
+        typer.echo(f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}")
     typer.echo(f"  parts: {', '.join(report.part_names[:10])}{', …' if len(report.part_names) > 10 else ''}")
     for note in report.notes:
         typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from energon_grain.cli.progress_bar import progress_bar
-from energon_grain.cli.sizes import format_bytes
+from energon_grain.cli.sizes import counted, format_bytes
 
 
 def prepare_jsonl_file(path: str, *, progress: bool) -> None:
@@ -17,7 +17,7 @@ def prepare_jsonl_file(path: str, *, progress: bool) -> None:
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
         )
     typer.echo(
-        f"Prepared {report.path}: {report.samples:,} samples, {format_bytes(report.size_bytes)}, in "
+        f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}, in "
         f"{report.elapsed_s:.2f} s."
     )
     typer.echo(f"  index: {report.index}")

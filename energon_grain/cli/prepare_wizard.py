@@ -33,7 +33,8 @@ def ask_overwrite(root: Path) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
     if not dataset_kind(root).has_shards:
         return False
-    typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?", abort=True)
+    if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
+        raise typer.Exit(1)
     return True
 
 

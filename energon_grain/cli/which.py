@@ -8,6 +8,9 @@ import typer
 
 from energon_grain.cli.print_json import print_json
 
+_PLAIN_ENDINGS = (".tar", ".jsonl")
+"""Of files whose bytes are those of their samples."""
+
 
 def which(
     path: Annotated[
@@ -31,6 +34,8 @@ def which(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List shard, key and byte range of the samples of a global batch, from arithmetic, without reading data.
+
+    Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
 
     Give the settings of the run. Samples that the run dropped are not known here: ask the loader, restored from a
     saved state.
@@ -71,7 +76,8 @@ def which(
     if as_json:
         print_json(records)
         return
-    typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes':25} sample")
+    in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
+    typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes' if in_files else 'bytes, uncompressed':25} sample")
     for record in records:
         extent = f"{record.start}-{record.stop}"
         typer.echo(f"{record.item:8} {record.host:4} {record.epoch:5}  {extent:25} {record.shard}/{record.key}")

@@ -56,7 +56,7 @@ def convert_dataset(
     on where it was when it is called again.
 
     Args:
-        source: A prepared dataset; tars may lie in an object store.
+        source: A prepared dataset of tars or ArrayRecord files, a path or URL.
         target: A new or empty folder of this machine, or one with an interrupted conversion of the same dataset.
         to: Kind of the new shards; None: the other one.
         compression: Of each record of an ArrayRecord file. Uncompressed ones are read fastest.

@@ -13,7 +13,10 @@ from energon_grain.sources.raw import RawBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLocation:
-    """Where one sample lies. Offsets and sizes are in bytes, from the start of the shard."""
+    """Where one sample lies. Offsets and sizes are in bytes, from the start of the shard.
+
+    In ArrayRecord files and arrays they are counted as if records or rows lay one behind the other, uncompressed.
+    """
 
     index: int
     shard: str

@@ -26,8 +26,9 @@ class SampleRecord:
         dataset: Folder of the leaf.
         shard: Shard, relative to the dataset.
         key: Key in the dataset.
-        start: First byte in the shard, headers included.
-        stop: One past its last byte.
+        start: First byte in the shard, headers included; in ArrayRecord files and arrays as if records or rows lay one
+            behind the other, uncompressed.
+        stop: One past its last byte, likewise.
         index: Index in the leaf.
         epoch: Pass over the leaf.
     """

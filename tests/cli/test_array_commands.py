@@ -39,6 +39,7 @@ def test_info_of_a_metadataset(path: Path) -> None:
 def test_which(path: Path) -> None:
     done = run("which", path, "--step", "0", "--batch-size", "2", "--validation")
     assert done.exit_code == 0, done.output
+    assert "  bytes, uncompressed  " in done.output
     assert "x.zarr/0" in done.output
     assert "x.zarr/1" in done.output
 

@@ -62,6 +62,13 @@ def test_info_and_lint(path: Path) -> None:
     assert "shard_003.array_record: the columnar index says otherwise" in done.output
 
 
+def test_which_counts_bytes_of_records(path: Path) -> None:
+    run("prepare", path, "--records", "msgpack", *PREPARED)
+    shown = run("which", path, "--step", "0", "--batch-size", "2", "--validation").output.splitlines()
+    assert "  bytes, uncompressed  " in shown[0]
+    assert [line.split()[3] for line in shown[1:]] == ["0-38", "38-76"]
+
+
 def test_convert(tmp_path: Path) -> None:
     tars = make_text_dataset(tmp_path / "tars", n=20, shards=4)
     records = tmp_path / "records"

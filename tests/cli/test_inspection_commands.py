@@ -47,11 +47,14 @@ def test_lint_lists_what_is_broken(root: Path) -> None:
 def test_lint_of_a_good_dataset(tmp_path: Path) -> None:
     done = run("lint", make_crude_dataset(tmp_path / "crude", n=8, shards=2))
     assert (done.exit_code, done.output) == (0, "No problems in 8 samples and 2 shards.\n")
+    done = run("lint", make_crude_dataset(tmp_path / "one", n=1, shards=1))
+    assert done.output == "No problems in 1 sample and 1 shard.\n"
 
 
 def test_which_lists_the_batch(root: Path) -> None:
     shown = run("which", root, "--step", "1", "--batch-size", "3", "--validation")
     assert shown.exit_code == 0, shown.output
+    assert "  bytes      " in shown.output.splitlines()[0]
     rows = [line.split() for line in shown.output.splitlines()[1:]]
     assert [row[-1] for row in rows] == [f"shard_003.tar/{number:06d}" for number in (21, 22, 23)]
     records = json.loads(run("which", root, "--step", "0", "--batch-size", "4", "--seed", "7", "--json").output)

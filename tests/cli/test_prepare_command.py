@@ -160,8 +160,11 @@ def test_wizard_with_the_type_given(root: Path) -> None:
 
 
 def test_input_that_ends_early(root: Path) -> None:
-    assert prepare(root, answers=[""]).exit_code == 1
-    assert not (root / ".nv-meta/.info.json").exists()
+    for answers in ([], [""]):
+        done = prepare(root, answers=answers)
+        assert isinstance(done.exception, ConfigError)
+        assert "nobody to ask: give --non-interactive, with --split-ratio" in str(done.exception)
+        assert not (root / ".nv-meta/.info.json").exists()
     done = prepare(root, "--non-interactive", "--split-ratio=1", "--skip-dataset-yaml")
     assert "10 shards had been scanned by an earlier run" in done.output
 
