@@ -9,9 +9,10 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.aws_profiles import aws_credentials
 from energon_grain.storage.location import STORE_SCHEMES, scheme_of
 from energon_grain.storage.profiles import SCHEMES, profile_of
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
 
 _AZURE = ". Azure's are read where they are mounted, or through a gateway that speaks S3"
 _GOOGLE = "https://storage.googleapis.com"
@@ -115,7 +116,7 @@ def context_spec(settings: StorageSettings) -> dict[str, Any]:
 
 def _s3(bucket: str, store: StoreSettings) -> dict[str, Any]:
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket}
-    endpoint = store.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = store.endpoint or _endpoint_of_environment()
     region = store.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint:
         spec["endpoint"] = endpoint.rstrip("/")
@@ -123,14 +124,22 @@ def _s3(bucket: str, store: StoreSettings) -> dict[str, Any]:
         spec["aws_region"] = region or "us-east-1"  # services other than Amazon's do not mind
     if store.anonymous:
         spec["aws_credentials"] = {"type": "anonymous"}
-    elif store.profile is not None:
-        spec["aws_credentials"] = {"type": "profile", "profile": store.profile}
-    elif os.environ.get("AWS_ACCESS_KEY_ID"):
-        # What the usual search finds first; searching, it complains of every file that is not there.
-        spec["aws_credentials"] = {"type": "environment"}
+    else:
+        credentials = aws_credentials(f"s3://{bucket}", store.profile)
+        if credentials is not None:
+            spec["aws_credentials"] = credentials
     if store.requester_pays:
         spec["requester_pays"] = True
     return spec
+
+
+def _endpoint_of_environment() -> str | None:
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        endpoint = os.environ.get(variable)
+        if endpoint:
+            check_endpoint(endpoint, variable)
+            return endpoint
+    return None
 
 
 def _gcs(bucket: str, store: StoreSettings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.location import is_url
 from energon_grain.storage.storage_settings import StoreSettings
 
 SCHEMES = ("msc", "rclone", "dss")
@@ -56,11 +57,16 @@ def profile_of(url: str) -> tuple[str, StoreSettings]:
         )
     return prefix, StoreSettings(
         location=_STORES[kind] + str(profile.get("base_path", "")).strip("/"),
-        endpoint=profile.get("endpoint_url") if _STORES[kind] == "s3://" else None,
+        endpoint=_with_scheme(profile.get("endpoint_url")) if _STORES[kind] == "s3://" else None,
         region=profile.get("region_name") if _STORES[kind] == "s3://" else None,
         profile=profile.get("profile_name") if _STORES[kind] == "s3://" else None,
         anonymous=_is_anonymous(profile),
     )
+
+
+def _with_scheme(endpoint: str | None) -> str | None:
+    """An end point as a URL, which rclone's need not be."""
+    return endpoint if endpoint is None or is_url(endpoint) else f"https://{endpoint}"
 
 
 def _is_anonymous(profile: Mapping[str, Any]) -> bool:

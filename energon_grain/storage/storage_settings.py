@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Generator
 
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.location import STORE_SCHEMES, is_url, scheme_of
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
+SUBJECT = "storage settings"
+"""What messages are about that concern no file."""
 DEFAULT_CACHE_SHARE = 0.1
 """Of the file system that the cache lies on, where `cache_bytes` says nothing."""
 
@@ -43,6 +45,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     profile: str | None = None
     requester_pays: bool = False
     location: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint, f"{SUBJECT}: endpoint")
+        if self.location is not None and scheme_of(self.location) not in (*STORE_SCHEMES, "file"):
+            raise ConfigError(
+                f"{SUBJECT}: location {self.location!r}: must be a URL that is read as it is: "
+                f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
+            )
 
 
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,14 +87,20 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
             if getattr(self, name) < least:
-                raise ConfigError(f"storage settings: {name}={getattr(self, name)}: must be {least} or more")
+                raise ConfigError(f"{SUBJECT}: {name}={getattr(self, name)}: must be {least} or more")
         if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
             raise ConfigError(
-                f"storage settings: timeout_s={self.timeout_s} must be positive, and first_pause_s="
+                f"{SUBJECT}: timeout_s={self.timeout_s} must be positive, and first_pause_s="
                 f"{self.first_pause_s} between 0 and longest_pause_s={self.longest_pause_s}"
             )
         if self.cache_bytes is not None and self.cache_bytes < 0:
-            raise ConfigError(f"storage settings: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
+            raise ConfigError(f"{SUBJECT}: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
+        for prefix in self.stores:
+            if not is_url(prefix):
+                raise ConfigError(
+                    f"{SUBJECT}: $.stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                    "or what else the URLs begin with"
+                )
 
     @property
     def cache_folder(self) -> str:
@@ -100,23 +117,15 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return ("", StoreSettings()) if best is None else (best, self.stores[best])
 
 
+def check_endpoint(endpoint: str, name: str) -> None:
+    """Refuse what is no URL of a service. Raises ConfigError."""
+    if scheme_of(endpoint) not in ("http", "https"):
+        host = endpoint.rpartition("://")[2]
+        raise ConfigError(f"{name} {endpoint!r}: must be a URL; write http://{host}, or https://{host}")
+
+
 def _slashed(prefix: str) -> str:
     return prefix if prefix.endswith("/") else f"{prefix}/"
-
-
-def parse_settings(content: Mapping[str, Any], *, where: str = "storage settings") -> StorageSettings:
-    """Check what a settings file holds.
-
-    Raises:
-        ConfigError: A key is unknown or a value of the wrong type; names it.
-    """
-    try:
-        return msgspec.convert(dict(content), StorageSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{where}: {error}; known are {', '.join(StorageSettings.__struct_fields__)}, and for each of `stores` "
-            f"{', '.join(StoreSettings.__struct_fields__)}"
-        ) from error
 
 
 _chosen: StorageSettings | None = None
@@ -127,7 +136,15 @@ def use_storage(settings: StorageSettings | None) -> None:
 
     Args:
         settings: None: those of the settings file again, which is then read anew.
+
+    Raises:
+        ConfigError: They are something else, such as the path of a file.
     """
+    if not isinstance(settings, StorageSettings | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"use_storage takes a StorageSettings, not {settings!r}; a file is named by the environment variable "
+            f"{ENVIRONMENT}"
+        )
     global _chosen
     _chosen = settings
     _from_file.cache_clear()
@@ -166,15 +183,6 @@ def _settings_file() -> str | None:
 def _from_file(path: str | None) -> StorageSettings:
     if path is None:
         return StorageSettings()
-    import yaml
+    from energon_grain.storage.settings_file import read_settings  # which takes their form from here
 
-    try:
-        with open(path, "rb") as file:
-            content = yaml.safe_load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: must hold a mapping, such as `stores: {{'s3://bucket': {{region: us-east-1}}}}`")
-    return parse_settings(content, where=path)
+    return read_settings(path)

@@ -13,7 +13,6 @@ from energon_grain.storage.storage_settings import (
     ENVIRONMENT,
     StorageSettings,
     StoreSettings,
-    parse_settings,
     storage_settings,
     use_storage,
     using_storage,
@@ -101,33 +100,6 @@ def test_a_file_is_read_once_until_it_is_asked_for_anew(home: Path, monkeypatch:
     assert storage_settings().attempts == 3
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"attemps": 3}, r"unknown field `attemps`.*known are stores, requests_in_flight.*endpoint, region"),
-        ({"stores": {"s3://b": {"key": "x"}}}, r"unknown field `key` - at `\$.stores\[...\]`"),
-        ({"attempts": "three"}, r"Expected `int`, got `str` - at `\$.attempts`"),
-        ({"attempts": 0}, "attempts=0: must be 1 or more"),
-        ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
-        ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
-        ({"timeout_s": 0}, "timeout_s=0.* must be positive"),
-        ({"first_pause_s": 2, "longest_pause_s": 1}, "first_pause_s=2.* between 0 and longest_pause_s=1"),
-        ({"first_pause_s": -1}, "between 0 and"),
-        ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
-        ("a: [", "not valid YAML"),
-        ("just text", r"must hold a mapping, such as `stores: \{'s3://bucket'"),
-        ("", "must hold a mapping"),
-    ],
-)
-def test_what_is_wrong_names_the_file_and_the_key(
-    home: Path, monkeypatch: pytest.MonkeyPatch, content: Any, said: str
-) -> None:
-    file = write(home / "x.yaml", content)
-    monkeypatch.setenv(ENVIRONMENT, str(file))
-    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}"):
-        storage_settings()
-
-
 def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, str(home / "none.yaml"))
     with pytest.raises(ConfigError, match=rf"none.yaml: No such file.*{ENVIRONMENT} must name a file"):
@@ -180,7 +152,22 @@ def test_settings_of_a_block_end_with_it(home: Path) -> None:
     assert storage_settings().attempts == 3
 
 
-def test_a_mapping_is_checked_without_a_file() -> None:
-    assert parse_settings({"attempts": 2}).attempts == 2
-    with pytest.raises(ConfigError, match=r"storage settings: .*unknown field"):
-        parse_settings({"x": 2})
+@pytest.mark.parametrize(
+    ("prefix", "store", "said"),
+    [
+        ("team", {"region": "x"}, r"\$.stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ("s3://b", {"endpoint": "localhost:5678"}, "'localhost:5678': must be a URL; write http://localhost:5678"),
+        ("s3://b", {"endpoint": "ftp://host"}, "'ftp://host': must be a URL; write http://host"),
+        ("data://v", {"location": "nowhere"}, "location 'nowhere': must be a URL .* s3://, .* file://"),
+        ("data://v", {"location": "msc://team"}, "location 'msc://team': must be a URL that is read as it is"),
+    ],
+)
+def test_stores_that_cannot_be_reached_are_refused(prefix: str, store: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^storage settings: .*{said}"):
+        StorageSettings(stores={prefix: StoreSettings(**store)})
+
+
+def test_a_path_is_no_settings(home: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"not 'storage.yaml'; a file is named by .* {ENVIRONMENT}"):
+        use_storage("storage.yaml")  # type: ignore[arg-type]
+    assert storage_settings() == StorageSettings()
