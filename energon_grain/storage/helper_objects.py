@@ -8,9 +8,10 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from energon_grain.storage.helper_process import helper_process, serve_connections
+from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.program_end import LOOK_SECONDS, program_ends
 from energon_grain.storage.storage_settings import StorageSettings
-from energon_grain.storage.tensorstore_objects import Fetched, ObjectError, TensorStoreObjects
+from energon_grain.storage.tensorstore_objects import Fetched, TensorStoreObjects
 
 
 class HelperObjects:

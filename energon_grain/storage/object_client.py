@@ -17,9 +17,10 @@ import msgspec
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.helper_objects import HelperObjects
+from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.program_end import pause, program_ends
 from energon_grain.storage.storage_settings import StorageSettings
-from energon_grain.storage.tensorstore_objects import Fetched, ObjectError, Objects, TensorStoreObjects, inherited
+from energon_grain.storage.tensorstore_objects import Fetched, Objects, TensorStoreObjects, inherited
 
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
@@ -144,7 +145,7 @@ class ObjectClient:
                     tried = f"{attempt} attempts in {time.monotonic() - began:.1f} s"
                     raise ReadError(
                         f"{doing} failed: {error} ({tried if error.passing else 'not tried again'})"
-                        f"{_way_out(error.message)}"
+                        f"{error.way_out and '; '}{error.way_out}"
                     ) from None
                 attempt += 1
                 _logger.warning(
@@ -174,17 +175,6 @@ def shared_client(settings: StorageSettings) -> ObjectClient:
         if key not in _shared:
             _shared[key] = ObjectClient(settings)
         return _shared[key]
-
-
-def _way_out(message: str) -> str:
-    if message.startswith(("PERMISSION_DENIED", "UNAUTHENTICATED")):
-        return (
-            "; check the credentials that the store's tools use, or set `anonymous: true` for it in the storage "
-            "settings if it is public"
-        )
-    if "was ignored by server" in message:
-        return "; this web server sends only whole files, let one that sends parts of them serve the data"
-    return ""
 
 
 def _after_fork() -> None:

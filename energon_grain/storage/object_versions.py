@@ -5,14 +5,13 @@ The first time that an object is asked for, its version is learnt. From then on 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from energon_grain.errors import MissingObjectError, RangeError, StaleIndexError
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.object_error import SIZE_TOLD
 from energon_grain.storage.tensorstore_objects import Fetched
 
-_SIZE_IN_MESSAGE = re.compile(r"(?:total size |value of size |<ActualObjectSize>)(\d+)")
 _NO_OBJECT_BYTES = 1 << 61
 
 
@@ -73,13 +72,13 @@ class ObjectVersions:
     def _measured(self, path: str) -> Version:
         """Size and version of an object. TensorStore has no request for that.
 
-        A read far behind the end is refused with a message in which most stores give the size; it is believed only
+        A read far behind the end is refused, and most stores give the size in what they say; it is believed only
         where the last byte is found there. Else the end is searched for.
         """
         try:
             _there(path, self._client.read(ObjectRange(path, _NO_OBJECT_BYTES, _NO_OBJECT_BYTES + 1)))
         except RangeError as error:
-            told = _SIZE_IN_MESSAGE.search(str(error))
+            told = SIZE_TOLD.search(str(error))
             if told is not None:
                 size = int(told[1])
                 try:

@@ -16,30 +16,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from energon_grain.errors import ConfigError
 from energon_grain.storage.kvstore_spec import context_spec, kvstore_spec
+from energon_grain.storage.object_error import ObjectError, object_error
 from energon_grain.storage.program_end import LOOK_SECONDS, program_ends
 from energon_grain.storage.storage_settings import StorageSettings
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""
-
-
-class ObjectError(Exception):
-    """A request failed.
-
-    Attributes:
-        passing: Whether the same request may succeed in a while.
-        out_of_range: Whether the object ends before the range does.
-    """
-
-    def __init__(self, message: str, passing: bool, out_of_range: bool = False) -> None:
-        super().__init__(message, passing, out_of_range)  # what it is made of again in another process
-        self.message = message
-        self.passing = passing
-        self.out_of_range = out_of_range
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +70,7 @@ class Objects(Protocol):
         ...
 
 
-_FINAL = (
-    "OUT_OF_RANGE",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "INVALID_ARGUMENT",
-    "FAILED_PRECONDITION",
-    "NOT_FOUND",
-    "UNIMPLEMENTED",
-)
-"""What TensorStore's messages begin with where another attempt would fail alike."""
 _STALLED_BYTES_PER_S = 1024
-_MESSAGE_CHARACTERS = 600
 
 
 class TensorStoreObjects:
@@ -115,11 +88,11 @@ class TensorStoreObjects:
         self, url: str, start: int | None, stop: int | None, known: bytes | None, timeout_s: float
     ) -> Fetched | None:
         """See `Objects`."""
-        store, key, mark = self._store(url)
+        spec, store, key, mark = self._store(url)
         if known is not None:
             known = known[len(mark) :] if known.startswith(mark) and known != UNVERSIONED else None
         wanted = {} if start is None and stop is None else {"byte_range": slice(start, stop)}
-        result = _wait(store.read(key, if_not_equal=known, **wanted), timeout_s)
+        result = _wait(store.read(key, if_not_equal=known, **wanted), spec, timeout_s)
         if result.state == "missing":
             return None
         data = None if result.state == "unspecified" else result.value
@@ -131,35 +104,38 @@ class TensorStoreObjects:
         """See `Objects`."""
         import tensorstore
 
-        store, key, _ = self._store(url)
+        spec, store, key, _ = self._store(url)
         prefix = f"{key}/" if key else ""
         keys = tensorstore.KvStore.KeyRange(prefix, f"{key}0" if key else "")  # "0" comes after "/"
-        found = _wait(store.list(keys, strip_prefix_length=len(prefix.encode())), timeout_s)
+        found = _wait(store.list(keys, strip_prefix_length=len(prefix.encode())), spec, timeout_s)
         return sorted(name.decode("utf-8", "surrogateescape") for name in found)
 
     def write(self, url: str, data: bytes, timeout_s: float) -> bytes:
         """See `Objects`."""
-        store, key, mark = self._store(url)
-        return mark + _wait(store.write(key, data), timeout_s).generation
+        spec, store, key, mark = self._store(url)
+        return mark + _wait(store.write(key, data), spec, timeout_s).generation
 
     def delete(self, url: str, timeout_s: float) -> None:
         """See `Objects`."""
-        store, key, _ = self._store(url)
-        _wait(store.write(key, None), timeout_s)
+        spec, store, key, _ = self._store(url)
+        _wait(store.write(key, None), spec, timeout_s)
 
-    def _store(self, url: str) -> tuple[Any, str, bytes]:
-        """A store, the key there, and what its generations are to begin with."""
+    def _store(self, url: str) -> tuple[dict[str, Any], Any, str, bytes]:
+        """A store as it is described and opened, the key there, and what its generations are to begin with."""
         import tensorstore
 
         spec, key = kvstore_spec(url, self._settings)
         name = repr(spec)
         if name not in self._stores:
-            opening = tensorstore.KvStore.open(spec, context=shared_context(self._settings))
-            self._stores[name] = _wait(opening, self._settings.timeout_s)
-        return self._stores[name], key, _memory if spec["driver"] == "memory" else b""
+            try:
+                opening = tensorstore.KvStore.open(spec, context=shared_context(self._settings))
+            except ValueError as error:  # no store can be called so
+                raise ConfigError(f"{url}: {error}") from error
+            self._stores[name] = _wait(opening, spec, self._settings.timeout_s)
+        return spec, self._stores[name], key, _memory if spec["driver"] == "memory" else b""
 
 
-def _wait(future: Any, timeout_s: float) -> Any:
+def _wait(future: Any, spec: dict[str, Any], timeout_s: float) -> Any:
     end = time.monotonic() + timeout_s
     try:
         while True:
@@ -174,12 +150,7 @@ def _wait(future: Any, timeout_s: float) -> Any:
         future.cancel()
         raise
     except (ValueError, KeyError, NotImplementedError, RuntimeError, OSError) as error:
-        message = " ".join(str(error).split())
-        raise ObjectError(
-            message[:_MESSAGE_CHARACTERS],
-            passing=not (isinstance(error, NotImplementedError) or message.startswith(_FINAL)),
-            out_of_range=message.startswith("OUT_OF_RANGE"),
-        ) from None
+        raise object_error(error, spec) from None
 
 
 _inherited = False
