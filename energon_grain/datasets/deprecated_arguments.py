@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from energon_grain.datasets.task_encoder import TaskEncoder
@@ -29,8 +31,13 @@ class DeprecatedArguments(TypedDict, total=False):
     handler: Any
 
 
-def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
+def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any], called: Callable[..., Any]) -> None:
     """Set the task encoder's decoder as deprecated arguments say, with a `DeprecationWarning`.
+
+    Args:
+        task_encoder: Of the call.
+        arguments: Those that the function has no name for.
+        called: The function that they were given to.
 
     Raises:
         TypeError: There is no such argument.
@@ -40,7 +47,9 @@ def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> 
         return
     unknown = [name for name in arguments if name not in DeprecatedArguments.__annotations__]
     if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+        close = difflib.get_close_matches(unknown[0], inspect.signature(called).parameters, n=1)
+        advice = f". Did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"{called.__name__}() got an unexpected keyword argument {unknown[0]!r}{advice}")
     if "handler" in arguments:
         _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
     options = {name: value for name, value in arguments.items() if name not in ("auto_decode", "handler")}

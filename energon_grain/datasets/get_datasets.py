@@ -94,7 +94,7 @@ def get_train_dataset(
     check_passes(shuffle_over_epochs_multiplier)
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
-    fold_deprecated(encoder, deprecated)
+    fold_deprecated(encoder, deprecated, get_train_dataset)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise ConfigError(
             f"virtual_epoch_length={virtual_epoch_length} with repeat={repeat}: virtual epochs cut an endless stream; "
@@ -165,7 +165,7 @@ def get_val_dataset(
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
-    fold_deprecated(encoder, deprecated)
+    fold_deprecated(encoder, deprecated, get_val_dataset)
     options = LeafOptions(
         worker_config=worker_config,
         task_encoder=encoder,
@@ -224,7 +224,7 @@ def get_val_datasets(
     """
     worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
     encoder = task_encoder or DefaultTaskEncoder()
-    fold_deprecated(encoder, deprecated)
+    fold_deprecated(encoder, deprecated, get_val_datasets)
     options = LeafOptions(
         worker_config=worker_config,
         task_encoder=encoder,

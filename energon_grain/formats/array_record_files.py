@@ -80,11 +80,10 @@ class ArrayRecordFile:
     def _reason(self) -> str:
         """What the reader says when it is asked for something after it failed to open the file."""
         try:
-            self._reader.read(0, 0)
             self._reader.read([0])
-        except (RuntimeError, IndexError) as error:
+        except RuntimeError as error:
             return str(error)
-        return "it has no footer"
+        return "its end, which says where records lie, is missing"
 
 
 class ArrayRecordFiles(OpenFiles[ArrayRecordFile]):

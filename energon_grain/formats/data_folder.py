@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError
+from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.column_file import column_file_bytes
 from energon_grain.formats.columnar_header import (
@@ -175,6 +175,20 @@ def naming(folder: DataFolder) -> Generator[None]:
                 raise DatasetNotFoundError(not_prepared(folder.location)) from error
             text = str(error).replace(str(folder.local), folder.location)
             raise type(error)(text) from error
+        raise
+
+
+@contextlib.contextmanager
+def needing_shards(folder: DataFolder) -> Generator[None]:
+    """Let errors for shards that are gone say what can be done about it."""
+    try:
+        yield
+    except ReadError as error:
+        if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError):
+            raise type(error)(
+                f"{error}; it was there when the dataset was indexed: put it back, or leave it out by `energon-grain "
+                f"prepare {folder.location} --force-overwrite`"
+            ) from error.__cause__ or error
         raise
 
 

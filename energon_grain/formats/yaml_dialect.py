@@ -15,6 +15,7 @@ Beyond Energon's own reader, an empty value is None, anchors, aliases and merge 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -24,6 +25,8 @@ from energon_grain.errors import ConfigError
 _PLAIN = "energon:plain"
 _TAGS = "tag:yaml.org,2002:"
 _MERGE = "<<"
+_UNNAMED = re.compile(r'in "<[a-z ]+>", line')
+"""How messages of the parser name text that was not read from a file by it."""
 
 
 class WrittenFloat(float):
@@ -66,7 +69,8 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+        said = _UNNAMED.sub("at line", str(error))
+        raise ConfigError(f"{where}: not valid YAML: {said}") from error
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
 

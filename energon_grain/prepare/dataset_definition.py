@@ -60,7 +60,7 @@ def define_dataset(
             f"is not enough, make the dataset crude and cook its samples in the program."
         )
     try:
-        checked = FieldMap.parse(field_map, cls, where="field map")
+        checked = FieldMap.parse(field_map, cls, where="field_map")
     except TypeError as error:
         raise FieldMapError(f"field map {field_map!r} is not a mapping from fields to parts.") from error
     return DatasetDefinition(

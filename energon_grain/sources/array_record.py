@@ -9,7 +9,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.data_folder import DataFolder
+from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
 from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import PartValue, RawBatch
@@ -56,7 +56,8 @@ class ArrayRecordSource(IndexedSource):
         if objects is None:
             return []
         samples, shard = self._samples.resolve(indices)
-        start, size = objects.extents(shard, samples - self._index.shard_first[shard])
+        with needing_shards(self._folder):
+            start, size = objects.extents(shard, samples - self._index.shard_first[shard])
         paths = self._records.shards.paths
         return [remote_extents(objects.store, paths, shard, start, size, np.arange(len(samples)))]
 
@@ -70,7 +71,8 @@ class ArrayRecordSource(IndexedSource):
         samples, shard = self._samples.resolve(indices)
         index = self._index
         keys = index.keys(samples)
-        rows = self._records.read(samples, keys)
+        with needing_shards(self._folder):
+            rows = self._records.read(samples, keys)
         batch = RawBatch(
             indices=indices,
             keys=keys,

@@ -9,7 +9,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.data_folder import DataFolder
+from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.shard_check import check_shards
 from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
 from energon_grain.sources.raw import RawBatch
@@ -62,7 +62,8 @@ class WebDatasetSource(IndexedSource):
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
         """See `FetchedAhead`."""
         samples, shard = self._samples.resolve(indices)
-        self._check_shards(shard)
+        with needing_shards(self._folder):
+            self._check_shards(shard)
         owner, rows = self._samples.part_rows(samples)
         start, size = self._samples.part_offset(rows), self._samples.part_size(rows)
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
@@ -76,7 +77,6 @@ class WebDatasetSource(IndexedSource):
         """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._samples.resolve(indices)
-        self._check_shards(shard)
         owner, rows = self._samples.part_rows(samples)
         size = self._samples.part_size(rows)
         spans = coalesce(
@@ -86,7 +86,9 @@ class WebDatasetSource(IndexedSource):
             merge_gap_bytes=self._store.merge_gap_bytes,
             solo_bytes=self._store.solo_bytes,
         )
-        data = self._store.read_spans(self._paths, spans.file, spans.start, spans.stop)
+        with needing_shards(self._folder):
+            self._check_shards(shard)
+            data = self._store.read_spans(self._paths, spans.file, spans.start, spans.stop)
         values: list[bytes | None] = [
             data[span][begin:end]
             for span, begin, end in zip(

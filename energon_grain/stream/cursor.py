@@ -181,7 +181,8 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     saved = cursor.get("manifest")
     lines = _differences(saved, manifest, "") if isinstance(saved, Mapping) else []
     told = "\n".join(f"  {line}" for line in lines) or (
-        f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (this state has no manifest to say more)"
+        f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
+        f"differs, too)"
     )
     raise FingerprintError(
         f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "

@@ -64,5 +64,9 @@ def test_no_warning_without_them() -> None:
 
 
 def test_other_keywords_are_unknown() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
-        get_train_dataset("nowhere", batchsize=3, **TRAINING)  # type: ignore[call-arg]
+    for get, usual in ALL:
+        said = rf"^{get.__name__}\(\) got an unexpected keyword argument 'batchsize'. Did you mean 'batch_size'\?$"
+        with pytest.raises(TypeError, match=said):
+            get("nowhere", batchsize=3, **usual)
+    with pytest.raises(TypeError, match=r"argument 'xyz'$"):
+        get_train_dataset("nowhere", xyz=3, **TRAINING)  # type: ignore[call-arg]

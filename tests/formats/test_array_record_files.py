@@ -58,6 +58,13 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             ArrayRecordFile(str(tmp_path / "bad.array_record"))
 
 
+def test_a_file_that_was_cut(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [b"abc"] * 100)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ReadError, match=r"a damaged one: its end, which says where records lie, is missing$"):
+        ArrayRecordFile(str(path))
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path = write_records(tmp_path / "x.array_record", [bytes([number]) * 1000 for number in range(200)])
     data = bytearray(path.read_bytes())

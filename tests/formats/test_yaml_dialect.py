@@ -125,6 +125,13 @@ def test_what_is_not_valid_is_refused_with_the_file(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: [", "a: 1\nb: !!int x"])
+def test_the_place_in_the_file_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"at line [23], column \d") as caught:
+        parse(text)
+    assert "<" not in str(caught.value)
+
+
 @given(st.text(alphabet="0123456789_.eE+-", min_size=1, max_size=8))
 def test_numbers_follow_python(text: str) -> None:
     got = cast_scalar(text)

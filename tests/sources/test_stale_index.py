@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from object_server import Bucket
 
-from energon_grain.errors import IndexFileError, ReadError, StaleIndexError
+from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
 from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.prepare import prepare_dataset
@@ -73,8 +74,16 @@ def test_the_command_mends_it(dataset: Path) -> None:
 
 def test_a_missing_shard(dataset: Path) -> None:
     (dataset / "shard_002.tar").unlink()
-    with pytest.raises(ReadError, match=r"cannot open .*shard_002\.tar: No such file"):
+    with pytest.raises(ReadError, match=r"cannot open .*shard_002\.tar: No such file.*put it back, or leave it out by"):
         read_all(WebDatasetSource(dataset))
+
+
+def test_a_missing_shard_in_a_store(dataset: Path, bucket: Bucket) -> None:
+    url = bucket.upload(dataset, "set")
+    bucket.delete("set/shard_002.tar")
+    advice = rf"put it back, or leave it out by `energon-grain prepare {url} --force-overwrite`$"
+    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: there is no such object; .*{advice}"):
+        read_all(WebDatasetSource(url))
 
 
 def test_a_shard_that_shrinks_while_it_is_read(dataset: Path) -> None:

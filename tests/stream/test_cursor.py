@@ -23,6 +23,10 @@ def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
     [other] = open_hosts(path, 1, 5, seed=1, max_samples_per_sequence=2)
     with pytest.raises(FingerprintError, match=r"(?s)seed: saved 0, now 1.*block: saved None, now 2.*allow_changes"):
         other.restore(cursor)
+    with pytest.raises(
+        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank hold what differs, too"
+    ):
+        other.restore(stream.cursor())
     other.restore(cursor, allow_changes=True)
     assert other.cursor()["item"] == 5
     [larger] = open_hosts(text_dataset(97), 1, 5)
