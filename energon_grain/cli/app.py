@@ -17,7 +17,7 @@ from energon_grain.cli.which import which
 
 app = typer.Typer(
     name="energon-grain",
-    help="Prepare, inspect and check datasets of tar files, and mixtures of them.",
+    help="Prepare, convert, inspect, check and measure datasets, and mixtures of them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -48,4 +48,4 @@ def options(
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Prepare, inspect and check datasets of tar files, and mixtures of them."""
+    """Prepare, convert, inspect, check and measure datasets, and mixtures of them."""
