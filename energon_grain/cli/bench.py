@@ -38,7 +38,10 @@ def bench(
     seconds: Annotated[float, typer.Option(help="For each measurement; there are about a dozen.")] = 2.0,
     shuffle: Annotated[
         Shuffle | None,
-        typer.Option(help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, block."),
+        typer.Option(
+            help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, blocks of about "
+            "4 MiB. Where blocks are fewer than lanes (48), the shuffle is full."
+        ),
     ] = None,
     max_samples_per_sequence: Annotated[
         int | None, typer.Option(min=1, help="With --shuffle block: samples of a block. Default: 100.")

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from energon_grain.cli.sizes import format_bytes
 from energon_grain.measurement.figures import Figures, ReadRate
+from energon_grain.measurement.significant import significant
 
 _BAR_WIDTH = 30
 
 
 def figure_lines(figures: Figures, advice: Sequence[str]) -> list[str]:
     """Lay out figures as tables, and advice as a list."""
-    shuffle = "full shuffle" if figures.block is None else f"blocks of {figures.block:,}"
     return [
         f"{figures.path}: {figures.dataset_samples:,} samples of {format_bytes(figures.sample_bytes)}, "
-        f"batches of {figures.batch_size:,}, {shuffle}",
+        f"batches of {figures.batch_size:,}, {_shuffle(figures)}",
         "",
         *_storage(figures),
         "",
@@ -27,6 +27,12 @@ def figure_lines(figures: Figures, advice: Sequence[str]) -> list[str]:
         *(f"  * {sentence}" for sentence in advice),
         *(f"  note: {note}" for note in figures.notes),
     ]
+
+
+def _shuffle(figures: Figures) -> str:
+    if figures.block is None:
+        return "full shuffle" + (", for there are too few samples for blocks" if figures.refused_block else "")
+    return "full shuffle (blocks of 1)" if figures.block == 1 else f"blocks of {figures.block:,}"
 
 
 def _storage(figures: Figures) -> list[str]:
@@ -45,7 +51,7 @@ def _storage(figures: Figures) -> list[str]:
             ("range requests alone", storage.pread_cold),
         ]
         of += (
-            f"; a request takes {1e3 * storage.store.latency_s:,.3g} ms, and up to "
+            f"; a request takes {significant(1e3 * storage.store.latency_s)} ms, and up to "
             f"{storage.store.requests_in_flight} are made at a time"
         )
     rows: list[tuple[str, ...]] = [("", "samples/s", "bytes/s", "requests/s" if storage.store else "reads/s")]
@@ -59,10 +65,13 @@ def _storage(figures: Figures) -> list[str]:
 
 def _stages(figures: Figures) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "µs a sample", "share", "")]
+    in_store = figures.storage.store is not None
     for stage in figures.stages:
-        bar = "█" * round(stage.share * _BAR_WIDTH) + ("  bounds" if stage is figures.bound else "")
-        rows.append((stage.name, f"{stage.microseconds:,.3g}", f"{stage.share:.0%}", bar))
-    return [f"Stages, one thread, {'cache warm' if figures.storage.store else 'warm'}", *_table(rows)]
+        bar = "█" * round(stage.share * _BAR_WIDTH)
+        if stage is figures.bound:
+            bar += "  bounds later epochs" if in_store else "  bounds"
+        rows.append((stage.name, significant(stage.microseconds), f"{stage.share:.0%}", bar))
+    return [f"Stages, one thread, {'cache warm, as in later epochs' if in_store else 'warm'}", *_table(rows)]
 
 
 def _pipeline(figures: Figures) -> list[str]:
@@ -73,12 +82,18 @@ def _pipeline(figures: Figures) -> list[str]:
         rows[0] += ("fetched/s", "requests/s")
     for run in figures.pipeline:
         batches = run.samples_per_s / figures.batch_size
-        row = (f"{run.workers}", f"{run.samples_per_s:,.0f}", f"{batches:,.4g}", f"{1e3 * run.first_batch_s:,.0f} ms")
+        row = (
+            f"{run.workers}",
+            f"{run.samples_per_s:,.0f}",
+            significant(batches, 4),
+            f"{1e3 * run.first_batch_s:,.0f} ms",
+        )
         if store:
             came = run.fetched
             row += ("-", "-") if came is None else (format_bytes(came.bytes_per_s), f"{came.requests_per_s:,.1f}")
         rows.append(row)
-    return [f"Pipeline, {kind} of {figures.cores} cores", *_table(rows)]
+    off = ", cache off, as in the first epoch" if store else ""
+    return [f"Pipeline, {kind} of {figures.cores} cores{off}", *_table(rows)]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -6,21 +6,17 @@ thresholds are constants here, so that what is said can be argued with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from energon_grain.measurement.figures import Figures
-from energon_grain.sources.remote_runs import REMOTE_RUN_BYTES
+from energon_grain.measurement.figures import Figures, StageTime
+from energon_grain.measurement.first_epoch import StoreBound, advise_on_store, store_bound
+from energon_grain.measurement.significant import significant
+from energon_grain.measurement.suggested_block import suggested_block
 
 COLD_FACTOR = 3.0
 """Cold reading that is so much slower than warm is worth a word."""
 LARGE_REQUEST_BYTES = 512 << 10
 """Larger reads gain little from being larger still."""
-BLOCK_BYTES = 1 << 20
-"""What a block should hold at least."""
-MAX_BLOCK = 1000
-WASTE_FACTOR = 1.5
-"""Fetching so many times the bytes of a sample is worth a word."""
 SERIAL_SHARE = 0.3
 DECODE_SHARE = 0.4
 BATCH_SHARE = 0.3
@@ -36,7 +32,7 @@ _OUR_STAGES = frozenset({"storage", "decode", "batch", "rest"})
 
 
 def advise(figures: Figures) -> tuple[str, ...]:
-    """Sentences on what bounds and what to change, the most general one last."""
+    """Sentences on what bounds and what to change, the most general one last; of a store, the store first."""
     return tuple(sentence for rule in _RULES if (sentence := rule(figures)) is not None)
 
 
@@ -54,7 +50,7 @@ def _cold_storage(figures: Figures) -> str | None:
     )
     if storage.request_bytes >= LARGE_REQUEST_BYTES:
         return f"{said}. Its reads are large already: only faster storage, or more memory, helps."
-    block = suggested_block(figures.sample_bytes)
+    block = suggested_block(figures)
     if figures.block is None and block > 1:
         return f"{said}. Read blocks of neighbours instead of samples: max_samples_per_sequence={block} or more."
     if figures.block is not None and block > figures.block:
@@ -62,61 +58,12 @@ def _cold_storage(figures: Figures) -> str | None:
     return f"{said}. More workers ask for more at once; a faster disk, or more memory, helps too."
 
 
-def _object_store(figures: Figures) -> str | None:
-    storage, came = figures.storage, figures.best.fetched
-    store, ceiling = storage.store, storage.pread_cold
-    if store is None or ceiling is None or came is None:
-        return None
-    later = (
-        f" Later epochs come out of the cache on disk, as far as it holds them: that gives "
-        f"{storage.warm.samples_per_s:,.0f} samples/s."
-    )
-    reached = came.bytes_per_s / max(1e-12, ceiling.bytes_per_s)
-    block = suggested_block(figures.sample_bytes, REMOTE_RUN_BYTES)
-    neighbours = block > 1 and (figures.block is None or figures.block < block / 2)
-    if reached >= STORAGE_SHARE:
-        fetched = store.fetched_bytes
-        said = (
-            f"In the first epoch bandwidth bounds: the pipeline fetches at {reached:.0%} of what range requests alone "
-            f"bring ({ceiling.bytes_per_s / 1e6:,.0f} MB/s)."
-        )
-        if fetched > WASTE_FACTOR * figures.sample_bytes and neighbours:
-            return (
-                f"{said} Of a sample of {figures.sample_bytes:,.0f} bytes it fetches {fetched:,.0f}, with its "
-                f"surroundings: read those too, by max_samples_per_sequence={block}.{later}"
-            )
-        return f"{said} Fewer bytes a sample help, or a store that is nearer.{later}"
-    waited = came.requests_per_s * store.latency_s
-    if waited < STORAGE_SHARE:
-        return None  # there is hardly ever a request under way: the store is not what is waited for
-    said = (
-        f"In the first epoch latency bounds: a request takes {1e3 * store.latency_s:,.3g} ms and brings "
-        f"{came.bytes_per_s / max(1e-12, came.requests_per_s) / 1e3:,.0f} KB, and the pipeline fetches at "
-        f"{reached:.0%} of what range requests alone bring."
-    )
-    if neighbours:
-        return f"{said} Read runs of neighbours: max_samples_per_sequence={block}, or None.{later}"
-    return (
-        f"{said} Let more be under way at a time: requests_in_flight (now {store.requests_in_flight}) and ahead_bytes "
-        f"in the storage settings.{later}"
-    )
-
-
-def suggested_block(sample_bytes: float, block_bytes: int = BLOCK_BYTES) -> int:
-    """Samples that hold a MiB, up to a round number; 1000 at most: the larger a block, the less samples mix."""
-    block = max(1, math.ceil(block_bytes / max(1.0, sample_bytes)))
-    if block > 10:
-        step = 10 ** (len(str(block)) - 1)
-        block = math.ceil(block / step) * step
-    return min(block, MAX_BLOCK)
-
-
 def _serial_hook(figures: Figures) -> str | None:
     hooks = [stage for stage in figures.stages if stage.name not in _OUR_STAGES]
     hook = max(hooks, key=lambda stage: stage.share, default=None)
     if hook is None or hook.share < SERIAL_SHARE:
         return None
-    said = f"Your {hook.name} takes {hook.share:.0%} of the time ({hook.microseconds:,.0f} µs a sample)"
+    said = _takes(figures, f"your {hook.name}", hook)
     if not hook.serial:
         return f"{said}: only doing less in it, or more workers, helps."
     if figures.worker_type == "process":
@@ -132,7 +79,7 @@ def _decoding(figures: Figures) -> str | None:
     stage = next((stage for stage in figures.stages if stage.name == "decode"), None)
     if stage is None or stage.share < DECODE_SHARE:
         return None
-    said = f"Decoding takes {stage.share:.0%} of the time ({stage.microseconds:,.0f} µs a sample)"
+    said = _takes(figures, "decoding", stage)
     if figures.image_decode in FLOAT_IMAGES:
         return (
             f"{said}, with images as float32 ({figures.image_decode!r}): take uint8 (image_decode='rgb8', or 'l8' for "
@@ -148,8 +95,8 @@ def _batching(figures: Figures) -> str | None:
     if stage is None or stage.share < BATCH_SHARE:
         return None
     return (
-        f"Batching takes {stage.share:.0%} of the time ({stage.microseconds:,.0f} µs a sample): it copies what it "
-        f"stacks, and pads what differs in shape. Smaller arrays (uint8, cropped in encode_sample) cost less."
+        f"{_takes(figures, 'batching', stage)}: it copies what it stacks, and pads what differs in shape. Smaller "
+        f"arrays (uint8, cropped in encode_sample) cost less."
     )
 
 
@@ -176,29 +123,34 @@ def _rest(figures: Figures) -> str | None:
     stage = next((stage for stage in figures.stages if stage.name == "rest"), None)
     if stage is None or stage.share < REST_SHARE:
         return None
-    said = f"Planning and handing over take {stage.share:.0%} of the time ({stage.microseconds:,.0f} µs a sample)"
+    said = _takes(figures, "planning and handing over", stage, "take")
     if figures.batch_size < FEW_IN_BATCH:
         return f"{said} with batches of {figures.batch_size}: larger batches cost less a sample."
     return f"{said}: the samples themselves cost little, so there is little to change, unless the machine was busy."
 
 
 def _workers(figures: Figures) -> str | None:
-    if len(figures.pipeline) < 2:
-        return None
+    if len(figures.pipeline) < 2 or store_bound(figures) is not None:
+        return None  # workers do not make a store faster
     best = figures.best
     enough = next(run for run in figures.pipeline if run.samples_per_s >= ENOUGH * best.samples_per_s)
     most = figures.pipeline[-1]
     if enough is most:
         more = f"; try more, there are {figures.cores} cores" if most.workers < figures.cores else ""
-        return f"num_workers={most.workers} is the fastest of those tried ({most.samples_per_s:,.0f} samples/s){more}."
-    if enough.workers == 0:
-        return (
-            f"Workers bring nothing here by themselves: num_workers=0 gives {enough.samples_per_s:,.0f} samples/s, "
-            f"{most.workers} give {most.samples_per_s:,.0f}. One still lets loading go on while the step computes."
+        return _first_epoch(
+            figures,
+            f"num_workers={most.workers} is the fastest of those tried ({most.samples_per_s:,.0f} samples/s){more}.",
         )
-    return (
+    if enough.workers == 0:
+        return _first_epoch(
+            figures,
+            f"workers bring nothing here by themselves: num_workers=0 gives {enough.samples_per_s:,.0f} samples/s, "
+            f"{most.workers} give {most.samples_per_s:,.0f}. One still lets loading go on while the step computes.",
+        )
+    return _first_epoch(
+        figures,
         f"num_workers={enough.workers} is enough: it gives {enough.samples_per_s:,.0f} samples/s, "
-        f"{most.workers} give {most.samples_per_s:,.0f}."
+        f"{most.workers} give {most.samples_per_s:,.0f}.",
     )
 
 
@@ -210,18 +162,38 @@ def _drops(figures: Figures) -> str | None:
 
 
 def _need(figures: Figures) -> str | None:
+    if store_bound(figures) is StoreBound.SMALL:
+        return None  # there is no going on in which batches would come at a rate
     best = figures.best
     step_ms = 1e3 * figures.batch_size / max(1e-12, best.samples_per_s)
-    return (
-        f"With num_workers={best.workers} a batch of {figures.batch_size} comes every {step_ms:,.2g} ms: loading "
-        f"bounds a training whose step is faster than that, and no other."
+    return _first_epoch(
+        figures,
+        f"with num_workers={best.workers} a batch of {figures.batch_size} comes every {significant(step_ms, 2)} ms: "
+        f"loading bounds a training whose step is faster than that, and no other.",
     )
+
+
+def _takes(figures: Figures, what: str, stage: StageTime, verb: str = "takes") -> str:
+    """How much of the time a stage takes; of a store, of epochs after the first."""
+    said = f"{what} {verb} {stage.share:.0%} of the time ({stage.microseconds:,.0f} µs a sample)"
+    return _sentence(said if figures.storage.store is None else f"once the cache is warm, {said}")
+
+
+def _first_epoch(figures: Figures, said: str) -> str:
+    """What the pipeline showed: of a store, in the first epoch."""
+    if figures.storage.store is None:
+        return said if said.startswith("num_workers") else _sentence(said)
+    return f"In the first epoch, {said}"
+
+
+def _sentence(said: str) -> str:
+    return said[0].upper() + said[1:]
 
 
 _RULES: tuple[Callable[[Figures], str | None], ...] = (
     _drops,
     _cold_storage,
-    _object_store,
+    advise_on_store,
     _serial_hook,
     _decoding,
     _batching,

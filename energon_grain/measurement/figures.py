@@ -29,7 +29,8 @@ class StoreFigures:
     Attributes:
         latency_s: What a request for one byte takes, one at a time; the median.
         requests_in_flight: At a time, at most, by the settings.
-        fetched_bytes: For a sample, on average, with what lies between the samples of a run.
+        fetched_bytes: For a sample of the stream, on average, with what lies between the samples of a run; what lies on
+            this machine takes none.
     """
 
     latency_s: float
@@ -70,7 +71,7 @@ class StageTime:
 
     Attributes:
         name: `storage`, `decode`, the name of a hook, `batch`, or `rest`: what the pipeline takes beyond all others,
-            which is not known where it waits for an object store.
+            which is not known where it waits for an object store. In a store they are those of later epochs.
         microseconds: A sample.
         share: Of the time of all stages, in 0 … 1.
         serial: Whether it runs in one thread at a time, however many there are.
@@ -91,13 +92,17 @@ class PipelineRun:
         samples_per_s: Delivered; items (packs, say) where the pipeline makes such. No more than came from a store
             meanwhile: what was fetched ahead while the first batch was waited for does not count.
         first_batch_s: From the start to the first batch.
-        fetched: What came from object stores meanwhile; None: nothing, or other processes fetched it.
+        fetched: What came from object stores meanwhile, from the start on; None: nothing, or other processes fetched
+            it.
+        whole_pass: Whether it ended because all samples of a dataset in a store had come: of those that come again
+            nothing is to be learnt of it.
     """
 
     workers: int
     samples_per_s: float
     first_batch_s: float
     fetched: ReadRate | None = None
+    whole_pass: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +114,9 @@ class Figures:
         batch_size: Samples of a batch.
         worker_type: `thread` or `process`.
         block: Consecutive samples that are read together; None: full shuffle.
+        refused_block: What they would be if there were enough of them for a block in each lane; None: there are.
+        largest_block: Of how many samples there are blocks for all lanes.
+        items: Whether lanes filter, pack, group or generate, so that the pipeline does not deliver what was read.
         cores: That this process may use.
         memcpy_bytes_per_s: How fast one thread copies memory.
         dataset_samples: Samples of all leaves.
@@ -126,6 +134,9 @@ class Figures:
     batch_size: int
     worker_type: str
     block: int | None
+    refused_block: int | None
+    largest_block: int
+    items: bool
     cores: int
     memcpy_bytes_per_s: float
     dataset_samples: int

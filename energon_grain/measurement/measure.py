@@ -20,6 +20,7 @@ from energon_grain.storage.object_client import ObjectClient, shared_client
 from energon_grain.storage.storage_settings import storage_settings
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.leaf_parts import wanted_block
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 
@@ -40,7 +41,7 @@ def measure_dataset(
     Nothing is written. It takes about `4 + 1 + 2 + len(workers)` times `seconds`.
 
     What lies in an object store is measured as in the first epoch, past the cache on local disk; reading out of that
-    is measured besides, and what was read for it is kept there.
+    is measured besides, and so are the stages, and what was read for it is kept there.
 
     Args:
         dataset: What `get_train_dataset` returned, for one host.
@@ -86,7 +87,8 @@ def measure_dataset(
         clock = measure_stages(spec, stage, planned.chunks[:chunks], seconds)
     quiet = dataclasses.replace(dataset.worker_config, global_error_handler=_say_nothing)
     fetched_bytes = 1.0 if storage.store is None else storage.store.fetched_bytes
-    runs = measure_pipeline(spec, quiet, chosen, seconds, progress, client, fetched_bytes)
+    samples = sum(map(len, stage.sources))
+    runs = measure_pipeline(spec, quiet, chosen, seconds, progress, client, fetched_bytes, samples if client else 0)
     alone = runs[0].workers == 0 and spec.program is None and client is None
     alone_s = 1 / max(1e-12, runs[0].samples_per_s) if alone else None
     notes = [
@@ -112,15 +114,24 @@ def measure_dataset(
             "Lanes filter, pack, group or generate here: that shows in the pipeline alone, whose samples are the items "
             "that come out, and storage is read in about the order that lanes ask for."
         )
-    blocks = {leaf.order.block for leaf in spec.leaves if leaf.order.shuffle}
+    shuffled = [leaf for leaf in spec.leaves if leaf.order.shuffle]
+    refused = max((wanted_block(leaf.leaf) or 1 for leaf in shuffled if leaf.order.block is None), default=1)
+    if refused > 1:
+        notes.append(
+            f"Blocks of {refused:,} samples would be fewer than the {spec.lanes} lanes that take turns to read one, so "
+            f"a dataset as small as this is shuffled fully."
+        )
     return Figures(
         path=path,
         batch_size=batch_size,
         worker_type=dataset.worker_config.worker_type,
-        block=min((block for block in blocks if block is not None), default=None),
+        block=min((leaf.order.block for leaf in shuffled if leaf.order.block is not None), default=None),
+        refused_block=refused if refused > 1 else None,
+        largest_block=max((leaf.order.n * leaf.order.passes // spec.lanes for leaf in shuffled), default=0),
+        items=spec.program is not None,
         cores=cores,
         memcpy_bytes_per_s=memcpy_bytes_per_s(),
-        dataset_samples=sum(map(len, stage.sources)),
+        dataset_samples=samples,
         sample_bytes=planned.sample_bytes,
         image_decode=_image_decode(spec),
         storage=storage,

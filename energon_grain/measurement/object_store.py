@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +21,8 @@ from energon_grain.storage.object_client import ObjectClient, ObjectRange, share
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings, using_storage
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.operators.lane_ahead import joined_draws
+from energon_grain.stream.read_ahead import ReadAhead
 
 _OBJECTS = 16
 _PIECE_BYTES = 4 << 20
@@ -60,9 +62,9 @@ def measure_store(
     Args:
         past: Whose sources read past the cache.
         cached: Whose sources read through it.
-        planned: What to read. Out of the cache only what there was time for past it.
+        planned: What to read. Out of the cache only what there was time to bring into it.
         urls: Objects to take bare ranges of.
-        seconds: For each of the three.
+        seconds: For each of the four.
         settings: Those of `past`.
 
     Returns:
@@ -81,6 +83,7 @@ def measure_store(
     cold = replace(cold, bytes_per_s=fetched / cold.seconds, requests_per_s=requests / cold.seconds)
     warm = cold
     if storage_settings().cache_bytes != 0:
+        chunks = max(chunks, _fetch_into_cache(cached, planned, seconds))
         read = replace(planned, chunks=planned.chunks[:chunks])
         for number in range(chunks):
             read_chunk(cached, read, number)
@@ -95,25 +98,37 @@ def measure_store(
         store=StoreFigures(
             latency_s=latency_s,
             requests_in_flight=settings.requests_in_flight,
-            fetched_bytes=max(
-                planned.sample_bytes,
-                _fetched_ahead(past, planned) or fetched / max(1.0, cold.samples_per_s * cold.seconds),
-            ),
+            fetched_bytes=_fetched_ahead(past, planned) or fetched / max(1.0, cold.samples_per_s * cold.seconds),
         ),
     )
     return figures, chunks
 
 
+def _fetch_into_cache(cached: PureStage, planned: PlannedReads, seconds: float) -> int:
+    """Fetch planned chunks side by side, in their order, until the time is up; give how many are there."""
+    deadline = time.perf_counter() + seconds
+    sizes = np.cumsum([len(chunk.draws) for chunk in planned.chunks])
+    ahead = ReadAhead(cached.sources, in_process=True)
+    with closing(ahead):
+        coming = ahead.fetch(joined_draws([chunk.draws for chunk in planned.chunks]))
+        fetched = 0
+        for stop in sizes[sizes <= len(coming)].tolist():
+            coming.until(stop).wait()
+            if not ahead or time.perf_counter() >= deadline:
+                break
+            fetched += 1
+    return fetched
+
+
 def _fetched_ahead(stage: PureStage, planned: PlannedReads) -> float:
     """Bytes that are fetched ahead of need for a planned sample, on average; 0: nothing is."""
-    fetched = samples = 0
+    draws = joined_draws([chunk.draws for chunk in planned.chunks])
+    fetched = 0
     for leaf, source in enumerate(stage.sources):
         if isinstance(source, FetchedAhead) and source.remote_files:
-            draws = (chunk.draws for chunk in planned.chunks)
-            indices = np.concatenate([each.index[each.leaf == leaf] for each in draws])
-            fetched += sum(int((each.spans.stop - each.spans.start).sum()) for each in source.extents(indices))
-            samples += len(indices)
-    return fetched / max(1, samples)
+            extents = source.extents(draws.index[draws.leaf == leaf])
+            fetched += sum(int((each.spans.stop - each.spans.start).sum()) for each in extents)
+    return fetched / len(draws)
 
 
 def _pieces(files: RemoteFiles, urls: Sequence[str]) -> list[ObjectRange]:
@@ -140,14 +155,19 @@ def _latency_s(client: ObjectClient, pieces: Sequence[ObjectRange]) -> float:
 def _bare_rate(client: ObjectClient, pieces: Sequence[ObjectRange], sample_bytes: float, seconds: float) -> ReadRate:
     """Requests side by side, as many as are allowed, with nothing done to what comes."""
     began = time.perf_counter()
+    left = iter(pieces)  # of all threads together
 
-    def fetch(piece: ObjectRange) -> int:
-        if time.perf_counter() - began >= seconds:
-            return 0
-        found = client.read(piece)
-        return 0 if found is None or found.data is None else len(found.data)
+    def fetch(first: ObjectRange) -> list[int]:
+        sizes: list[int] = []
+        for piece in itertools.chain([first], left):
+            found = client.read(piece)
+            sizes.append(0 if found is None or found.data is None else len(found.data))
+            if time.perf_counter() - began >= seconds:
+                break
+        return sizes
 
-    sizes = client.map(fetch, pieces)
+    at_a_time = list(itertools.islice(left, client.settings.requests_in_flight))
+    sizes = list(itertools.chain.from_iterable(client.map(fetch, at_a_time)))
     elapsed_s = time.perf_counter() - began
     return ReadRate(
         samples_per_s=sum(sizes) / max(1.0, sample_bytes) / elapsed_s,

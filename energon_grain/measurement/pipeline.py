@@ -24,12 +24,14 @@ def measure_pipeline(
     progress: Callable[[str], None] = lambda label: None,
     client: ObjectClient | None = None,
     fetched_bytes: float = 1.0,
+    whole_pass: int = 0,
 ) -> tuple[PipelineRun, ...]:
     """Run the stream with each number of workers, from its beginning.
 
     Before that the largest number runs unmeasured, until it is no longer faster than the time before: so that what the
     first one reads is in memory as it will be for the last one. What comes from a store past the cache is as far away
-    for the last one as for the first, so nothing is run before.
+    for the last one as for the first, so nothing is run before; and a run ends with the first pass, after which samples
+    are in memory.
 
     Args:
         spec: The compiled dataset.
@@ -39,6 +41,7 @@ def measure_pipeline(
         progress: Told what runs.
         client: What reads objects past the cache; None: nothing does.
         fetched_bytes: For a sample.
+        whole_pass: Samples of a pass over the data.
 
     Raises:
         EmptyDatasetError: There is no complete batch.
@@ -55,7 +58,7 @@ def measure_pipeline(
     for number in sorted(workers):
         progress(f"pipeline, {number} workers")
         own = config.worker_type == "thread" or number == 0
-        runs.append(_run(spec, config, number, seconds, client if own else None, fetched_bytes))
+        runs.append(_run(spec, config, number, seconds, client if own else None, fetched_bytes, whole_pass))
     return tuple(runs)
 
 
@@ -66,6 +69,7 @@ def _run(
     seconds: float,
     client: ObjectClient | None = None,
     fetched_bytes: float = 1.0,
+    whole_pass: int = 0,
 ) -> PipelineRun:
     began = time.perf_counter()
     traffic = Traffic() if client is None else replace(client.traffic)
@@ -73,8 +77,8 @@ def _run(
         next(stream)
         first = end = time.perf_counter()
         before = stream.stats()["samples"]
-        samples = 0
-        while True:
+        samples, passed = 0, 0 < whole_pass <= before
+        while not passed:
             if next(stream, None) is None:
                 iter(stream)  # a finite stream begins its next pass
             now = time.perf_counter()
@@ -83,13 +87,21 @@ def _run(
             late = now - first >= seconds
             if samples == 0 or not late:
                 end, samples = now, stream.stats()["samples"] - before
+                passed = 0 < whole_pass <= before + samples
             if late and samples:
                 break
         fetched = None if client is None else _fetched(client.traffic, traffic, fetched_bytes, end - began)
-    samples_per_s = samples / (end - first)
+    from_start = (before + samples) / (end - began)
+    samples_per_s = from_start if passed else samples / (end - first)
     if fetched is not None:
-        samples_per_s = min(samples_per_s, fetched.samples_per_s)
-    return PipelineRun(workers=workers, samples_per_s=samples_per_s, first_batch_s=first - began, fetched=fetched)
+        samples_per_s = min(samples_per_s, max(from_start, fetched.samples_per_s))
+    return PipelineRun(
+        workers=workers,
+        samples_per_s=samples_per_s,
+        first_batch_s=first - began,
+        fetched=fetched,
+        whole_pass=passed,
+    )
 
 
 def _fetched(now: Traffic, before: Traffic, fetched_bytes: float, seconds: float) -> ReadRate:

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,8 @@ class PlannedReads:
     """Chunks with the reads that they take.
 
     Attributes:
-        chunks: The first ones of the stream; one pass at most.
+        chunks: The first ones of the stream; no more samples than a pass over the data has, for those that come again
+            take nothing.
         spans: For each chunk, in the order of a reader; None: not all of them are ranges of local files.
         sample_bytes: Bytes that reading a sample takes, on average.
     """
@@ -89,8 +90,10 @@ def plan_reads(spec: StreamSpec, stage: PureStage, batch_size: int, pace: ChunkP
     """Plan about 20,000 samples, a GiB or one pass over the data, whatever is least; at least one chunk."""
     chunks: list[Chunk] = []
     samples = size_bytes = 0
-    limit = min(_LOCATED_SAMPLES, sum(map(len, stage.sources)))
+    whole_pass = sum(map(len, stage.sources))
+    limit = min(_LOCATED_SAMPLES, whole_pass)
     for chunk in stream_chunks(spec, stage, batch_size, pace):
+        chunk = _cut(chunk, whole_pass - samples, stage.sources)
         chunks.append(chunk)
         samples += len(chunk.draws)
         size_bytes += chunk.size_bytes
@@ -101,6 +104,19 @@ def plan_reads(spec: StreamSpec, stage: PureStage, batch_size: int, pace: ChunkP
     paths = {path for path, _, _ in itertools.chain.from_iterable(spans)}
     local = known and all(spans) and all(map(os.path.isfile, paths))
     return PlannedReads(chunks=chunks, spans=spans if local else None, sample_bytes=size_bytes / max(1, samples))
+
+
+def _cut(chunk: Chunk, samples: int, sources: list[Source]) -> Chunk:
+    """The first samples of a chunk, if it has more."""
+    if len(chunk.draws) <= samples:
+        return chunk
+    draws = chunk.draws[:samples]
+    return replace(
+        chunk,
+        draws=draws,
+        size_bytes=int(draw_sizes(draws, sources).sum()),
+        groups=tuple(range(group.start, min(group.stop, samples)) for group in chunk.groups if group.start < samples),
+    )
 
 
 def _reads_ranges(source: Source) -> bool:

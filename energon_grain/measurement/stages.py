@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class StageClock:
         }
 
 
-def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Iterable[Chunk], seconds: float) -> StageClock:
+def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Sequence[Chunk], seconds: float) -> StageClock:
     """Take chunks through the stages, one after the other, with a clock on each.
 
     Batches are made where they are made of consecutive samples; lanes that filter, pack or group are not run.
@@ -62,7 +63,8 @@ def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Iterable[Chunk], 
     Args:
         spec: The compiled dataset.
         stage: What runs.
-        chunks: Taken in turn until the time is up; those that memory holds are meant.
+        chunks: Taken in turn until the time is up, and again where they do not make one batch; those that memory holds
+            are meant.
         seconds: For all stages together.
 
     Raises:
@@ -72,7 +74,9 @@ def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Iterable[Chunk], 
     clock = StageClock()
     batches = _Batches(spec, stage.hook_lock, clock) if spec.batch is not None and spec.program is None else None
     deadline = time.perf_counter() + seconds
-    for chunk in chunks:
+    for number, chunk in enumerate(itertools.cycle(chunks)):
+        if number >= len(chunks) and (batches is None or clock.batched):
+            break
         with paused_collection(), using_cache(spec.cache_pool):
             samples = _chunk_samples(stage, chunk, clock)
             if batches is not None:

@@ -55,9 +55,7 @@ class LeafPart:
         if not ordering.training or ordering.passes is None:
             return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
         passes = 1 if ordering.passes == -1 else ordering.passes
-        block, source = ordering.block, self.resolved.source
-        if block is None and isinstance(source, ReadInRuns):
-            block = source.run_samples
+        block = wanted_block(self.resolved)
         if block is not None and samples * passes < block * lanes:
             # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
             # samples would be random. It is a small dataset, too.
@@ -87,6 +85,13 @@ class LeafPart:
             hooks=tuple(self.hooks),
             failure_tolerance=self.node.task_encoder.__default_failure_tolerance__,
         )
+
+
+def wanted_block(leaf: ResolvedLeaf | ResolvedJoin) -> int | None:
+    """Consecutive samples to read together where there are enough of them; None: each by itself."""
+    if leaf.ordering.block is None and isinstance(leaf.source, ReadInRuns):
+        return leaf.source.run_samples
+    return leaf.ordering.block
 
 
 def _cook(

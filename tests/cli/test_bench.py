@@ -94,7 +94,10 @@ def test_of_a_store_requests_are_told(root: Path, bucket: Bucket) -> None:
         "requests/s",
         "fetched/s",
         "up to 32 are made at a time",
-        "Stages, one thread, cache warm",
+        "Stages, one thread, cache warm, as in later epochs",
+        "bounds later epochs",
+        "cache off, as in the first epoch",
+        "full shuffle, for there are too few samples for blocks",
     ):
         assert text in shown.output
     told = json.loads(run("bench", url, "--seconds", "0.02", "--shuffle", "full", "--json").output)

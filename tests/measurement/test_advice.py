@@ -4,62 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from measured_figures import BALANCED, rate, runs, stages
 
-from energon_grain.measurement.advice import advise, suggested_block
-from energon_grain.measurement.figures import (
-    Figures,
-    PipelineRun,
-    ReadRate,
-    StageTime,
-    StorageFigures,
-    StoreFigures,
-)
+from energon_grain.measurement.advice import advise
+from energon_grain.measurement.figures import StorageFigures
 
-
-def rate(samples_per_s: float, bytes_per_s: float = 1e9) -> ReadRate:
-    return ReadRate(samples_per_s=samples_per_s, bytes_per_s=bytes_per_s, requests_per_s=samples_per_s, seconds=1.0)
-
-
-def stages(serial: str = "", **microseconds: float) -> tuple[StageTime, ...]:
-    total = sum(microseconds.values())
-    return tuple(
-        StageTime(name=name, microseconds=time, share=time / total, serial=name == serial)
-        for name, time in microseconds.items()
-    )
-
-
-def runs(**samples_per_s: float) -> tuple[PipelineRun, ...]:
-    """`runs(w0=…, w2=…)`."""
-    return tuple(
-        PipelineRun(workers=int(name[1:]), samples_per_s=rate, first_batch_s=0.1)
-        for name, rate in samples_per_s.items()
-    )
-
-
-BALANCED = Figures(
-    path="data",
-    batch_size=32,
-    worker_type="thread",
-    block=None,
-    cores=8,
-    memcpy_bytes_per_s=1e10,
-    dataset_samples=1000,
-    sample_bytes=10_000,
-    image_decode=None,
-    storage=StorageFigures(
-        warm=rate(10_000),
-        cold=rate(8_000),
-        pread_warm=rate(20_000, 2e9),
-        pread_cold=rate(9_000),
-        still_cached=0.0,
-        request_bytes=10_000,
-    ),
-    stages=stages(storage=25, decode=30, encode_sample=20, batch=15, rest=10),
-    pipeline=runs(w0=4000, w4=7000),
-    measured=1000,
-    dropped={},
-    notes=(),
-)
 ALWAYS = "With num_workers=4 a batch of 32 comes every 4.6 ms: loading bounds a training whose step is faster"
 
 
@@ -94,54 +43,17 @@ def test_cold_storage_that_keeps_up_is_left_alone() -> None:
     assert said(storage=cold(5000)) == ""  # half of warm
 
 
-@pytest.mark.parametrize(("sample_bytes", "block"), [(0, 1000), (100, 1000), (1100, 1000), (5000, 300), (2e6, 1)])
-def test_suggested_blocks_hold_a_mebibyte(sample_bytes: float, block: int) -> None:
-    assert suggested_block(sample_bytes) == block
+def test_blocks_that_would_have_no_effect_are_not_suggested() -> None:
+    """With 1,000 samples and 48 lanes, blocks of more than 20 are a full shuffle."""
+    assert "max_samples_per_sequence=20 or more" in said(storage=cold(1000), largest_block=20)
+    assert "max_samples_per_sequence" not in said(storage=cold(1000), largest_block=1)
 
 
-def in_store(
-    fetched_per_s: float, requests_per_s: float, *, fetched_bytes: float = 10_000, **changes: Any
-) -> dict[str, Any]:
-    """Figures of a store of which 100 MB/s can be had by requests that take 50 ms."""
-    storage = StorageFigures(
-        warm=rate(9_000),
-        cold=rate(500),
-        pread_warm=None,
-        pread_cold=rate(10_000, 1e8),
-        still_cached=None,
-        request_bytes=1e5,
-        store=StoreFigures(latency_s=0.05, requests_in_flight=32, fetched_bytes=fetched_bytes),
-    )
-    came = ReadRate(samples_per_s=700, bytes_per_s=fetched_per_s, requests_per_s=requests_per_s, seconds=1.0)
-    (run,) = runs(w4=700)
-    return {"storage": storage, "pipeline": (replace(run, fetched=came),), **changes}
-
-
-def test_the_bandwidth_of_a_store_bounds() -> None:
-    text = said(**in_store(9e7, 20))
-    assert text.startswith("In the first epoch bandwidth bounds: the pipeline fetches at 90%")
-    assert "(100 MB/s). Fewer bytes a sample help" in text
-    assert text.endswith(
-        "Later epochs come out of the cache on disk, as far as it holds them: that gives 9,000 samples/s."
-    )
-    wasteful = said(**in_store(9e7, 20, fetched_bytes=40_000))
-    assert "Of a sample of 10,000 bytes it fetches 40,000" in wasteful
-    assert "max_samples_per_sequence=500" in wasteful
-    assert "Fewer bytes" in said(**in_store(9e7, 20, fetched_bytes=40_000, block=400))
-
-
-def test_the_latency_of_a_store_bounds() -> None:
-    text = said(**in_store(1e7, 100))
-    assert text.startswith("In the first epoch latency bounds: a request takes 50 ms and brings 100 KB")
-    assert "at 10% of what range requests alone bring. Read runs of neighbours: max_samples_per_sequence=500" in text
-    assert "requests_in_flight (now 32) and ahead_bytes" in said(**in_store(1e7, 100, block=500))
-    assert "requests_in_flight" in said(**in_store(1e7, 100, sample_bytes=8e6))
-
-
-def test_a_store_that_keeps_up_is_left_alone() -> None:
-    assert said(**in_store(1e6, 5)) == ""
-    (run,) = runs(w4=700)
-    assert said(**in_store(9e7, 20) | {"pipeline": (run,)}) == ""  # other processes fetched: nothing is known
+@pytest.mark.parametrize(
+    ("samples_per_s", "every"), [(213, "150 ms"), (3210, "10 ms"), (1e6, "0.032 ms"), (10, "3,200 ms")]
+)
+def test_the_time_of_a_batch_has_no_exponent(samples_per_s: float, every: str) -> None:
+    assert f"comes every {every}" in advise(replace(BALANCED, pipeline=runs(w4=samples_per_s)))[-1]
 
 
 def test_a_serial_hook_bounds() -> None:

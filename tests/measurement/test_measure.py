@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from energon_grain import DefaultTaskEncoder, SampleDecoder, StorageSettings, Wo
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement import page_cache
+from energon_grain.measurement.advice import advise
 from energon_grain.measurement.figures import Figures
+from energon_grain.measurement.first_epoch import advise_on_store, store_bound
 from energon_grain.measurement.measure import measure_dataset
 from energon_grain.measurement.planned_reads import plan_reads, settled_pace
+from energon_grain.measurement.stages import measure_stages
 from energon_grain.storage.storage_settings import storage_settings, using_storage
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.encode import PureStage
@@ -41,6 +46,12 @@ class Encoder(DefaultTaskEncoder):
         return sample
 
 
+class SlowEncoder(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        time.sleep(0.01)
+        return sample
+
+
 class Packer(DefaultTaskEncoder):
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         return [samples]
@@ -49,14 +60,20 @@ class Packer(DefaultTaskEncoder):
         return samples[0]
 
 
-def measured(path: Path | str | dict[str, Any], encoder: DefaultTaskEncoder, **arguments: Any) -> Figures:
+def measured(
+    path: Path | str | dict[str, Any],
+    encoder: DefaultTaskEncoder,
+    workers: tuple[int, ...] = (0, 1, 64_000),
+    seconds: float = 0.02,
+    **arguments: Any,
+) -> Figures:
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1),
         task_encoder=encoder,
         **{"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None, **arguments},
     )
-    return measure_dataset(dataset, path="data", workers=(0, 1, 64_000), seconds=0.02)
+    return measure_dataset(dataset, path="data", workers=workers, seconds=seconds)
 
 
 def test_all_stages_of_a_dataset(captions: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,6 +161,43 @@ def test_what_lies_in_a_store_is_read_past_the_cache_and_out_of_it(texts: Path, 
     assert sent_bytes(bucket) > 2 * sum(tar.stat().st_size for tar in texts.glob("*.tar"))
 
 
+def test_a_store_that_is_waited_for_is_named_first(texts: Path, bucket: Bucket) -> None:
+    url = bucket.upload(texts, "texts")
+    bucket.server.delay(0.02)
+    try:
+        figures = measured(url, DefaultTaskEncoder())
+    finally:
+        bucket.server.reset()
+    assert figures.storage.store is not None
+    assert figures.storage.store.latency_s >= 0.02
+    assert store_bound(figures) is not None
+    assert advise(figures)[0] == advise_on_store(figures)
+
+
+def test_a_store_that_is_not_waited_for_is_not_named(texts: Path, bucket: Bucket) -> None:
+    figures = measured(bucket.upload(texts, "texts"), SlowEncoder(), workers=(0,), seconds=0.5)
+    assert store_bound(figures) is None
+    assert advise(figures)[0].startswith("Once the cache is warm, your encode_sample takes")
+
+
+def test_a_pass_over_a_store_is_read_once(texts: Path, bucket: Bucket) -> None:
+    """Samples that come again, in a larger chunk than the dataset, would count although they take nothing."""
+    figures = measured(bucket.upload(texts, "texts"), DefaultTaskEncoder(), batch_size=64)
+    storage = figures.storage
+    assert storage.cold is not None
+    assert storage.store is not None
+    assert storage.cold.samples_per_s * figures.sample_bytes <= storage.cold.bytes_per_s
+    assert storage.store.fetched_bytes >= figures.sample_bytes
+
+
+def test_few_samples_are_shuffled_fully(texts: Path) -> None:
+    figures = measured(texts, DefaultTaskEncoder(), max_samples_per_sequence=100)
+    assert (figures.block, figures.refused_block, figures.largest_block) == (None, 100, 200 // 48)
+    assert any("Blocks of 100 samples would be fewer than the 48 lanes" in note for note in figures.notes)
+    figures = measured(texts, DefaultTaskEncoder(), max_samples_per_sequence=2)
+    assert (figures.block, figures.refused_block) == (2, None)
+
+
 def test_without_a_cache_there_is_no_second_epoch(texts: Path, bucket: Bucket) -> None:
     with using_storage(StorageSettings(cache_bytes=0)):
         figures = measured(bucket.upload(texts, "texts"), DefaultTaskEncoder())
@@ -167,6 +221,18 @@ def stage(texts: Path) -> Iterator[tuple[PureStage, Any]]:
     stage = PureStage(spec)
     yield stage, spec
     stage.close()
+
+
+def test_a_plan_ends_with_the_pass(texts: Path) -> None:
+    """Where a batch has more samples than the dataset, which the stream reads again for it."""
+    dataset = get_train_dataset(texts, batch_size=300, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    spec = compile_dataset(dataset)
+    with closing(PureStage(spec)) as stage:
+        planned = plan_reads(spec, stage, 300, settled_pace(spec, stage, 300, 0.0))
+        assert sum(len(chunk.draws) for chunk in planned.chunks) == 200
+        clock = measure_stages(spec, stage, planned.chunks, 10.0)
+    assert clock.samples >= 300
+    assert clock.batched == 300
 
 
 def test_planned_reads_cover_what_the_reader_reads(stage: tuple[PureStage, Any]) -> None:
