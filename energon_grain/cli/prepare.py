@@ -229,6 +229,7 @@ def _answers() -> Generator[None]:
     except typer.Abort:
         if sys.stdin.isatty():
             raise
+        typer.echo()  # behind the question
         raise ConfigError(
             "there is nobody to ask: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
             "with --field-map, or --crude, or --skip-dataset-yaml; and --force-overwrite to prepare again."

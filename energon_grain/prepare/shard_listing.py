@@ -50,6 +50,7 @@ def find_shards(
     if not found:
         others = sum(name.endswith(RECORD_SUFFIX) for name in files)
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
+        advice = advice if files else " Nothing else lies there either: check the path."
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
     kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
     refuse_compressed(kept)
