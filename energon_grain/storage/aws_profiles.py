@@ -27,9 +27,11 @@ def aws_credentials(url: str, profile: str | None) -> dict[str, str] | None:
             `AWS_PROFILE` names, else `default`.
 
     Raises:
-        ConfigError: There is no section of a name that is given.
+        ConfigError: There is no section of a name that is given, or the environment holds half of a key.
     """
     if profile is None and os.environ.get("AWS_ACCESS_KEY_ID"):
+        if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+            raise ConfigError(f"{url}: AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not; set both, or none")
         return {"type": "environment"}
     named = profile or os.environ.get("AWS_PROFILE")
     name = named or "default"

@@ -77,9 +77,9 @@ def object_error(error: Exception, spec: Mapping[str, Any]) -> ObjectError:
         way_out = f"check {_END_POINT}" if spec["driver"] == "s3" else "check the network, and the address"
         return ObjectError(f"cannot connect to {_place(spec)}: {why}", passing=True, way_out=way_out)
     if text.startswith(("Failed to create credentials", "Failed to get credentials")):
-        # Not of a role that did not answer: that may pass.
-        lasting = "_INVALID_ENVIRONMENT" in text or text.startswith("Failed to create")
-        return ObjectError(_short(text), passing=not lasting, way_out=_credentials_way_out(spec))
+        # What is there and gave none for now, such as a role, may do so in a while.
+        passing = text.startswith("Failed to get")
+        return ObjectError(_short(text), passing=passing, way_out=_credentials_way_out(spec))
     status = attributes.get("http_response_code", "")
     message = _short(_told(text, attributes, status))
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):

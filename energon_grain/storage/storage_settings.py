@@ -33,7 +33,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else it is
             asked for.
         anonymous: Send no credentials.
-        profile: Section of `~/.aws/credentials` to take them from.
+        profile: Section of `~/.aws/credentials` or `~/.aws/config` to take them from, whatever the environment holds.
         requester_pays: Pay for what is read (`s3://`).
         location: Where this really lies: what makes a prefix such as `msc://team` another name for
             `s3://bucket/folder`.

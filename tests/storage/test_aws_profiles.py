@@ -40,6 +40,9 @@ def test_sections_that_are_named(files: dict[str, str], monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_PROFILE", "lab")
     assert aws_credentials(URL, None) == {"type": "profile", "profile": "lab", **files}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    with pytest.raises(ConfigError, match=r"^s3://bucket: AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"):
+        aws_credentials(URL, None)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     assert aws_credentials(URL, None) == {"type": "environment"}
     assert aws_credentials(URL, "role") == {"type": "profile", "profile": "role", **files}
 

@@ -70,6 +70,7 @@ def test_the_usual_variables_say_what_settings_do_not(monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "r1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert spec("s3://b")[0] == {
         "driver": "s3",
         "bucket": "b",
@@ -90,6 +91,7 @@ def test_a_profile_of_the_settings_comes_before_the_environment(home: Path, monk
     (home / ".aws").mkdir()
     (home / ".aws" / "credentials").write_text("[mine]\naws_access_key_id = k\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     named = spec("s3://b/k", s3_b=StoreSettings(profile="mine"))[0]
     assert (named["aws_credentials"]["type"], named["aws_credentials"]["profile"]) == ("profile", "mine")
     with pytest.raises(ConfigError, match=r"^s3://b: the profile 'other' of the storage settings"):

@@ -68,7 +68,6 @@ def test_credentials_that_are_refused(bucket: Bucket, tmp_path: Path, monkeypatc
     )
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert "(not tried again); check the credentials in AWS_ACCESS_KEY_ID and AWS_SEC" in read(StoreSettings())
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     said = read(StoreSettings())
     assert "access denied: Forbidden (HTTP 403) (not tried again); no credentials were found, neither in" in said
@@ -119,6 +118,12 @@ def test_what_the_store_said_is_kept(bucket: Bucket) -> None:
             "NOT_FOUND: The specified bucket does not exist.",
             {"driver": "gcs", "bucket": "b"},
             "there is no bucket 'b' at Goo",
+            False,
+        ),
+        (
+            "PERMISSION_DENIED: InvalidAccessKeyId: No such key [http_response_code='403']",
+            {**S3, "aws_credentials": {"type": "environment"}},
+            "InvalidAccessKeyId: No such key (HTTP 403); check the credentials in AWS_ACCESS_KEY_ID",
             False,
         ),
         ("INTERNAL: Failed to create credentials providerx", S3, "Failed to create credentials", False),
