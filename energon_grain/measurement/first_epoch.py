@@ -34,9 +34,9 @@ WASTE_FACTOR = 1.5
 class StoreBound(Enum):
     """Why the store bounds."""
 
+    BANDWIDTH = auto()
     SMALL = auto()
     """The data came all at once: there was nothing to measure."""
-    BANDWIDTH = auto()
     SHORT = auto()
     """Most of the time went by before the first batch."""
     LATENCY = auto()
@@ -58,10 +58,10 @@ def store_bound(figures: Figures) -> StoreBound | None:
             return None
         if not starved and came.samples_per_s >= SURPLUS * run.samples_per_s:
             return None
-    if starved and run.whole_pass and run.first_batch_s >= START_SHARE * came.seconds:
-        return StoreBound.SMALL
     if came.bytes_per_s >= BANDWIDTH_SHARE * ceiling.bytes_per_s:
         return StoreBound.BANDWIDTH
+    if starved and run.whole_pass and run.first_batch_s >= START_SHARE * came.seconds:
+        return StoreBound.SMALL
     if starved and run.first_batch_s >= STARVED_SHARE * came.seconds:
         return StoreBound.SHORT
     under_way = _under_way(came, store)

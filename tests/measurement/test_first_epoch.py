@@ -83,8 +83,10 @@ def test_a_dataset_that_comes_all_at_once_tells_nothing_of_its_store() -> None:
     assert "after 0.060 s, 0.048 s of it for the first batch" in sentences[0]
     assert "Later epochs come out of the cache" in sentences[0]
     assert not any("comes every" in sentence for sentence in sentences)
-    # Where the beginning is a small part of it, a whole pass tells enough.
+    # Where the beginning is a small part of it, or the network is busy, a whole pass tells enough.
     assert store_bound(replace(tiny, pipeline=in_store(1_500, 200, whole_pass=True).pipeline)) is StoreBound.LATENCY
+    busy = in_store(6_000, 200, seconds=1.6, first_batch_s=0.5, whole_pass=True)
+    assert store_bound(busy) is StoreBound.BANDWIDTH
 
 
 def test_a_short_run_tells_nothing_of_what_comes_after_its_first_batch() -> None:
