@@ -15,7 +15,7 @@ from energon_grain.storage.block_cache import BlockCache
 
 
 def test_the_least_recently_used_objects_go(folder: Path) -> None:
-    cache = BlockCache(folder, limit_bytes=550_000, block_bytes=BLOCK)  # room for five of 98,304 bytes, and for notes of the file system
+    cache = BlockCache(folder, limit_bytes=550_000, block_bytes=BLOCK)  # room for five of 98,304
     for number in range(5):
         fetch(cache.open(str(number), b"1", SIZE), content(str(number)), 0, 11)
         os.utime(copies(folder)[-1], (number, number))
