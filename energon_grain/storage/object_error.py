@@ -131,8 +131,8 @@ def _credentials_way_out(spec: Mapping[str, Any]) -> str:
     credentials: Mapping[str, str] = spec.get("aws_credentials", {})
     if not credentials:
         return (
-            "no credentials were found, neither in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) nor in "
-            f"~/.aws; give them there, or {_IF_PUBLIC}"
+            "no credentials were found in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in ~/.aws, so "
+            f"this machine's role counted, if it has one; give them there, or {_IF_PUBLIC}"
         )
     if credentials["type"] == "anonymous":
         return "no credentials are sent, as the storage settings say `anonymous: true` of it: take that out"
