@@ -68,8 +68,8 @@ def _check_beginnings(
     places = [place for place, number in enumerate(numbers) if first[number] < first[number + 1]]
     samples = first[[numbers[place] for place in places]]
     rows = index.part_start[samples]
-    offsets = np.asarray(index.part_offset[rows], np.int64)
-    headers = folder.store.read_spans(paths, np.array(places, np.int64), offsets - BLOCK, offsets)
+    starts: list[int] = (np.asarray(index.part_offset[rows], np.int64) - BLOCK).tolist()
+    headers = folder.store.peek([paths[place] for place in places], starts, BLOCK)
     keys = index.keys(samples)
     for place, key, row, header in zip(places, keys, rows.tolist(), headers, strict=True):
         name = f"{key}.{index.part_names[int(index.part_name[row])]}".encode("utf-8", "surrogateescape")

@@ -46,6 +46,15 @@ class ByteStore(Protocol):
         """
         ...
 
+    def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
+        """A few bytes of each object from `starts[i]` on, for a look at a header: nothing around them is read or kept.
+
+        Raises:
+            RangeError: An object ends before.
+            ReadError: One does not exist or cannot be reached.
+        """
+        ...
+
     def read_spans(
         self,
         paths: Sequence[str],

@@ -121,6 +121,11 @@ class LocalFiles:
             tails += self.read_spans([path], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
         return tails
 
+    def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
+        """See `ByteStore`."""
+        start = np.array(starts, np.int64)
+        return self.read_spans(paths, np.arange(len(paths)), start, start + size_bytes)
+
     def read_spans(
         self,
         paths: Sequence[str],

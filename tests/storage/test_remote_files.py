@@ -144,6 +144,16 @@ def test_the_end_of_an_object_and_its_size_are_one_request(make_files: MakeFiles
         files.tails([url], [SIZE + 5])
 
 
+def test_a_look_at_a_header_fetches_nothing_else(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
+    files = make_files()
+    files.tails([url], [SIZE - 1])
+    bucket.server.reset()
+    assert files.peek([url, url], [0, 70_001], 512) == [CONTENT[:512], CONTENT[70_001:70_513]]
+    assert [request.sent_bytes for request in bucket.server.requests("tar")] == [512, 512]
+    with pytest.raises(RangeError, match=url):
+        files.peek([url], [SIZE - 5], 512)
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 777, 300_000, SIZE])
 def test_a_size_alone_is_found_out(make_files: MakeFiles, bucket: Bucket, size: int) -> None:
     bucket.put("y.tar", CONTENT[:size])
