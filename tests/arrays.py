@@ -51,7 +51,7 @@ def write_group(path: Path, driver: str = "zarr3", **arrays: npt.NDArray[Any]) -
     }[driver]
     (path / name).write_text(content)
     for array, values in arrays.items():
-        write_array(path / array, values, driver, chunk=(7, *values.shape[1:]))
+        write_array(path / array, values, driver, chunk=(7, *values.shape[1:])[: values.ndim])
     return path
 
 

@@ -8,6 +8,7 @@ import typer
 def prepare_metadataset_file(path: str, *, progress: bool) -> None:
     """Index the joins of a metadataset and say what was done."""
     from energon_grain.cli.progress_bar import progress_bar
+    from energon_grain.cli.sizes import counted
     from energon_grain.metadataset.prepare_joins import prepare_metadataset
 
     with progress_bar("Joining", shown=progress) as bar:
@@ -15,13 +16,13 @@ def prepare_metadataset_file(path: str, *, progress: bool) -> None:
     if not report.joins:
         typer.echo(f"{path}: has no joins, there is nothing to prepare.")
     for join in report.joins:
-        done = "joined" if join.built else "are up to date"
-        typer.echo(f"{', '.join(join.places)}: {join.rows:,} rows {done}, in {join.folder.name}")
+        done = "joined" if join.built else "up to date"
+        typer.echo(f"{', '.join(join.places)}: {counted(join.rows, 'row')} {done}, in {join.folder.name}")
         if join.skipped:
-            typer.echo(f"  {join.skipped:,} samples of the first dataset have no row")
+            typer.echo(f"  without a row: {counted(join.skipped, 'sample')} of the first dataset")
         for dataset, missing in join.missing.items():
             if missing:
-                typer.echo(f"  {missing:,} rows have no sample of {dataset}")
+                typer.echo(f"  without a sample of {dataset}: {counted(missing, 'row')}")
     for name in report.removed:
         typer.echo(f"  removed the index {name}, which no join needs any more")
     for note in report.notes:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, ReadError
+from energon_grain.errors import DatasetNotFoundError, FormatError, ReadError
 from energon_grain.formats.array_metadata import (
     ArrayMetadata,
     consolidated_names,
@@ -41,7 +41,7 @@ def is_array_folder(location: str) -> bool:
     """
     try:
         return is_array_group(location) or find_array_metadata(location) is not None
-    except (FormatError, ConfigError, EmptyDatasetError):
+    except FormatError:
         return True
     except ReadError:
         if is_url(location):
@@ -57,8 +57,6 @@ def read_array_group(location: str) -> tuple[NamedArray, ...]:
     Raises:
         DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
         FormatError: A metadata file is damaged.
-        ConfigError: An array is a single number.
-        EmptyDatasetError: An array has zero rows.
         ReadError: A metadata file or the store cannot be read.
     """
     alone = find_array_metadata(location)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, ReadError
+from energon_grain.errors import DatasetNotFoundError, FormatError, ReadError
 from energon_grain.formats.json_text import decode_json
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.read_whole import read_whole
@@ -26,7 +26,7 @@ class ArrayMetadata:
 
     Attributes:
         driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
-        shape: Rows first; at least one.
+        shape: Rows first; empty for a single number.
         type_name: The type of its elements, as the format calls it; not all are numbers.
         file_shape: Shape of what lies in one file, a chunk or shard; None: the files are cut in a way that is not
             known here.
@@ -40,6 +40,11 @@ class ArrayMetadata:
     file_shape: tuple[int, ...] | None
     prefix: str = ""
     separator: str = "/"
+
+    @property
+    def rows(self) -> int:
+        """How many there are; a single number has none."""
+        return self.shape[0] if self.shape else 0
 
     def file_of(self, row: int) -> str:
         """The file, relative to the array's folder, that holds the beginning of a row; empty where that is unknown."""
@@ -55,8 +60,6 @@ def read_array_metadata(location: str) -> ArrayMetadata:
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata file is damaged.
-        ConfigError: It has no rows to count (a single number).
-        EmptyDatasetError: It has zero rows.
         ReadError: A metadata file is there, but cannot be read.
     """
     found = find_array_metadata(location)
@@ -71,13 +74,8 @@ def find_array_metadata(location: str) -> ArrayMetadata | None:
     for name, parse in _PARSERS.items():
         data = _content(location, name)
         metadata = None if data is None else parse(join(location, name), data)
-        if metadata is None:
-            continue
-        if not metadata.shape:
-            raise ConfigError(f"{location}: is a single number without a first axis, so it has no rows")
-        if not metadata.shape[0]:
-            raise EmptyDatasetError(f"{location}: the array has shape {list(metadata.shape)}, so it has no rows")
-        return metadata
+        if metadata is not None:
+            return metadata
     return None
 
 

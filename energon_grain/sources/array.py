@@ -108,7 +108,7 @@ class ArraySource:
         return self.opened().chunk_rows
 
     def __len__(self) -> int:
-        return self.stored.metadata.shape[0]
+        return self.stored.metadata.rows
 
     def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
@@ -187,7 +187,7 @@ def array_digest(location: str, metadata: ArrayMetadata, type_name: str) -> str:
         ReadError: A file cannot be read.
     """
     digest = hashlib.blake2b(encode_json([list(metadata.shape), type_name]), digest_size=8)
-    for name in sorted({metadata.file_of(0), metadata.file_of(metadata.shape[0] - 1)}):
+    for name in sorted({metadata.file_of(row) for row in (0, metadata.rows - 1)} if metadata.rows else ()):
         digest.update(b"\0" + name.encode() + b"\0")
         digest.update(read_beginning(join(location, name), _DIGESTED_BYTES) if name else b"")
     return digest.hexdigest()

@@ -42,9 +42,9 @@ class ArrayGroupSource:
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata is damaged.
-        ConfigError: The arrays to be read differ in length, one of them holds no numbers, none is to be read, or an
-            array of the group is a single number.
-        EmptyDatasetError: There is no row, or none is left.
+        ConfigError: The arrays to be read differ in length, one of them holds no numbers or is a single number, or none
+            is to be read.
+        EmptyDatasetError: An array to be read has no row, or none is left.
         ReadError: The metadata or the store cannot be read.
     """
 
@@ -79,7 +79,7 @@ class ArrayGroupSource:
         stop: int | None,
     ) -> None:
         self._path, self._group, self._arrays = location, group, arrays
-        rows = next(iter(arrays.values())).stored.metadata.shape[0]
+        rows = next(iter(arrays.values())).stored.metadata.rows
         self._selection = Selection(rows, start=start, stop=stop)
         self._content_id = ""
 
@@ -181,7 +181,7 @@ class ArrayGroupSource:
 
 
 def _check_lengths(location: str, arrays: dict[str, ArraySource]) -> None:
-    lengths = {name: array.stored.metadata.shape[0] for name, array in arrays.items()}
+    lengths = {name: array.stored.metadata.rows for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from energon_grain.errors import ConfigError, FormatError, ReadError, StaleIndexError
+from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError
 from energon_grain.formats.array_metadata import ArrayMetadata
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import is_url
@@ -19,6 +19,7 @@ CACHE_BYTES = 256 << 20
 """Chunks that are kept, decompressed, for the next read: of all local arrays of a process together, and as much of all
 remote ones."""
 _NO_NUMBERS = "OSUMm"
+_WAY_OUT = "; in a group, leave it out by part_filter"
 _UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
 """What TensorStore's messages begin with where the array itself may be all right."""
 
@@ -44,8 +45,14 @@ class StoredArray:
         """An array that was just found there.
 
         Raises:
-            ConfigError: It holds no numbers.
+            ConfigError: It holds no numbers, or it is a single number.
+            EmptyDatasetError: It has zero rows.
         """
+        if not metadata.shape:
+            raise ConfigError(f"{location}: is a single number without a first axis, so it has no rows{_WAY_OUT}")
+        if not metadata.rows:
+            shape = list(metadata.shape)
+            raise EmptyDatasetError(f"{location}: the array has shape {shape}, so it has no rows{_WAY_OUT}")
         return cls(
             location=location,
             metadata=metadata,

@@ -98,6 +98,18 @@ def test_lengths_of_what_is_read_must_agree(tmp_path: Path) -> None:
     assert {name: int(value) for name, value in sample.parts.items()} == {"b": 8, "c": 8}
 
 
+def test_arrays_without_rows_can_be_left_out(tmp_path: Path) -> None:
+    path = write_group(tmp_path / "g", a=numbered(8, 2), mean=np.array(3.0), none=numbered(0, 2))
+    with pytest.raises(ConfigError, match=r"mean: is a single number .* leave it out by part_filter"):
+        ArrayGroupSource(path)
+    with pytest.raises(EmptyDatasetError, match=r"none: the array has shape \[0, 2\].* leave it out by part_filter"):
+        ArrayGroupSource(path, parts={"a", "none"})
+    source = ArrayGroupSource(path, parts={"a"})
+    assert (len(source), source.part_names) == (8, ("a", "mean", "none"))
+    write_group(tmp_path / "h", a=numbered(8, 2), mean=np.array(3.0), none=numbered(0, 3))
+    assert source.content_id != ArrayGroupSource(tmp_path / "h", parts={"a"}).content_id
+
+
 def test_content_ids(tmp_path: Path) -> None:
     def content_id(name: str = "g", **options: Any) -> str:
         return ArrayGroupSource(tmp_path / name, **options).content_id

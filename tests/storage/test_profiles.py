@@ -88,6 +88,7 @@ def test_the_first_file_of_the_client_that_there_is_counts(home: Path, monkeypat
             "type = s3\nprovider = Minio\nendpoint = http://minio:9000\nregion = eu-1\nsecret_access_key = 100%x",
             StoreSettings(location="s3://", endpoint="http://minio:9000", region="eu-1"),
         ),
+        ("type = s3\nendpoint = minio:9000", StoreSettings(location="s3://", endpoint="https://minio:9000")),
         ("type = s3\nbase_path = bucket/x\nprofile = mine", StoreSettings(location="s3://bucket/x", profile="mine")),
         ("type = google cloud storage\nanonymous = true", StoreSettings(location="gs://", anonymous=True)),
         ("type = google cloud storage\nanonymous = false", StoreSettings(location="gs://")),
