@@ -22,12 +22,12 @@ def test_joins_are_indexed_once(tmp_path: Path) -> None:
     join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
     path = write_v2(tmp_path, train={"blend": [join, {"path": "a"}]})
     said = prepare(path)
-    assert ": 20 rows joined, in meta.yaml.cache" in said
+    assert ": 10 rows joined, in meta.yaml.cache" in said
     assert "without a row: 10 samples of the first dataset" in said
     cache = tmp_path / "meta.yaml.cache"
     files = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
     assert files
-    assert ": 20 rows up to date, in meta.yaml.cache" in prepare(path)
+    assert ": 10 rows up to date, in meta.yaml.cache" in prepare(path)
     assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
 
 
