@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from energon_grain.errors import ConfigError
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.pytree import register_value
 from energon_grain.samples.source_info import get_source_info
@@ -161,6 +162,7 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
     """The values of each field of the first sample over all samples; None where it has no fields.
 
     Raises:
+        ConfigError: Some samples are crude, others are not.
         ValueError: A sample lacks a field that the first has.
     """
     first = samples[0]
@@ -174,9 +176,9 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
     try:
         columns = {name: list(map(getter, samples)) for name, getter in getters}
     except (KeyError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{_at(where)}samples of one batch must have the same fields: {_uncooked(samples) or repr(error)}"
-        ) from error
+        uncooked = _uncooked(samples)
+        kind = ConfigError if uncooked else ValueError  # the former ends the run with the first batch
+        raise kind(f"{_at(where)}samples of one batch must have the same fields: {uncooked or repr(error)}") from error
     if getattr(first, "__valid__", None) is not None:
         columns["__valid__"] = [sample.__valid__ for sample in samples]
     return columns

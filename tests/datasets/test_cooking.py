@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from metadatasets import write_v2
 
 from energon_grain import (
     ConfigError,
     Cooker,
     CrudeSample,
     DefaultTaskEncoder,
+    FatalSampleError,
     Sample,
     SourceInfo,
     TaskEncoder,
@@ -25,7 +27,7 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
-from energon_grain.testing import make_crude_dataset
+from energon_grain.testing import make_crude_dataset, make_text_dataset
 
 
 @dataclass
@@ -113,6 +115,13 @@ def test_several_leaves_with_a_cooker_each(tmp_path: Path) -> None:
     none = add_to_config(make_crude_dataset(tmp_path / "none", n=2, shards=1), subflavors={"sign": "zero"})
     with pytest.raises(ConfigError, match=r"none: no cooker fits its subflavors \{'sign': 'zero'\}.*'minus'.*'plus'"):
         first(none, Encoder())
+
+
+def test_a_batch_of_crude_and_typed_samples_ends_the_run(dataset: Path, tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "text", n=8, shards=1)
+    mixture = write_v2(tmp_path, train={"blend": [{"path": "crude"}, {"path": "text"}]})
+    with pytest.raises(FatalSampleError, match=r"batch failed on .*: those of .*crude are crude, others TextSample"):
+        list(get_val_dataset(mixture, split_part="train", batch_size=12))
 
 
 def test_cook_crude_sample_may_be_overridden(dataset: Path) -> None:

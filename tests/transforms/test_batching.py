@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from energon_grain.errors import ConfigError
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
@@ -145,7 +146,9 @@ def test_crude_samples_beside_typed_ones_are_named(first: int) -> None:
         CrudeSample(__key__="b", __restore_key__=None, __subflavors__=None, __sources__=(source,), txt="b"),
         TextSample(__key__="a", __restore_key__=None, __subflavors__=None, __sources__=(), text="a"),
     ]
-    with pytest.raises(ValueError, match=r"fields: those of /data/recs are crude, others TextSample; give .* a cooker"):
+    with pytest.raises(
+        ConfigError, match=r"fields: those of /data/recs are crude, others TextSample; give .* a cooker"
+    ):
         batch_samples([samples[first], samples[1 - first]])
 
 
