@@ -3,6 +3,7 @@
 # Every target makes the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for the
 # demos, .venv-peers for the real Megatron-Energon and the other loaders that we measure against.
 #   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
+#   make test TEST_PROCESSES=0               run one test file after the other; the default is two at a time
 #   make check VENV=/path/to/venv            use another development environment
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ DEMO_VENV ?= .venv-demo
 DEMO_TORCH_VENV ?= .venv-demo-torch
 PEERS_VENV ?= .venv-peers
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 
@@ -43,7 +45,7 @@ demo-torch: $(DEMO_TORCH_VENV)/.ready
 setup: $(VENV)/.ready
 
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -W error $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
