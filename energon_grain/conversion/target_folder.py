@@ -50,11 +50,12 @@ class TargetFolder:
         plan: Of the conversion.
 
     Raises:
-        ConfigError: Something else is there.
+        ConfigError: Something else is there, or two shards would get the same name.
     """
 
     def __init__(self, root: Path, plan: Plan) -> None:
         self.root, self._plan = root, plan
+        self._check_names()
         self._notes = root / CONVERT_FOLDER
         stored = self._notes / "plan.json"
         if stored.exists():
@@ -67,6 +68,16 @@ class TargetFolder:
         else:
             self._notes.mkdir(parents=True)
             atomic_write_bytes(stored, msgspec.json.encode(plan))
+
+    def _check_names(self) -> None:
+        taken: dict[str, str] = {}
+        for shard in self._plan.shards:
+            other = taken.setdefault(self.renamed(shard), shard)
+            if other != shard:
+                raise ConfigError(
+                    f"the shards {other!r} and {shard!r} would both become {self.renamed(shard)!r}; rename one of "
+                    f"them, and prepare the dataset again"
+                )
 
     def _check_plan(self, stored: Path) -> None:
         try:
@@ -82,9 +93,9 @@ class TargetFolder:
 
     def renamed(self, shard: str) -> str:
         """The name of the new shard for an old one."""
-        for suffix in SUFFIXES.values():
-            shard = shard.removesuffix(suffix)
-        return shard + SUFFIXES[self._plan.container]
+        new = SUFFIXES[self._plan.container]
+        (old,) = (suffix for suffix in SUFFIXES.values() if suffix != new)
+        return shard.removesuffix(old) + new
 
     def record(self, shard: str) -> Path:
         """Where it is noted that an old shard was converted."""

@@ -212,6 +212,23 @@ def test_parts_that_come_twice(tmp_path: Path) -> None:
     assert told(tmp_path / "records") == [("a", [("txt", b"two")])]
 
 
+def test_no_shard_replaces_another(tmp_path: Path) -> None:
+    """Only the ending that all shards have is exchanged; where it is not there, names may come to be the same."""
+    samples = [{"__key__": str(i), "txt": str(i)} for i in range(3)]
+    for sample, name in zip(samples, ("x.tar", "x.array_record.tar", "x"), strict=True):
+        write_tars(tmp_path / "tars", [sample], shards=1, name=name)
+    shards = ["x.tar", "x.array_record.tar"]
+    prepare_dataset(tmp_path / "tars", shards=shards, split_ratio=ALL, crude=True, num_workers=0)
+    report = convert_dataset(tmp_path / "tars", tmp_path / "records")
+    assert list(report.shard_counts) == ["x.array_record", "x.array_record.array_record"]
+    assert told(tmp_path / "records") == told(tmp_path / "tars")
+    options: dict[str, Any] = {"split_ratio": ALL, "num_workers": 0, "force_overwrite": True}
+    prepare_dataset(tmp_path / "tars", shards=[*shards, "x"], **options)
+    with pytest.raises(ConfigError, match=r"'x\.tar' and 'x' would both become 'x\.array_record'"):
+        convert_dataset(tmp_path / "tars", tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
 def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     """Large enough for processes; all of them are killed at once."""
     make_blob_dataset(tmp_path / "blobs", n=720, shards=9, sample_bytes=100_000)
