@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
+from energon_grain.storage.file_lock import locked
 
 if TYPE_CHECKING:
     from energon_grain.formats.shard_scan import ShardScan
@@ -120,7 +120,7 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
     if not _is_writable(target):
         target, stamp = index_cache_folder(root, cache_dir), info_stamp(root)
         target.mkdir(parents=True, exist_ok=True)
-    with _lock(target):
+    with open(target / ".lock", "wb") as file, locked(file):
         header = read_header(target, root)
         if header is not None and header.fits(info) and header.info_stamp == stamp:
             return
@@ -287,12 +287,3 @@ def _is_writable(target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def _lock(target: Path) -> Generator[None]:
-    """Hold the lock of an index folder, where the file system has locks."""
-    with open(target / ".lock", "wb") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

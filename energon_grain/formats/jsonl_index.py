@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from energon_grain.formats.column_file import read_or_map
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.jsonl_lines import scan_lines
 from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.file_lock import locked
 
 Int64Array = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -108,7 +108,7 @@ def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = N
     found = _existing(path, own, cached)
     if found is not None:
         return found
-    with _locked(path):
+    with open(path, "rb") as file, locked(file):
         found = _existing(path, own, cached)
         if found is not None:
             return found
@@ -149,12 +149,3 @@ def _existing(path: Path, own: Path, cached: Path) -> Path | None:
         if cached.stat().st_mtime_ns >= status.st_mtime_ns:
             return cached if int(read_jsonl_index(cached)[-1]) == status.st_size else None
     return None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Hold the lock of a file, where the file system has locks for readers."""
-    with open(path, "rb") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,7 +7,6 @@ appear whole or not at all, and one process at a time brings it up to date.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,6 +18,7 @@ import msgspec
 
 from energon_grain.errors import ConfigError, MissingObjectError
 from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.file_lock import locked
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -72,9 +72,7 @@ class Mirror:
                 f"{self.url} cannot be mirrored in {self.folder}: {error.strerror}; name a folder that can be written "
                 "as `cache_dir` in the storage settings"
             ) from error
-        with file:
-            with contextlib.suppress(OSError):  # a file system without locks: then files are read twice
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with file, locked(file):  # on a file system without locks files are read twice
             yield
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
