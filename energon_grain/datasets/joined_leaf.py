@@ -160,7 +160,7 @@ class ResolvedJoin:
         return self.row.sample_type
 
     @property
-    def subflavors(self) -> Mapping[str, Any] | None:
+    def subflavors(self) -> dict[str, Any]:
         """Tags of the primary's samples."""
         return self.primary.subflavors
 

@@ -112,7 +112,7 @@ class LeafDataset(SavableDataset):
             field_map=definition.field_map,
             load=definition.load,
             decoder=None if definition.load is not None else definition.decoder,
-            subflavors={**content.config.subflavors, **self.subflavors} or None,
+            subflavors={**content.config.subflavors, **self.subflavors},
             ordering=self._ordering(content.config),
         )
 
@@ -184,7 +184,7 @@ class ResolvedLeaf:
         field_map: Where the fields of `sample_type` are found; None where there is `load`, and for a crude dataset.
         load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
         decoder: None leaves parts as bytes.
-        subflavors: Tags of every sample; None when there are none.
+        subflavors: Tags of every sample.
         ordering: How the samples are ordered.
     """
 
@@ -193,7 +193,7 @@ class ResolvedLeaf:
     field_map: FieldMap | None
     load: Callable[[Any], Any] | None
     decoder: SampleDecoder | None
-    subflavors: Mapping[str, Any] | None
+    subflavors: dict[str, Any]
     ordering: Ordering
 
     @property

@@ -106,7 +106,7 @@ def _cook(
             break
     else:
         raise ConfigError(
-            f"{node.path}: no cooker fits its subflavors {dict(leaf.subflavors or {})}; the task encoder's cookers are "
+            f"{node.path}: no cooker fits its subflavors {leaf.subflavors}; the task encoder's cookers are "
             f"for {[cooker.has_subflavors for cooker in encoder.cookers]}"
         )
     function = bind_cooker(

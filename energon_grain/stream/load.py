@@ -139,12 +139,13 @@ class LeafLoader:
         flow.drop(place, "decode", self._failure_tolerance, error, sample)
 
     def _metadata(self, flow: Flow) -> dict[str, Any]:
-        """The base fields, one value a sample (subflavors are shared by all)."""
+        """The base fields, one value a sample."""
         indices = flow.raw.indices.tolist()
+        tags = self._leaf.subflavors
         return {
             "__key__": flow.raw.keys,
             "__restore_key__": flow.restore_keys,
-            "__subflavors__": [self._leaf.subflavors] * len(indices),
+            "__subflavors__": [tags.copy() for _ in indices],
             "__sources__": list(map(LazySources, repeat(self._leaf.source), indices)),
         }
 

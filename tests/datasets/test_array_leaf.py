@@ -44,7 +44,7 @@ def test_samples(frames: Path) -> None:
     samples = validated(frames, split_part="whatever")
     assert [int(sample["n"]) for sample in samples] == list(range(ROWS))
     third = samples[3]
-    assert (third["__key__"], third["__shard__"], third["__subflavors__"]) == ("3", "frames.zarr", None)
+    assert (third["__key__"], third["__shard__"], third["__subflavors__"]) == ("3", "frames.zarr", {})
     assert third["image"].tolist() == numbered(ROWS, 3, 2)[3].tolist()
     assert third["jpg"].tolist() == [6, 7]  # a row, whatever its array is called
     (source,) = third["__sources__"]

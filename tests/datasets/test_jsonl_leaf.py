@@ -35,7 +35,7 @@ def test_samples(notes: Path) -> None:
     samples = validated(notes, split_part="whatever")
     assert [sample["json"]["n"] for sample in samples] == list(range(60))
     third = samples[3]
-    assert (third["__key__"], third["__shard__"], third["__subflavors__"]) == ("3", "notes.jsonl", None)
+    assert (third["__key__"], third["__shard__"], third["__subflavors__"]) == ("3", "notes.jsonl", {})
     (source,) = third["__sources__"]
     assert (source.dataset_path, source.index, source.file_names) == (str(notes), 3, ("3.json",))
 

@@ -82,6 +82,19 @@ def test_subflavors(dataset: Path) -> None:
     assert batch.__subflavors__ == [{"lang": "en"}] * 12
 
 
+@pytest.mark.parametrize("given", [{}, {"lang": "en"}])
+def test_each_sample_has_subflavors_of_its_own(dataset: Path, given: dict[str, str]) -> None:
+    class Noting(DefaultTaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            sample.__subflavors__["seen"] = sample.__key__
+            return sample
+
+    say(dataset, subflavors=given)
+    for _ in range(2):
+        (batch,) = get_val_dataset(dataset, batch_size=12, task_encoder=Noting())
+        assert batch.__subflavors__ == [{**given, "seen": key} for key in IN_ORDER]
+
+
 def test_decoders(tmp_path: Path) -> None:
     root = make_captioning_dataset(tmp_path / "captions", n=2, shards=1)
 
