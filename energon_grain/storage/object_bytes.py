@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from energon_grain.errors import RangeError, StaleIndexError
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
@@ -93,10 +92,7 @@ class ObjectBytes:
         stop = min(offset + size_bytes, self.size_bytes)
         kept = self._window[offset - self._window_at :] if offset >= self._window_at else b""
         begin = offset + len(kept)
-        try:
-            fetched = self._through_cache(begin, stop) if keep else self._in_pieces(begin, stop)
-        except RangeError as error:
-            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read: begin anew") from error
+        fetched = self._through_cache(begin, stop) if keep else self._in_pieces(begin, stop)
         self._window = b"".join([kept, *fetched])
         self._window_at = offset
 

@@ -21,6 +21,7 @@ _RETRIES = re.compile(r"All \d+ retry attempts failed: ")
 _ATTRIBUTE = re.compile(r"\s*\[([\w-]+)='((?:[^'\\]|\\.)*)'\]")
 _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _SIZE = re.compile(r"(?:total size |value of size |<ActualObjectSize>)(\d+)")
+_ASKED_OF = re.compile(r"Requested byte range \[\d+, (\d+)\) .*total size (\d+)")
 SIZE_TOLD = re.compile(r"it has (\d+) bytes")
 """What is said of a range behind the end of an object, where the store tells its size."""
 _MESSAGE_CHARACTERS = 300
@@ -61,6 +62,9 @@ def object_error(error: Exception, spec: Mapping[str, Any]) -> ObjectError:
     code = "" if found is None else found[1]
     text = _RETRIES.sub("", text[len(code) + 2 :] if code else text, count=1)
     if code == "OUT_OF_RANGE":
+        asked = _ASKED_OF.search(text)
+        if asked is not None and int(asked[1]) <= int(asked[2]):
+            return ObjectError("the answer had fewer bytes than it said", passing=True)
         size = _SIZE.search(text)
         message = _short(_ATTRIBUTE.sub("", text)) if size is None else f"it has {size[1]} bytes"
         return ObjectError(message, passing=False, out_of_range=True)

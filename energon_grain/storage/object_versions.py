@@ -13,6 +13,7 @@ from energon_grain.storage.object_error import SIZE_TOLD
 from energon_grain.storage.tensorstore_objects import Fetched
 
 _NO_OBJECT_BYTES = 1 << 61
+_ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,20 @@ class ObjectVersions:
         self._known: dict[str, Version] = {}
 
     def read(self, path: str, version: Version, start: int, stop: int) -> bytes:
-        """Read bytes [start, stop) of a version, past the cache. Raises StaleIndexError if it was replaced."""
-        fetched = _there(path, self._client.read(ObjectRange(path, start, stop)))
+        """Read bytes [start, stop) of a version, past the cache.
+
+        Raises:
+            MissingObjectError: It is gone.
+            RangeError: It ends before.
+            ReadError: It cannot be read.
+            StaleIndexError: It was replaced.
+        """
+        try:
+            fetched = _there(path, self._client.read(ObjectRange(path, start, stop)))
+        except RangeError as error:
+            if stop > version.size_bytes:
+                raise
+            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read, {_ADVICE}") from error
         if fetched.generation != version.generation:
             raise _changed(path, version.generation, fetched.generation)
         return b"" if fetched.data is None else fetched.data
@@ -133,8 +146,7 @@ def _there(path: str, fetched: Fetched | None) -> Fetched:
 
 def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(
-        f"{path}: was replaced while it was read (version {_shown(old)} then, {_shown(new)} now); begin anew, and let "
-        "nothing write to a dataset that is being read"
+        f"{path}: was replaced while it was read (version {_shown(old)} then, {_shown(new)} now), {_ADVICE}"
     )
 
 

@@ -15,6 +15,7 @@ from energon_grain.storage.object_error import ObjectError, object_error
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
 
 S3 = {"driver": "s3", "bucket": "team", "endpoint": "http://minio:9000", "aws_region": "us-east-1"}
+CUT = "Requested byte range [5, 15) was not satisfied by response with byte range [5, 15)"
 REQUEST = "[x-amzn-requestid='u467Ye8bONgLzZq99oMxooPovueH3NU57TdohNZphQ']"
 
 
@@ -132,12 +133,14 @@ def test_what_the_store_said_is_kept(bucket: Bucket) -> None:
         ("OUT_OF_RANGE: Requested byte range", S3, "Requested byte range; ", False),
         ("OUT_OF_RANGE: Odd [http_response_body='<ActualObjectSize>777</Actual']", S3, "it has 777 bytes; ", False),
         ("INTERNAL: Odd", S3, "Odd; ", True),
+        (f"OUT_OF_RANGE: {CUT} and total size 20", S3, "the answer had fewer bytes than it said; ", True),
+        (f"OUT_OF_RANGE: {CUT} and total size 14", S3, "it has 14 bytes; ", False),
     ],
 )
 def test_messages(text: str, spec: dict[str, Any], said: str, passing: bool) -> None:
     error = object_error(ValueError(text), spec)
     assert said in f"{error}; {error.way_out}"
-    assert (error.passing, error.out_of_range) == (passing, text.startswith("OUT_OF_RANGE"))
+    assert (error.passing, error.out_of_range) == (passing, text.startswith("OUT_OF_RANGE") and not passing)
     assert "requestid" not in str(error)
 
 

@@ -179,8 +179,9 @@ def test_what_is_not_there_or_too_short_is_named(make_files: MakeFiles, bucket: 
         Fault("reset", times=2),
         Fault("close", sent=0.7, times=3),
         Fault("reset", sent=0.1, times=3),
+        Fault("short", sent=0.4, times=3),
     ],
-    ids=["503", "dropped", "truncated", "reset"],
+    ids=["503", "dropped", "truncated", "reset", "short"],
 )
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
 def test_failures_that_pass_change_nothing(
@@ -224,6 +225,20 @@ def test_an_object_that_was_replaced_is_an_error(
         files.tails([url], [SIZE - 5])
     files.close()
     assert read(files, url, [(0, SIZE)]) == [OTHER]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("left_bytes", [0, 10, 2 * BLOCK_BYTES])
+def test_an_object_that_was_replaced_by_a_shorter_one_is_an_error(
+    make_files: MakeFiles, bucket: Bucket, url: str, cache_bytes: int, left_bytes: int
+) -> None:
+    files = make_files(cache_bytes=cache_bytes)
+    assert read(files, url, [(0, 10)]) == [CONTENT[:10]]
+    bucket.put("x.tar", CONTENT[:left_bytes])
+    with pytest.raises(StaleIndexError, match=rf"{url} .*it has {left_bytes} bytes.*it was replaced by a shorter one"):
+        read(files, url, [(BLOCK_BYTES, SIZE)])
+    files.close()
+    assert read(files, url, [(0, left_bytes)]) == [CONTENT[:left_bytes]]
 
 
 def test_what_a_reader_has_is_what_an_earlier_one_kept(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
