@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.print_json import print_json
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import is_url
@@ -86,7 +87,7 @@ def bench(
         shuffle_buffer_size=block,
         max_samples_per_sequence=block,
         task_encoder=_encoder(task_encoder, image_decode),
-        trusted_modules=trust_module or (),
+        trusted_modules=own_modules(trust_module),
     )
     with progress_bar("planning", shown=progress) as bar:
         done = 0
@@ -133,15 +134,13 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
 
 def _imported(named: str) -> TaskEncoder:
     import importlib
-    import sys
 
     from energon_grain.datasets.task_encoder import TaskEncoder
 
     module, _, name = named.partition(":")
     if not module or not name:
         raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` has it: modules of the current folder
+    own_modules([module])
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.print_json import print_json
 from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError
@@ -58,7 +59,9 @@ def info(
     if is_file_of(path, METADATASET_ENDINGS):
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config")
-        summary, lines = _mixture(path, split or "train", seed, lanes, trust_module or (), plot, batch_size, steps)
+        summary, lines = _mixture(
+            path, split or "train", seed, lanes, own_modules(trust_module), plot, batch_size, steps
+        )
     else:
         if split is not None or plot is not None:
             raise ConfigError(f"{path} is no metadataset (.yaml): --split and --plot are for those")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.sizes import counted
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
@@ -67,7 +68,7 @@ def lint(
                 split_config=split_config,
                 dataset_config=dataset_config or "dataset.yaml",
                 allow_pickle=allow_pickle,
-                trusted_modules=trust_module or (),
+                trusted_modules=own_modules(trust_module),
                 num_threads=parallel,
                 progress=show,
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.print_json import print_json
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def check(
         path,
         max_shards=None if all_shards else shards,
         allow_pickle=allow_pickle,
-        trusted_modules=trust_module or (),
+        trusted_modules=own_modules(trust_module),
     )
     if as_json:
         print_json(findings)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
@@ -141,6 +142,8 @@ def prepare(
 
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
+    if sample_type and ":" in sample_type:
+        own_modules([sample_type.partition(":")[0]])
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
     fields = _parse_field_map(field_map) if field_map else None
@@ -273,5 +276,6 @@ def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) ->
         typer.echo(
             f"  {yaml_name}: the existing one was kept."
             if existing
-            else f"  {yaml_name}: none was written. Prepare again with --sample-type and --field-map, or with --crude."
+            else f"  {yaml_name}: none was written. Prepare again with --force-overwrite, and --sample-type with "
+            "--field-map, or --crude."
         )

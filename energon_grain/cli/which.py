@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from energon_grain.cli.own_modules import own_modules
 from energon_grain.cli.print_json import print_json
 
 _PLAIN_ENDINGS = (".tar", ".jsonl")
@@ -31,6 +32,9 @@ def which(
     lanes: Annotated[int | None, typer.Option(min=1, help="Lanes of the run, if they were given.")] = None,
     dataset_config: Annotated[str, typer.Option(help="Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml",
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
+    trust_module: Annotated[
+        list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List shard, key and byte range of the samples of a global batch, from arithmetic, without reading data.
@@ -43,6 +47,7 @@ def which(
     from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.stream.run import Stream
 
+    trusted_modules = own_modules(trust_module)
     config = WorkerConfig(rank=0, world_size=world_size, num_workers=0)
     if validation:
         from energon_grain.datasets.get_datasets import get_val_dataset
@@ -55,6 +60,7 @@ def which(
             dataset_config=dataset_config,
             split_config=split_config,
             lanes=lanes,
+            trusted_modules=trusted_modules,
         )
     else:
         from energon_grain.datasets.get_datasets import get_train_dataset
@@ -70,6 +76,7 @@ def which(
             lanes=lanes,
             dataset_config=dataset_config,
             split_config=split_config,
+            trusted_modules=trusted_modules,
         )
     with Stream.of(dataset) as stream:
         records = stream.which(step)

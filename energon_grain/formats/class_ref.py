@@ -55,7 +55,8 @@ def resolve_class(ref: ClassRef, *, trusted_modules: Collection[str] = ()) -> ty
         if known is None:
             raise UntrustedCodeError(
                 f"The configuration names the class `{ref}`. Code that a data file names is not imported unless the "
-                f"program says so: pass trusted_modules=[{ref.module!r}], or import it there, if it is a sample type"
+                f"program says so: pass trusted_modules=[{ref.module!r}] (commands: --trust-module {ref.module}), "
+                "or import it there, if it is a sample type"
             )
         return known
     public: list[str] = list(getattr(energon_grain, "__all__", ()))
@@ -82,7 +83,7 @@ def resolve_function(ref: ClassRef, *, trusted_modules: Collection[str] = ()) ->
     elif not ref.is_ours:
         raise UntrustedCodeError(
             f"The configuration names the function `{ref}`. Code that a data file names is not imported unless the "
-            f"program says so: pass trusted_modules=[{ref.module!r}]"
+            f"program says so: pass trusted_modules=[{ref.module!r}] (commands: --trust-module {ref.module})"
         )
     else:
         found = getattr(energon_grain, ref.name, None) if ref.name in energon_grain.__all__ else None

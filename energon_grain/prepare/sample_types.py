@@ -102,7 +102,10 @@ def _import_sample_type(name: str) -> type[Sample]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"sample type {name!r} cannot be imported: {error}") from error
+        raise ConfigError(
+            f"sample type {name!r} cannot be imported: {error}. Its module must be installed, or on PYTHONPATH, "
+            "or in the current folder of the command."
+        ) from error
     if not (inspect.isclass(found) and issubclass(found, Sample) and dataclasses.is_dataclass(found)):
         raise ConfigError(f"{name!r} is no sample type: derive a dataclass from energon_grain.Sample.")
     return found

@@ -1,0 +1,18 @@
+"""Modules of the user that options of commands name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+
+def own_modules(named: Iterable[str] | None) -> tuple[str, ...]:
+    """The modules that options name, after which imports look in the current folder too, as with `python -m`.
+
+    Where none is named nothing changes, so that no file of the current folder takes the place of an installed module.
+    """
+    modules = tuple(named or ())
+    if modules and "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # its name, which processes that are started get too
+    return modules

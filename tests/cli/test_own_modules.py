@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from energon_grain.testing import make_captioning_dataset
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed: Python itself does not look in the current folder then (-P)."""
+    program = [sys.executable, "-P", "-c", "from energon_grain.cli import main; main()", *arguments]
+    return subprocess.run(program, cwd=folder, text=True, capture_output=True, timeout=60, check=False)
+
+
+def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_path: Path) -> None:
+    make_captioning_dataset(tmp_path / "data", n=24, shards=4, prepared=False)
+    (tmp_path / "my_types.py").write_text(
+        "from dataclasses import dataclass\nfrom energon_grain import Sample\n\n\n"
+        "@dataclass\nclass Photo(Sample):\n    image: object\n    caption: str\n"
+    )
+    fields = '{"image": "jpg", "caption": "txt"}'
+    split = ("prepare", "data", "--non-interactive", "--split-ratio", "1")
+    done = command(tmp_path, *split, "--sample-type", "my_types:Photo", "--field-map", fields)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "mixture.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: data}}\n"
+    )
+    for arguments in (
+        ("lint", "data"),
+        ("which", "data", "--step", "0", "--batch-size", "4"),
+        ("info", "mixture.yaml"),
+        ("bench", "data", "--seconds", "0.01", "--workers", "0"),
+        ("migrate", "check", "data"),
+    ):
+        done = command(tmp_path, *arguments, "--trust-module", "my_types")
+        assert done.returncode == 0, (arguments, done.stderr)
+
+    refused = command(tmp_path, "which", "data", "--step", "0", "--batch-size", "4")
+    assert (refused.returncode, "--trust-module my_types" in refused.stderr) == (2, True)
+    missing = command(tmp_path, *split, "--force-overwrite", "--sample-type", "not_here:Photo", "--field-map", fields)
+    assert (missing.returncode, "current folder" in missing.stderr) == (2, True)
