@@ -27,7 +27,7 @@ def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
     patterns: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
         name, colon, pattern = argument.partition(":")
-        if not (colon and name and pattern) or name in ("glob", "re"):
+        if not (colon and name and pattern) or name in ("glob", "re") or "=" in name:
             raise ConfigError(
                 f"split part {argument!r}: write NAME:PATTERN, NAME:glob:PATTERN or NAME:re:REGEX, "
                 f"such as 'train:glob:shards/{{000..007}}.tar'."
@@ -76,10 +76,10 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         regexes = [re.compile(one) for one in braceexpand(pattern)]
         return lambda shard: any(one.match(shard) for one in regexes)
     except (re.error, ValueError) as error:
-        raise ConfigError(
-            f"split pattern {pattern!r} is malformed: {error}. Without a prefix, a pattern is a regular expression; "
-            f"write glob:{pattern} for a shell pattern."
-        ) from error
+        hint = ""
+        if not pattern.startswith(("glob:", "re:")):
+            hint = f". Without a prefix, a pattern is a regular expression; write glob:{pattern} for a shell pattern."
+        raise ConfigError(f"split pattern {pattern!r} is malformed: {error}{hint}") from error
 
 
 def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:

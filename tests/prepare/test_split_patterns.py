@@ -61,15 +61,16 @@ def test_shell_pattern_without_prefix_gets_a_hint() -> None:
 
 @pytest.mark.parametrize("pattern", ["re:(", "*.tar", "glob:{a"])
 def test_malformed(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="malformed"):
+    with pytest.raises(ConfigError, match="malformed") as caught:
         compile_pattern(pattern)
+    assert ("write glob:" in str(caught.value)) == (pattern == "*.tar")
 
 
 def test_arguments() -> None:
     assert parse_split_parts(["train:glob:a:b", "val:x", "train:y"]) == {"train": ("glob:a:b", "y"), "val": ("x",)}
 
 
-@pytest.mark.parametrize("argument", ["train", ":x", "train:", "glob:x", "re:y"])
+@pytest.mark.parametrize("argument", ["train", ":x", "train:", "glob:x", "re:y", "train=glob:x"])
 def test_arguments_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="NAME:PATTERN"):
         parse_split_parts([argument])
