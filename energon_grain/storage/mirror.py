@@ -17,12 +17,12 @@ from urllib.parse import quote
 import msgspec
 
 from energon_grain.errors import ConfigError, MissingObjectError
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 from energon_grain.storage.file_lock import locked
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings
 
 _STATE = ".mirror.json"
 _LOCK = ".mirror.lock"
@@ -55,11 +55,7 @@ class Mirror:
     def __init__(self, url: str, client: ObjectClient) -> None:
         self.url = located(url)
         self._client = client
-        scheme, _, rest = self.url.partition("://")
-        steps = [_folder_name(step) for step in rest.split("/")]
-        endpoint = kvstore_spec(self.url, client.settings)[0].get("endpoint")
-        store = scheme if endpoint is None else f"{scheme}@{_folder_name(endpoint)}"
-        self.folder = Path(client.settings.cache_folder, "mirror", store, *steps)
+        self.folder = Path(client.settings.cache_folder, "mirror", *_place(self.url, client.settings))
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -151,8 +147,13 @@ class Mirror:
 
         try:
             self._client.map(copy, pieces)
+            for file in sizes:
+                with open(temporary / file, "rb") as opened:
+                    os.fsync(opened)  # else a power cut leaves zeros behind a name and a size that are right
+            sync_folder(temporary)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(temporary, target)
+            sync_folder(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -161,6 +162,14 @@ class Mirror:
             return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=_State)
         except (FileNotFoundError, msgspec.MsgspecError):
             return _State()
+
+
+def _place(url: str, settings: StorageSettings) -> list[str]:
+    """Folders that stand for where a URL really lies: programs may give one name to several places."""
+    spec, key = kvstore_spec(url, settings)
+    service = [spec["driver"]] if "endpoint" not in spec else [spec["driver"], _folder_name(spec["endpoint"])]
+    store = [spec[part] for part in ("bucket", "base_url") if part in spec]
+    return ["@".join(service), *(_folder_name(step) for step in [*store, *(key.split("/") if key else [])])]
 
 
 def _folder_name(step: str) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import PYTHONPATH
@@ -19,7 +20,7 @@ from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import ObjectClient
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
 
 MakeMirror = Callable[[str], Mirror]
 
@@ -95,6 +96,36 @@ def test_two_urls_never_share_a_folder(mirror_of: MakeMirror) -> None:
     assert len(folders) == len(urls)
     above = mirror_of("s3://bucket").folder.parents[1]
     assert all(Path(folder).is_relative_to(above) for folder in folders)
+
+
+def test_one_name_for_two_places_has_two_folders_and_two_names_for_one_place_have_one(tmp_path: Path) -> None:
+    def folder(url: str, **stores: str) -> Path:
+        named = {f"{name}://set": StoreSettings(location=location) for name, location in stores.items()}
+        return Mirror(url, ObjectClient(StorageSettings(cache_dir=str(tmp_path), stores=named))).folder
+
+    assert folder("data://set/a", data="s3://one/set") != folder("data://set/a", data="s3://two/set")
+    assert folder("data://set/a", data="http://one/set") != folder("data://set/a", data="http://two/set")
+    assert folder("data://set/a", data="s3://one/set") == folder("s3://one/set/a")
+    assert folder("data://set/a b", data="http://one/set") == folder("http://one/set/a%20b")
+
+
+def test_columns_are_on_the_disk_before_they_appear(
+    bucket: Bucket, mirror_of: MakeMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(file: Any) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    for name in "ab":
+        bucket.put(f"set/columns/{name}", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    mirror.copy_folder("columns", {"a": 4, "b": 4})
+    temporary = str(mirror.folder / ".columns.tmp")
+    assert synced == [f"{temporary}/a", f"{temporary}/b", temporary, str(mirror.folder)]
 
 
 def test_a_folder_of_known_sizes_is_copied_whole(bucket: Bucket, mirror_of: MakeMirror) -> None:
