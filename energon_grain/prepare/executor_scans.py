@@ -6,6 +6,7 @@ they are stored here: what is finished is kept, whatever happens to the workers,
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
@@ -30,7 +31,7 @@ def scan_with(executor: Executor, tasks: Sequence[ScanTask], *, ahead: int = TAS
 
     What is wrong with a shard is its outcome. Anything else that comes out of the executor for a shard is tried once
     more, and its outcome, a `WorkerError`, then; after the fifth such shard nothing more is tried. Leaving early
-    cancels what has not begun.
+    cancels what has not begun, and stores what is done.
 
     Args:
         executor: Must be able to run a function of this library; it is not shut down.
@@ -62,7 +63,7 @@ def scan_with(executor: Executor, tasks: Sequence[ScanTask], *, ahead: int = TAS
         while scans.running:
             yield from scans.wait()
     finally:
-        scans.cancel()
+        scans.end()
 
 
 class _ExecutorScans:
@@ -84,7 +85,7 @@ class _ExecutorScans:
             root, storage = task.root, storage_settings()
         try:
             future = self._executor.submit(scan_remotely, root, task.name, task.records, task.first, storage)
-        except RuntimeError as error:  # BrokenExecutor is one, and what an executor raises that was shut down
+        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
             raise _broken(error) from error
         self._running[future] = task, attempt
         future.add_done_callback(self._done.put)
@@ -109,9 +110,15 @@ class _ExecutorScans:
         else:
             yield task, returned if isinstance(returned, Exception) else keep_scan(task, returned)
 
-    def cancel(self) -> None:
-        for future in self._running:
-            future.cancel()
+    def end(self) -> None:
+        """Cancel what has not begun, and store what is done and was not waited for."""
+        for future, (task, _) in self._running.items():
+            if future.cancel() or not future.done() or future.exception() is not None:
+                continue
+            returned = future.result()
+            if isinstance(returned, bytes):
+                with contextlib.suppress(OSError, WorkerError):
+                    keep_scan(task, returned)
 
 
 def _broken(error: BaseException) -> WorkerError:

@@ -174,15 +174,39 @@ def test_an_executor_that_was_shut_down(tasks: list[ScanTask]) -> None:
         list(results)
 
 
-def test_leaving_early_cancels_what_waits(tasks: list[ScanTask]) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        gate = threading.Event()
+def test_leaving_early_cancels_what_waits_and_keeps_what_is_done(tasks: list[ScanTask]) -> None:
+    gate = threading.Event()
+
+    class Gated(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+            if args[1] == tasks[3].name:
+                submitted.append(super().submit(gate.wait))
+            submitted.append(super().submit(fn, *args, **kwargs))
+            return submitted[-1]
+
+    submitted: list[Future[object]] = []
+    with Gated(1) as executor:
         results = scan_with(executor, tasks)
         next(results)
-        executor.submit(gate.wait)
+        submitted[2].result()
         results.close()
         gate.set()
-    assert sum(find_stored(task) is not None for task in tasks) == 1
+    assert [find_stored(task) is not None for task in tasks] == [True] * 3 + [False] * (COUNT - 3)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the head node is gone"), TypeError("cannot pickle")])
+def test_an_executor_that_takes_no_more(tasks: list[ScanTask], error: Exception) -> None:
+    """Whatever it raises; what it had done by then is kept, although nobody waited for it yet."""
+
+    class Ending(Here):
+        def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+            if args[1] == tasks[3].name:
+                raise error
+            return super().submit(fn, *args, **kwargs)
+
+    with pytest.raises(WorkerError, match=rf"broken or was shut down \({type(error).__name__}: {error}.*same command"):
+        list(scan_with(Ending(lambda name: None), tasks))
+    assert [find_stored(task) is not None for task in tasks] == [True] * 3 + [False] * (COUNT - 3)
 
 
 def test_a_pool_that_breaks_keeps_what_is_finished(tasks: list[ScanTask]) -> None:
