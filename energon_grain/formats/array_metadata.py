@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from energon_grain.storage.location import is_url, join
 from energon_grain.storage.read_whole import read_whole
 
 T = TypeVar("T")
+_Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class ArrayMetadata:
 
     def file_of(self, row: int) -> str:
         """The file, relative to the array's folder, that holds the beginning of a row; empty where that is unknown."""
-        if self.file_shape is None:
+        if not self.file_shape or not self.file_shape[0]:
             return ""
         numbers = [row // self.file_shape[0], *(0 for _ in self.shape[1:])]
         return self.prefix + self.separator.join(map(str, numbers))
@@ -124,8 +125,8 @@ def _content(location: str, name: str) -> bytes | None:
 
 
 class _Zarr2(msgspec.Struct):
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
+    shape: tuple[_Length, ...]
+    chunks: tuple[_Length, ...]
     dtype: Any
     dimension_separator: str = "."
 
@@ -136,7 +137,7 @@ class _Consolidated(msgspec.Struct):
 
 class _Zarr3(msgspec.Struct):
     node_type: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[_Length, ...] = ()
     data_type: Any = None
     chunk_grid: Any = None
     chunk_key_encoding: Any = None
@@ -144,14 +145,14 @@ class _Zarr3(msgspec.Struct):
 
 
 class _N5(msgspec.Struct):
-    dimensions: tuple[int, ...] | None = None
-    block_size: tuple[int, ...] | None = msgspec.field(name="blockSize", default=None)
+    dimensions: tuple[_Length, ...] | None = None
+    block_size: tuple[_Length, ...] | None = msgspec.field(name="blockSize", default=None)
     data_type: Any = msgspec.field(name="dataType", default=None)
     version: Any = msgspec.field(name="n5", default=None)
 
 
 class _ChunkGrid(msgspec.Struct):
-    chunk_shape: tuple[int, ...]
+    chunk_shape: tuple[_Length, ...]
 
 
 class _Regular(msgspec.Struct, tag_field="name", tag="regular"):

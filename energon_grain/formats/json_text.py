@@ -1,7 +1,8 @@
 """JSON that may hold names which are not UTF-8, as tar members and files can have.
 
 Python decodes such names with surrogates for the odd bytes; JSON has an escape for them, but msgspec (fast, typed)
-neither writes nor reads it. So the rare document that needs it goes through `json`, all others through msgspec.
+neither writes nor reads it; nor NaN and Infinity, which attributes of arrays often are. So the rare document that
+needs it goes through `json`, all others through msgspec.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+_FOR_PYTHON = (b"\\ud", b"\\uD", b"NaN", b"Infinity")
 
 
 def encode_json(value: Any) -> bytes:
@@ -35,7 +37,7 @@ def decode_json(data: bytes, of: type[T]) -> T:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        if b"\\ud" not in data and b"\\uD" not in data:
+        if not any(sign in data for sign in _FOR_PYTHON):
             raise
         try:
             plain = json.loads(data)

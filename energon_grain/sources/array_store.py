@@ -144,6 +144,6 @@ def _numpy_type(location: str, name: str) -> np.dtype[Any]:
             found = tensorstore.dtype(name).numpy_dtype
         except ValueError:
             found = None
-    if found is None or found.kind in _NO_NUMBERS or not found.itemsize:
+    if found is None or found.kind in _NO_NUMBERS or found.type is np.void or not found.itemsize:
         raise ConfigError(f"{location}: its elements are of type {name}; rows can be arrays of plain numbers only")
     return found

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
-from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
+from energon_grain.formats.array_metadata import (
+    ArrayMetadata,
+    consolidated_names,
+    is_array_group,
+    read_array_metadata,
+)
 
 ZARR3: dict[str, Any] = {
     "zarr_format": 3,
@@ -48,6 +53,23 @@ def test_other_grids(tmp_path: Path) -> None:
     found = read(tmp_path, "zarr.json", {**ZARR3, "chunk_grid": {"name": "rectilinear", "configuration": {}}})
     assert found.file_shape is None
     assert found.file_of(3) == ""
+    for shape in ([], [0, 2]):
+        grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+        assert read(tmp_path, "zarr.json", {**ZARR3, "chunk_grid": grid}).file_of(3) == ""
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+def test_attributes_that_are_no_json(tmp_path: Path, number: str) -> None:
+    """zarr-python writes them as Python's `json` does."""
+    (tmp_path / "zarr.json").write_text(
+        f'{{"node_type": "group", "attributes": {{"missing": {number}}}, "consolidated_metadata": '
+        f'{{"metadata": {{"a": {{"attributes": {{"missing": {number}}}}}}}}}}}'
+    )
+    assert is_array_group(str(tmp_path))
+    assert consolidated_names(str(tmp_path)) == {"a"}
+    (tmp_path / "zarr.json").unlink()
+    (tmp_path / ".zmetadata").write_text(f'{{"metadata": {{"a/.zarray": {{}}, "a/.zattrs": {{"missing": {number}}}}}}}')
+    assert consolidated_names(str(tmp_path)) == {"a"}
 
 
 def test_groups_are_told(tmp_path: Path) -> None:
@@ -68,6 +90,7 @@ def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DatasetNotFoundError, match="but there is a file"):
         read_array_metadata(str(tmp_path / "file"))
-    for content in ("{", '{"shape": [-1.5], "chunks": [1], "dtype": "<f4"}', '{"shape": [1]}', "[]"):
+    shapes = (f'"shape": [{length}], "chunks": [1], "dtype": "<f4"' for length in ("-1.5", "-3", 2**63, "NaN"))
+    for content in ("{", *(f"{{{shape}}}" for shape in shapes), '{"shape": [1]}', "[]"):
         with pytest.raises(FormatError, match=r"\.zarray: .*write the array anew"):
             read(tmp_path, ".zarray", content)

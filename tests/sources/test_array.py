@@ -210,7 +210,7 @@ def test_what_holds_no_rows_of_numbers_is_refused(tmp_path: Path) -> None:
     text.write_text(text.read_text().replace('"float32"', '{"name": "fixed_length_utf32"}'))
     refused(ConfigError, "arrays of plain numbers only", tmp_path / "utf32")
     text = write_array(tmp_path / "text", numbered(2), "zarr") / ".zarray"
-    for dtype in ('"|O"', '"<U3"', '"|S9"', '"<M8[ns]"', '"who knows"', '[["a", "<f4"]]'):
+    for dtype in ('"|O"', '"<U3"', '"|S9"', '"<M8[ns]"', '"|V2"', '"who knows"', '[["a", "<f4"]]'):
         text.write_text(f'{{"shape": [2], "chunks": [2], "dtype": {dtype}}}')
         refused(ConfigError, "arrays of plain numbers only", tmp_path / "text")
 
