@@ -70,7 +70,7 @@ def bind_joiner(
     if function is None:
         assert joiner.ref is not None
         resolve = resolve_function if joiner.is_function else resolve_class
-        function = resolve(joiner.ref, trusted_modules=trusted_modules)
+        function = resolve(joiner.ref, trusted_modules=trusted_modules, where=f"{where}: the joiner")
     if joiner.is_function:
         return JoinRow(function, keywords, object)
     from_joined = getattr(function, "from_joined", None)

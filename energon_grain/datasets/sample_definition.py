@@ -56,7 +56,9 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
         )
     sample_type = None
     if config.sample_type is not None:
-        sample_type = resolve_class(config.sample_type, trusted_modules=leaf.trusted_modules)
+        sample_type = resolve_class(
+            config.sample_type, trusted_modules=leaf.trusted_modules, where=f"{root}: {leaf.dataset_config}"
+        )
     if config.kind == "custom":
         definition = _of_factory(leaf, config, sample_type, decoder)
         sample_type = definition.sample_type
@@ -86,7 +88,9 @@ def _of_factory(
     )
 
     assert config.class_ref is not None
-    factory = resolve_class(config.class_ref, trusted_modules=leaf.trusted_modules)
+    factory = resolve_class(
+        config.class_ref, trusted_modules=leaf.trusted_modules, where=f"{leaf.path}: {leaf.dataset_config}"
+    )
     if not issubclass(factory, BaseWebdatasetFactory):
         raise ConfigError(
             f"{leaf.path}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "

@@ -76,7 +76,7 @@ def make_recipe(
     if config is None:
         note = "There is no dataset.yaml, so parts are decoded, but no samples are made of them."
     elif config.field_map is not None and config.sample_type is not None:
-        sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules)
+        sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
         field_map = FieldMap.parse(config.field_map, sample_type, where=f"{location}: field_map")
         parts = frozenset(field_map.parts)
     elif config.kind != "crude":

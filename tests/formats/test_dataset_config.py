@@ -229,6 +229,8 @@ def test_sample_types_that_the_program_knows_need_no_trust(monkeypatch: pytest.M
     for name in ("ClassRef", "Path", "pytest", "nothing"):  # no sample types, though they are there
         with pytest.raises(UntrustedCodeError, match="import it there"):
             resolve_class(ClassRef(module=__name__, name=name))
+    with pytest.raises(UntrustedCodeError, match=r"^a\.yaml names .*is imported, .*Did you mean 'Known'"):
+        resolve_class(ClassRef(module=__name__, name="Knwon"), where="a.yaml")
 
     lazy = types.ModuleType("lazy_module")
     monkeypatch.setattr(lazy, "__getattr__", lambda name: pytest.fail("the module was asked"), raising=False)
