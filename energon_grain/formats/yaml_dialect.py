@@ -7,7 +7,7 @@ Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of
   text;
 * what holds a `.` or an `e` and reads as a float in Python is one; what else reads as an int in Python is one, so
   `1_000` is 1000 and `012` is 12, while `0x1f`, `.inf` and `2024-01-31` are text;
-* keys are text, and of equal keys the last one counts.
+* keys are text, and of equal keys the last one counts, which a warning in the log says.
 
 Beyond Energon's own reader, an empty value is None, anchors, aliases and merge keys (`<<`) work, and the standard tags
 (`!!str 12`) are obeyed. Other tags are refused: a file cannot name code to run.
@@ -15,12 +15,15 @@ Beyond Energon's own reader, an empty value is None, anchors, aliases and merge 
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from energon_grain.errors import ConfigError
+
+_logger = logging.getLogger("energon_grain")
 
 _PLAIN = "energon:plain"
 _TAGS = "tag:yaml.org,2002:"
@@ -65,7 +68,7 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
         loader = _Loader(data)
         try:
             node: Any = loader.get_single_node()
-            return None if node is None else _Native(WrittenFloat if written_floats else float).value(node)
+            return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -109,8 +112,9 @@ class _Loader(_Composer):
 class _Native:
     """Turns composed nodes into Python values; what an alias repeats is made once and shared."""
 
-    def __init__(self, number: type[float]) -> None:
+    def __init__(self, number: type[float], where: str) -> None:
         self._number = number
+        self._where = where
         self._done: dict[int, Any] = {}
         self._open: set[int] = set()
 
@@ -143,6 +147,12 @@ class _Native:
             if key.value == _MERGE and key.tag == _PLAIN:
                 merged = self._merged(item) | merged
             else:
+                if key.value in own:
+                    line = key.start_mark.line + 1
+                    _logger.warning(
+                        "%s: line %d: the key `%s` comes again in one mapping; only the last one counts",
+                        *(self._where, line, key.value),
+                    )
                 own[key.value] = self.value(item)
         return {**merged, **own}
 

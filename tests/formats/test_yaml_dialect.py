@@ -159,3 +159,12 @@ def test_what_is_written_is_read(content: dict[str, Any]) -> None:
     written = dump_yaml(content)
     assert parse_yaml(written, where="w") == content
     assert yaml.safe_load(written) == content
+
+
+def test_a_key_that_comes_again_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert (
+        parse("blend:\n- path: a\n  weight: 2\n  path: b\n- &c {path: c}\n- {<<: *c, path: d}")["blend"][0]["path"]
+        == "b"
+    )
+    (record,) = caplog.records
+    assert "line 4: the key `path` comes again" in record.getMessage()
