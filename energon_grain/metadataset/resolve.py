@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.formats.nv_meta import DatasetKind, preparing
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.unprepared import not_prepared
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
@@ -267,10 +267,9 @@ class Resolver:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
             if aux.kind == "webdataset" and not _kind_at(path, place).has_shards:
-                raise DatasetNotFoundError(
-                    f"{place}: {path}: is not a prepared dataset; run `{preparing(path)}`, or write "
-                    f"filesystem://{aux.path} for a folder of plain files"
-                )
+                may_be_plain = is_url(path) or os.path.isdir(path)
+                plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
+                raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")
         return AuxReference(kind=aux.kind, path=path, place=place)
 
 

@@ -85,9 +85,9 @@ def test_forms_from_the_program(url: str) -> None:
 
 
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
-    for aux in ("nothing", "files", "main.jsonl"):
+    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("main.jsonl", "is a file")):
         put_metadataset(bucket, {"media": aux})
-        with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: is not a prepared"):
+        with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: {said}"):
             leaf(url)
     with pytest.raises(DatasetNotFoundError, match=f"{url}/files"):
         open_aux({"a": f"{url}/files"}, None)

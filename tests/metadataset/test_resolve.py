@@ -207,7 +207,8 @@ def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> No
     fails("train: {path: nothing.yaml}", "nothing.yaml: no such file")
     fails("train: {path: store}", "auxiliary store", ConfigError)
     fails("train: {path: good, aux: {x: store}}", "filesystem://store")
-    fails("train: {path: good, aux: {x: x.jsonl}}", "x.jsonl: is not a prepared dataset")
+    fails("train: {path: good, aux: {x: x.jsonl}}", "x.jsonl: is a file")
+    fails("train: {path: good, aux: {x: nothing}}", "nothing: no such file or folder")
     fails("train: {path: good, aux: {x: filesystem://nothing}}", "no such folder")
     fails("train: {path: x.jsonl, split_config: s.yaml}", "no `split_config`", ConfigError)
     tree = load_metadataset(
