@@ -154,6 +154,8 @@ class RemoteFiles:
                 for at in range(begin, end, self.settings.request_bytes):
                     upto = min(at + self.settings.request_bytes, end)
                     self._held.add(mark + path, at, self.versions.read(path, version, at, upto))
+            if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
+                self._held.discard(mark)
             return True
         cached = self._cache.open(path, version.generation, version.size_bytes)
         missing = cached.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 from forking import may_fork
 from hypothesis import given
 from hypothesis import strategies as st
+from object_server import Bucket
 
-from energon_grain.storage.held_ranges import HeldRanges
+from energon_grain.storage.held_ranges import HeldRanges, held_ranges
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import StorageSettings
 
 CONTENT = bytes(range(200))
 ranges = st.tuples(st.integers(0, 199), st.integers(0, 60)).map(lambda one: (one[0], min(one[0] + one[1], 200)))
@@ -62,3 +66,25 @@ def test_a_forked_child_holds_nothing_and_waits_for_nobody() -> None:
         os.kill(child, signal.SIGKILL)
     assert (done, status) == (child, 0)
     assert held.read("a", 0, 40) == CONTENT[:40]
+
+
+def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket) -> None:
+    ahead_bytes = 12_345_678  # of this test alone
+    files = RemoteFiles(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
+    bucket.put("x", bytes(1000))
+    url = f"{bucket.url}/x"
+    assert files.size(url) == 1000
+    bucket.server.reset()
+    bucket.server.delay(0.3)
+    keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
+    keeping.start()
+    time.sleep(0.1)
+    files.close()
+    keeping.join()
+    assert bucket.server.requests("x")
+    assert held_ranges(ahead_bytes)._size_bytes == 0
+    bucket.server.reset()
+    assert files.keep(url, 0, 1000)
+    assert held_ranges(ahead_bytes)._size_bytes == 1000
+    files.close()
+    assert held_ranges(ahead_bytes)._size_bytes == 0
