@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from energon_grain.errors import ConfigError, MissingObjectError
+from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 from energon_grain.storage.file_lock import locked
 from energon_grain.storage.kvstore_spec import kvstore_spec
@@ -59,17 +59,18 @@ class Mirror:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Be the only one to bring the mirror up to date. Raises ConfigError if there can be none."""
+        """Be the only one to bring the mirror up to date. Raises ConfigError where its folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.folder / _LOCK, "wb")  # noqa: SIM115 (closed below)
+            with open(self.folder / _LOCK, "wb") as file, locked(file):  # without locks files are read twice
+                yield
         except OSError as error:
+            if isinstance(error, EnergonGrainError):
+                raise
             raise ConfigError(
-                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror}; name a folder that can be written "
-                "as `cache_dir` in the storage settings"
+                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror}; name a folder that can be written, "
+                "on a disk with space, as `cache_dir` in the storage settings"
             ) from error
-        with file, locked(file):  # on a file system without locks files are read twice
-            yield
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
         """Bring files up to date; those that have not changed are not read again. To be called while `locked`.
@@ -86,6 +87,7 @@ class Mirror:
             ReadError: The store cannot be reached.
         """
         state = self._state()
+        before = dict(state.generations)
 
         def copy(name: str) -> tuple[str, bool | None]:
             target = self.folder / name
@@ -107,7 +109,8 @@ class Mirror:
         try:
             changes = self._client.map(copy, sorted(names))
         finally:
-            atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
+            if state.generations != before:
+                atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
         return {name: changed for name, changed in changes if changed is not None}
 
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,9 @@ def test_a_second_look_transfers_only_what_changed(bucket: Bucket, mirror_of: Ma
     mirror = mirror_of(f"{bucket.url}/set/")
     names = ["a", "sub/b", "gone", "never"]
     assert mirror.refresh(names) == {"a": True, "sub/b": True, "gone": True}
+    written = (mirror.folder / ".mirror.json").stat().st_ino
+    assert mirror.refresh(names) == {"a": False, "sub/b": False, "gone": False}
+    assert (mirror.folder / ".mirror.json").stat().st_ino == written  # nothing is, so that a full disk does not matter
     bucket.put("set/sub/b", b"new")
     bucket.delete("set/gone")
     bucket.server.reset()
@@ -243,7 +247,8 @@ def test_what_could_not_be_written_is_copied_again(bucket: Bucket, mirror_of: Ma
     bucket.put("set/sub/a", b"new")
     (mirror.folder / "sub").rename(mirror.folder / "away")
     (mirror.folder / "sub").symlink_to("away/none")  # where no file can be written
-    with pytest.raises(OSError, match="sub"):
+    said = re.escape(f"{mirror.url} cannot be mirrored in {mirror.folder}: ")
+    with pytest.raises(ConfigError, match=said), mirror.locked():
         mirror.refresh(["sub/a"])
     (mirror.folder / "sub").unlink()
     (mirror.folder / "away").rename(mirror.folder / "sub")
