@@ -54,7 +54,7 @@ class ObjectVersions:
         except RangeError as error:
             if stop > version.size_bytes:
                 raise
-            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read, {_ADVICE}") from error
+            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
         if fetched.generation != version.generation:
             raise _changed(path, version.generation, fetched.generation)
         return b"" if fetched.data is None else fetched.data
@@ -146,7 +146,7 @@ def _there(path: str, fetched: Fetched | None) -> Fetched:
 
 def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(
-        f"{path}: was replaced while it was read (version {_shown(old)} then, {_shown(new)} now), {_ADVICE}"
+        f"{path}: was replaced while it was read (version {_shown(old)} then, {_shown(new)} now); {_ADVICE}"
     )
 
 
