@@ -10,11 +10,12 @@ from energon_grain.datasets.batching import LastBatch, choose_last_batch
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
 from energon_grain.datasets.deprecated_arguments import DeprecatedArguments, fold_deprecated
+from energon_grain.datasets.entry_arguments import checked_entry
 from energon_grain.datasets.from_metadataset import LeafOptions, training_datasets, validation_datasets
 from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
@@ -92,8 +93,7 @@ def get_train_dataset(
         ConfigError: Arguments contradict each other. What the dataset itself lacks is raised when it is first used.
     """
     check_passes(shuffle_over_epochs_multiplier)
-    worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
-    encoder = task_encoder or DefaultTaskEncoder()
+    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
     fold_deprecated(encoder, deprecated, get_train_dataset)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise ConfigError(
@@ -163,8 +163,7 @@ def get_val_dataset(
     Raises:
         ConfigError: Arguments contradict each other.
     """
-    worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
-    encoder = task_encoder or DefaultTaskEncoder()
+    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
     fold_deprecated(encoder, deprecated, get_val_dataset)
     options = LeafOptions(
         worker_config=worker_config,
@@ -222,8 +221,7 @@ def get_val_datasets(
     Raises:
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
-    worker_config = worker_config or WorkerConfig.default_worker_config(num_workers=0)
-    encoder = task_encoder or DefaultTaskEncoder()
+    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
     fold_deprecated(encoder, deprecated, get_val_datasets)
     options = LeafOptions(
         worker_config=worker_config,

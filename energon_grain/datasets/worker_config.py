@@ -60,6 +60,10 @@ class WorkerConfig:
     any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size", "num_workers"):
+            value = getattr(self, name)
+            if not hasattr(value, "__index__"):
+                raise ConfigError(f"WorkerConfig({name}={value!r}): a whole number is meant, such as int(…) of a text")
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"
