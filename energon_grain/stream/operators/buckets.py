@@ -52,7 +52,7 @@ class Buckets:
     def _put(self, item: Item) -> Hashable:
         """Put an item into its bucket, whose criterion is returned."""
         node = self._node
-        criterion, size = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
+        criterion, size = self._key_and_size(item)
         if (size is None) == (node.size is None):
             which = "both" if size is not None else "neither"
             raise ConfigError(
@@ -71,6 +71,21 @@ class Buckets:
         bucket.references.append(item[0])
         bucket.values.append(item[1])
         return criterion
+
+    def _key_and_size(self, item: Item) -> tuple[Hashable, int | None]:
+        node = self._node
+        said: Any = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
+        try:
+            criterion, size = said
+            hash(criterion)
+            if size is not None and size < 1:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{node.criterion.name} returned {said!r}: a pair is meant, of a hashable key, and of the batch "
+                f"size, above 0, or None where the dataset has one"
+            ) from None
+        return criterion, size
 
     def next(self) -> Item | None:
         """The next batch."""
