@@ -90,7 +90,8 @@ def batch_samples(
     columns = batch_columns(samples, "")
     if columns is None:
         kind = type(samples[0]).__name__
-        raise TypeError(f"samples to batch must be dictionaries, dataclasses or named tuples, not {kind}")
+        hint = "; does the hook that encodes them return its sample?" if samples[0] is None else ""
+        raise TypeError(f"samples to batch must be dictionaries, dataclasses or named tuples, not {kind}{hint}")
     for name, column in columns.items():
         if actions is not None and name in actions:
             columns[name] = actions[name](column)
