@@ -37,7 +37,14 @@ from energon_grain.formats.nv_meta import (
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
-from energon_grain.prepare.shard_listing import TAR_SUFFIX, exclude_shards, find_shards, list_files, refuse_compressed
+from energon_grain.prepare.shard_listing import (
+    TAR_SUFFIX,
+    exclude_shards,
+    find_shards,
+    list_files,
+    refuse_compressed,
+    refuse_unwritable,
+)
 from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
 from energon_grain.prepare.staging import (
@@ -248,6 +255,7 @@ def _list_shards(
         raise ConfigError(f"{root}: the list of shards names one twice.")
     kept = exclude_shards(shards, exclude)
     refuse_compressed(kept)
+    refuse_unwritable(kept)
     return tuple(kept)
 
 

@@ -42,7 +42,7 @@ def find_shards(
         DatasetNotFoundError: `root` is no folder, or holds no such file.
         ReadError: The store cannot be listed.
         TarError: There are compressed tars among them, which cannot be read at random offsets.
-        ConfigError: `exclude` is no regular expression, or leaves nothing.
+        ConfigError: `exclude` is no regular expression, or leaves nothing; a name is not UTF-8.
     """
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
     files = list_files(root, what=suffix)
@@ -54,6 +54,7 @@ def find_shards(
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
     kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
     refuse_compressed(kept)
+    refuse_unwritable(kept)
     return tuple(kept)
 
 
@@ -95,6 +96,19 @@ def refuse_compressed(shards: Sequence[str]) -> None:
         f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the compressed "
         f"file, or leave such files out with --exclude '{re.escape(suffix)}$'."
     )
+
+
+def refuse_unwritable(shards: Sequence[str]) -> None:
+    """Raise ConfigError where a name is not UTF-8, which split files and indices are."""
+    for name in shards:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise ConfigError(
+                f"{shown}: the name is not UTF-8, as the files that name shards must be. Rename the file, or leave it "
+                f"out with --exclude."
+            ) from None
 
 
 def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[str]:

@@ -53,6 +53,13 @@ def test_compressed(tmp_path: Path, suffix: str, tool: str) -> None:
     assert find_shards(tmp_path, exclude=exclude) == ("a.tar",)
 
 
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    touch(tmp_path, "a.tar", "caf\udce9.tar")
+    with pytest.raises(ConfigError, match=r"^caf\\xe9\.tar: the name is not UTF-8.*--exclude"):
+        find_shards(tmp_path)
+    assert find_shards(tmp_path, exclude="^caf") == ("a.tar",)
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"no \*\.tar"):
         find_shards(tmp_path)
