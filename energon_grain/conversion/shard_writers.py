@@ -49,7 +49,8 @@ class RecordWriter:
         """Add a sample.
 
         Raises:
-            UnfitSampleError: Its key or the name of a part is not UTF-8, or it has a part named like the key.
+            UnfitSampleError: Its key or the name of a part is not UTF-8, it has a part named like the key, or one of 4
+                GiB or more.
         """
         key, parts = sample
         if KEY in parts:
@@ -60,6 +61,8 @@ class RecordWriter:
             raise UnfitSampleError(
                 f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
             ) from error
+        except msgspec.EncodeError as error:
+            raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error
         self._writer.write(record)
 
     def close(self) -> None:

@@ -13,9 +13,10 @@ import pytest
 from records import msgpack_record, write_records
 
 from energon_grain.conversion.read_back import written_samples
-from energon_grain.conversion.samples import SampleDigest, shard_samples
+from energon_grain.conversion.samples import SampleDigest, UnfitSampleError, shard_samples
 from energon_grain.conversion.shard_conversion import ShardTask, convert_shard
 from energon_grain.conversion.shard_processes import ShardProcesses
+from energon_grain.conversion.shard_writers import RecordWriter
 from energon_grain.errors import DatasetNotFoundError, WorkerError
 from energon_grain.testing import make_blob_dataset, make_text_dataset
 
@@ -43,6 +44,13 @@ def test_a_shard_in_a_process(tmp_path: Path) -> None:
     )
     again = convert_shard(msgspec.structs.replace(task, target=str(tmp_path / "y.array_record")))
     assert again == written
+
+
+def test_a_part_that_is_too_large_for_a_record(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "x.array_record", "none")
+    with pytest.raises(UnfitSampleError, match=r"sample 'a': a part is too large.*2\*\*32"):
+        writer.write(("a", {"bin": bytes(1 << 32)}))  # zeros that nobody touches take no memory
+    writer.close()
 
 
 def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
