@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
@@ -68,6 +70,8 @@ def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerC
     check_dataset(node, below)
     object.__setattr__(node, "worker_config", worker_config or below.worker_config)
     for name, value in fields.items():
+        if isinstance(value, np.integer):
+            value = int(value)  # those of numpy are not JSON-native
         object.__setattr__(node, name, value)
 
 
@@ -77,10 +81,24 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
     Raises:
         ConfigError: It is something else.
     """
-    if not isinstance(below, SavableDataset):
+    _check(below, type(node).__name__)
+
+
+def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
+    """The worker configuration that a dataset is run with: `given`, or its own.
+
+    Raises:
+        ConfigError: It is something else, the path of a dataset for instance.
+    """
+    _check(dataset, "loader")
+    return given or dataset.worker_config
+
+
+def _check(dataset: Any, where: str) -> None:
+    if not isinstance(dataset, SavableDataset):
         raise ConfigError(
-            f"{type(node).__name__}: a dataset is meant, not a {type(below).__name__}; pass what get_train_dataset or "
-            f"another dataset class gave"
+            f"{where}: a dataset is meant, not a {type(dataset).__name__}; pass what get_train_dataset or another "
+            f"dataset class gave"
         )
 
 

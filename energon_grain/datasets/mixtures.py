@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -55,7 +56,7 @@ class BlendDataset(SavableDataset):
             _check_numbers(self, "weight", weights)
             steps = ((0, weights),)
         else:
-            steps = tuple((start, tuple(weights)) for start, weights in schedule)
+            steps = tuple((operator.index(start), tuple(weights)) for start, weights in schedule)
             _check_schedule(steps, len(datasets))
         object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
         object.__setattr__(self, "datasets", datasets)

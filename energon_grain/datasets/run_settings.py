@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from energon_grain.datasets.dataset import SavableDataset
@@ -24,5 +25,7 @@ class RunSettings(SavableDataset):
     same_pass: bool = False
 
     def __post_init__(self) -> None:
-        if self.lanes is not None and self.lanes < 1:
-            raise ConfigError(f"lanes={self.lanes}: a positive number is meant")
+        if self.lanes is not None:
+            if not hasattr(self.lanes, "__index__") or self.lanes < 1:
+                raise ConfigError(f"lanes={self.lanes!r}: a positive number is meant")
+            object.__setattr__(self, "lanes", operator.index(self.lanes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,10 +61,11 @@ class WorkerConfig:
     any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("rank", "world_size", "num_workers"):
+        for name in ("rank", "world_size", "num_workers", "seed_offset"):
             value = getattr(self, name)
             if not hasattr(value, "__index__"):
                 raise ConfigError(f"WorkerConfig({name}={value!r}): a whole number is meant, such as int(…) of a text")
+            setattr(self, name, operator.index(value))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Rational, Real
 
 from energon_grain.errors import ConfigError
 
@@ -22,12 +23,21 @@ def exact(value: Weight, what: str = "weight") -> Fraction:
         ConfigError: the value is no number, not finite or negative.
     """
     try:
-        number = Fraction(float.__repr__(value)) if isinstance(value, float) else Fraction(value)
+        number = Fraction(_written(value))
     except (ValueError, TypeError, OverflowError, ZeroDivisionError):
         raise ConfigError(f"{what} {value!r} is not a finite number") from None
     if number < 0:
         raise ConfigError(f"{what} {value!r} is negative: it must be at least 0")
     return number
+
+
+def _written(value: Weight) -> int | str | Decimal | Fraction:
+    """The number with Python's integers in it, or the decimal text of one that was rounded."""
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, Rational):  # numpy's integers are
+        return Fraction(int(value.numerator), int(value.denominator))
+    return str(value) if isinstance(value, Real) else value  # numpy's short floats
 
 
 def integer_weights(weights: Sequence[Weight], *, allow_zero: bool = False) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,15 @@ import numpy as np
 import pytest
 
 from energon_grain import (
+    BatchDataset,
+    BlendDataset,
+    BlendEpochizedDataset,
     ConfigError,
     Cooker,
     DefaultTaskEncoder,
     SampleDecoder,
+    WorkerConfig,
+    generic_batch,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -43,6 +49,47 @@ def test_what_is_something_else_is_told_where_it_is_given(arguments: dict[str, A
         get_train_dataset("none", batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=None, **arguments)
     with pytest.raises(ConfigError, match=message):
         get_val_dataset("none", batch_size=2, **arguments)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"batch_size": np.int64(2)},
+        {"batch_size": 2, "lanes": np.int64(6)},
+        {"batch_size": 2, "packing_buffer_size": np.int32(3)},
+        {"batch_size": 2, "virtual_epoch_length": np.int32(3)},
+        {"batch_size": 2, "worker_config": WorkerConfig(*np.array([0, 1, 1]), seed_offset=np.int64(1))},  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_of_numpy_are_numbers(text_dataset: Callable[..., Path], numbers: dict[str, Any]) -> None:
+    class Packs(DefaultTaskEncoder):
+        def select_samples_to_pack(self, samples: Any) -> Any:
+            return [samples]
+
+        def pack_selected_samples(self, samples: Any) -> Any:
+            return samples[0]
+
+    dataset = get_train_dataset(
+        text_dataset(20), shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Packs(), **numbers
+    )
+    with get_savable_loader(dataset) as loader, get_savable_loader(dataset) as other:
+        next(loader)
+        other.restore_state_rank(json.loads(json.dumps(loader.save_state_rank())))
+        assert next(loader).__key__ == next(other).__key__
+
+
+def test_mixtures_of_numbers_of_numpy(text_dataset: Callable[..., Path]) -> None:
+    samples = get_train_dataset(
+        text_dataset(20), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
+    )
+    for mixture in (
+        BlendDataset((samples, np.int64(3)), (samples, 1)),  # type: ignore[arg-type]
+        BlendDataset(samples, samples, schedule=[(np.int64(0), np.array([1, 2])), (np.int64(4), [1, 0])]),  # type: ignore[list-item]
+        BlendEpochizedDataset((samples, np.int32(2)), (samples, np.float32(0.7))),  # type: ignore[arg-type]
+    ):
+        with get_savable_loader(BatchDataset(mixture, 4, generic_batch)) as loader:
+            next(loader)
+            assert json.loads(json.dumps(loader.save_state_rank())) == loader.save_state_rank()
 
 
 def test_a_seed_of_numpy_is_a_seed(text_dataset: Callable[..., Path]) -> None:

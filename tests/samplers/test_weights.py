@@ -20,6 +20,7 @@ from energon_grain.samplers.weights import MAX_TOTAL, Weight, exact, integer_wei
         ([1], (1,)),
         ([0.7, "0.2", Decimal("0.1")], (7, 2, 1)),
         ([np.float64(0.1), 0.3], (1, 3)),
+        ([np.float32(0.1), np.float16(0.3)], (1, 3)),
         ([Fraction(1, 3), 1, np.int64(2)], (1, 3, 6)),
         ([1e-3, "1/8"], (1, 125)),
         ([100, 200.0], (1, 2)),
