@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.stream.encode import PureStage
 from energon_grain.stream.host_processes import with_agreement
@@ -47,7 +47,7 @@ def get_savable_loader(
         EmptyDatasetError: There is no sample, or no complete batch.
     """
     check_idle(idle)
-    config = worker_config or dataset.worker_config
+    config = config_to_run(dataset, worker_config)
     config = with_agreement(config, group_processes(config.data_parallel_group))
 
     def data_loader(spec: StreamSpec, stage: PureStage) -> WorkerPool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.loader.jax_processes import jax_processes
@@ -37,7 +37,7 @@ def get_savable_loader(
         EmptyDatasetError: There is no sample, or no complete batch.
     """
     check_idle(idle)
-    config = with_agreement(worker_config or dataset.worker_config, jax_processes())
+    config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
     return SavableDataLoader(
         Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.device import DeviceLoader
 from energon_grain.loader.iterator import SavableDataLoader
@@ -61,6 +62,9 @@ class EnergonCheckpointSave(ocp.args.CheckpointArgs):
 
     item: Loader
 
+    def __post_init__(self) -> None:
+        _check_loader(self, self.item)
+
 
 @ocp.args.register_with_handler(EnergonCheckpointHandler, for_restore=True)
 @dataclasses.dataclass
@@ -74,3 +78,14 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
 
     item: Loader
     allow_changes: bool = False
+
+    def __post_init__(self) -> None:
+        _check_loader(self, self.item)
+
+
+def _check_loader(argument: EnergonCheckpointSave | EnergonCheckpointRestore, item: Any) -> None:
+    if not isinstance(item, Loader):
+        raise ConfigError(
+            f"{type(argument).__name__}: a loader is meant, what get_savable_loader or to_device gave, not a "
+            f"{type(item).__name__}"
+        )

@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_grain.datasets.batching import check_last_batch
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError
 from energon_grain.stream.ahead import Ahead
@@ -134,7 +134,7 @@ class Stream:
             make_pool: As in `Stream`.
             finish: As in `Stream`.
         """
-        config = worker_config or dataset.worker_config
+        config = config_to_run(dataset, worker_config)
         if num_workers is not None and num_workers != config.num_workers:
             config = dataclasses.replace(config, num_workers=num_workers)
         spec = compile_dataset(dataset, hosts=config.world_size, cache_pool=cache_pool)

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from energon_grain import FingerprintError, StateError, get_loader
+from energon_grain import ConfigError, FingerprintError, StateError, get_loader
 from energon_grain.loader import EnergonCheckpointRestore, EnergonCheckpointSave, to_device
 from energon_grain.loader.checkpoint_file import read_state
 
@@ -70,6 +70,14 @@ def test_another_stream_is_refused_by_name(train: Train, tmp_path: Path) -> None
         restore(tmp_path, 2, EnergonCheckpointRestore(other))
     restore(tmp_path, 2, EnergonCheckpointRestore(other, allow_changes=True))
     assert other.get_state()["step"] == 2
+
+
+@pytest.mark.parametrize("argument", [EnergonCheckpointSave, EnergonCheckpointRestore])
+def test_what_is_no_loader_is_refused(train: Train, argument: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{argument.__name__}: a loader is meant, .* not a RunSettings"):
+        argument(train())
+    with pytest.raises(ConfigError, match="loader: a dataset is meant, not a str"):
+        get_loader("folder")  # type: ignore[arg-type]
 
 
 def test_the_loader_on_the_device_is_saved_at_its_last_delivered_batch(train: Train, tmp_path: Path) -> None:
