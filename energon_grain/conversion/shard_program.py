@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 
 import msgspec
@@ -13,6 +14,7 @@ from energon_grain.errors import EnergonGrainError
 
 def main(argument: str) -> None:
     """Convert the shard of a task, and print a `ShardReply`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     try:
         reply = ShardReply(written=convert_shard(msgspec.json.decode(argument, type=ShardTask)))
     except (EnergonGrainError, OSError) as error:

@@ -58,29 +58,43 @@ def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
         ShardProcesses().convert(task_of(tmp_path / "nothing-here", tmp_path))
 
 
-def test_a_process_that_dies(tmp_path: Path) -> None:
-    source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
+def interrupted(source: Path, folder: Path, number: signal.Signals) -> tuple[ShardProcesses, list[Exception]]:
+    """Send a signal to the process that converts a shard when it has begun; what the conversion met then."""
     processes, met = ShardProcesses(), list[Exception]()
 
     def work() -> None:
         try:
-            processes.convert(task_of(source, tmp_path))
+            processes.convert(task_of(source, folder))
         except WorkerError as error:
             met.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".x*")) and time.monotonic() < deadline:
+    while not list(folder.glob(".x*")) and time.monotonic() < deadline:
         time.sleep(0.002)
     for process in list(processes._running):
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, number)
     thread.join()
+    return processes, met
+
+
+def test_a_process_that_dies(tmp_path: Path) -> None:
+    source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
+    processes, met = interrupted(source, tmp_path, signal.SIGKILL)
     assert "x.array_record: the process that wrote it ended unexpectedly" in str(met[0])
     assert not (tmp_path / "x.json").exists()
     processes.close()
     with pytest.raises(WorkerError, match="was ended"):
         processes.convert(task_of(source, tmp_path))
+
+
+def test_control_c_is_left_to_the_parent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A terminal sends it to all processes of a command; each would print a traceback of its own."""
+    source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
+    _, met = interrupted(source, tmp_path, signal.SIGINT)
+    assert (met, capfd.readouterr().err) == ([], "")
+    assert (tmp_path / "x.json").exists()
 
 
 def test_digests_tell_samples_apart(tmp_path: Path) -> None:
