@@ -101,18 +101,22 @@ def _write(task: ShardTask, path: Path, source: DataFolder | None) -> SampleDige
                     digest.samples += 1
         finally:
             writer.close()
+        _flush(path)
     except UnfitSampleError as error:
         raise FormatError(f"{task.source}/{task.shard}: {error}") from error
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         if isinstance(error, EnergonGrainError):
             raise
         raise OSError(f"{task.target}: cannot be written: {error}") from error
+    return digest
+
+
+def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return digest
 
 
 def _writer(task: ShardTask, path: Path) -> ShardWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -247,3 +248,26 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     assert "720 samples in 9 ArrayRecord files" in done.stdout
     assert done.stderr == ""
     assert told(target) == told(tmp_path / "blobs")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """What is said is one line, nothing of the shard is left, and the next run goes on."""
+    source = make_blob_dataset(tmp_path / "blobs", n=20, shards=2, sample_bytes=100_000)
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+
+    for old, new, name in (
+        (source, "records", "shard_000.array_record"),
+        (tmp_path / "records", "tars", "shard_000.tar"),
+    ):
+        target = tmp_path / new
+        command = [sys.executable, "-m", "energon_grain.cli", "convert", str(old), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"Error: {target / name}: cannot be written: ")
+        assert done.stderr.count("\n") == 1
+        assert [path.name for path in target.rglob("*") if path.is_file()] == ["plan.json"]
+        assert convert_dataset(old, target).samples == 20
+        assert told(target) == told(source)
