@@ -70,20 +70,15 @@ def serve() -> None:
 
 
 def _serve(connection: Connection, opened: _Opened) -> None:
-    with connection:
-        while True:
-            try:
-                arrays, indices = cast("tuple[tuple[StoredArray, ...], Int64Array]", connection.recv())
-                try:
-                    rows = read_rows([_opened(array, opened) for array in arrays], indices)
-                except Exception as error:
-                    connection.send(error)
-                    continue
-                connection.send(None)
-                for found in rows:
-                    connection.send_bytes(np.stack(found).reshape(-1).view(np.uint8).data)
-            except (EOFError, OSError):
-                return
+    arrays, indices = cast("tuple[tuple[StoredArray, ...], Int64Array]", connection.recv())
+    try:
+        rows = read_rows([_opened(array, opened) for array in arrays], indices)
+    except Exception as error:
+        connection.send(error)
+        return
+    connection.send(None)
+    for found in rows:
+        connection.send_bytes(np.stack(found).reshape(-1).view(np.uint8).data)
 
 
 def _opened(array: StoredArray, opened: _Opened) -> OpenArray:

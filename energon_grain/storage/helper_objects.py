@@ -70,25 +70,20 @@ def serve() -> None:
 
 
 def _serve(connection: Connection, objects: dict[bytes, TensorStoreObjects]) -> None:
-    with connection:
-        while True:
-            try:
-                settings, what, arguments = cast("tuple[StorageSettings, str, tuple[Any, ...]]", connection.recv())
-            except (EOFError, OSError):
-                return
-            key = pickle.dumps(settings)
-            try:
-                store = objects.setdefault(key, TensorStoreObjects(settings))
-                found = getattr(store, what)(*arguments)
-            except ObjectError as error:
-                connection.send(("error", error))
-                continue
-            except Exception as error:
-                connection.send(("error", ObjectError(f"{type(error).__name__}: {error}", passing=False)))
-                continue
-            if isinstance(found, Fetched):
-                connection.send(("fetched", (found.generation, found.data is not None)))
-                if found.data is not None:
-                    connection.send_bytes(found.data)
-            else:
-                connection.send(("value", found))
+    settings, what, arguments = cast("tuple[StorageSettings, str, tuple[Any, ...]]", connection.recv())
+    key = pickle.dumps(settings)
+    try:
+        store = objects.setdefault(key, TensorStoreObjects(settings))
+        found = getattr(store, what)(*arguments)
+    except ObjectError as error:
+        connection.send(("error", error))
+        return
+    except Exception as error:
+        connection.send(("error", ObjectError(f"{type(error).__name__}: {error}", passing=False)))
+        return
+    if isinstance(found, Fetched):
+        connection.send(("fetched", (found.generation, found.data is not None)))
+        if found.data is not None:
+            connection.send_bytes(found.data)
+    else:
+        connection.send(("value", found))

@@ -102,7 +102,7 @@ def serve_connections(serve_one: Callable[[Connection], None]) -> None:
     """The program of a helper: serves every connection in a thread of its own, until the socket is closed.
 
     Args:
-        serve_one: Answers requests until the connection ends.
+        serve_one: Waits for one request and answers it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as listening:
@@ -110,4 +110,10 @@ def serve_connections(serve_one: Callable[[Connection], None]) -> None:
             message, descriptors, _, _ = socket.recv_fds(listening, 1, 1)
             if not message:
                 os._exit(0)
-            threading.Thread(target=serve_one, args=(Connection(descriptors[0]),), daemon=True).start()
+            threading.Thread(target=_serve, args=(serve_one, Connection(descriptors[0])), daemon=True).start()
+
+
+def _serve(serve_one: Callable[[Connection], None], connection: Connection) -> None:
+    with connection, contextlib.suppress(EOFError, OSError):  # who asked may end without waiting for the answer
+        while True:
+            serve_one(connection)

@@ -21,6 +21,8 @@ from forking import may_fork
 from object_server import Bucket, Fault
 from remote_reading import digest, read, read_for_ever
 
+from energon_grain.storage import helper_objects
+from energon_grain.storage.helper_process import helper_process
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
 from energon_grain.storage.storage_settings import StorageSettings
 
@@ -163,6 +165,22 @@ def test_a_helper_that_is_killed_is_replaced(files: RemoteFiles, bucket: Bucket)
         return found == CONTENT[BLOCK_BYTES : 2 * BLOCK_BYTES] and digest(files, url, SIZE) == WHOLE
 
     fork(child)
+
+
+def test_an_answer_that_nobody_waits_for_is_no_failure(
+    files: RemoteFiles, bucket: Bucket, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def child() -> bool:
+        connection = helper_process(helper_objects.__name__).connection()
+        connection.send((files.settings, "read", (f"{bucket.url}/x.tar", None, None, None, 5.0)))
+        connection.close()
+        while not fetched(bucket):
+            time.sleep(0.01)
+        time.sleep(0.3)
+        return True
+
+    fork(child)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_child_of_a_process_that_has_read_nothing_needs_no_helper(bucket: Bucket, run_script: Any) -> None:
