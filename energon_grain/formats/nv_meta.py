@@ -186,6 +186,8 @@ def not_prepared_here(root: Path) -> str:
         return f"{root}: {IS_FILE}"
     if is_array_folder(str(root)):
         return f"{root}: {IS_ARRAY}"
+    if root.name == META_FOLDER:
+        return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
 
 

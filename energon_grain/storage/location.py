@@ -12,6 +12,7 @@ from energon_grain.errors import ConfigError
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
 """Schemes that are read by TensorStore. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_PATTERN = re.compile(r"[*?\[{]")
 _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 
 
@@ -99,7 +100,8 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
     text = os.fspath(path)
     lost = _LOST_SLASH.search(text)
     if lost is None:
-        return f"{text}: no such {what}"
+        hint = ". Patterns are not expanded: give the folder of the dataset" if _PATTERN.search(text) else ""
+        return f"{text}: no such {what}{hint}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
 

@@ -54,6 +54,10 @@ def test_a_url_is_told_from_a_path_by_nothing_else(folder: Path, bucket: Bucket,
 def test_nothing(folder: Path, bucket: Bucket) -> None:
     url = bucket.upload(folder, "sets")
     assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder"
+    (folder / "bare" / ".nv-meta").mkdir()
+    assert not_prepared(f"{folder}/bare/.nv-meta").endswith(
+        f"belongs to the dataset in {folder}/bare; give that folder"
+    )
     for name in ("bear", "bar", "bear.zarr"):
         assert not_prepared(f"{url}/{name}") == f"{url}/{name}: nothing lies below that URL"
 

@@ -114,3 +114,8 @@ def test_a_relative_path_stays_in_its_bucket() -> None:
 def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> None:
     advice = "" if meant is None else f". Did you mean {meant}? (pathlib takes slashes away: give text)"
     assert no_such_path(path) == f"{path}: no such file or folder{advice}"
+
+
+@pytest.mark.parametrize("path", ["data/*.tar", "data/shard-{00..07}.tar"])
+def test_a_pattern_is_told_that_a_folder_is_meant(path: str) -> None:
+    assert no_such_path(path).endswith("Patterns are not expanded: give the folder of the dataset")
