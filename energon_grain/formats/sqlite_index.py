@@ -65,7 +65,7 @@ def write_sqlite_index(
 
     Raises:
         DuplicateKeyError: Two samples have the same key.
-        OSError: The folder is missing or not writable.
+        OSError: The folder is missing or not writable, or the disk is full.
     """
     with _new_database(Path(path)) as database:
         for statement in (*_FAST, f"PRAGMA cache_size = -{cache_bytes >> 10}", "BEGIN", *_TABLES, *_INDICES):
@@ -132,9 +132,12 @@ def _new_database(path: Path) -> Generator[sqlite3.Connection]:
     """Give a connection to a new database that takes the place of `path` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
+        temporary.touch(exist_ok=False)  # whose errors say more than those of SQLite
         database = sqlite3.connect(temporary, isolation_level=None)
         try:
             yield database
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
         finally:
             database.close()
         with open(temporary, "rb") as file:

@@ -56,6 +56,7 @@ from energon_grain.prepare.staging import (
     stage_splits,
 )
 from energon_grain.prepare.store_commit import commit_to_store
+from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.storage_settings import storage_settings
@@ -170,7 +171,7 @@ def prepare_dataset(
 
     scans_folder = root / PREPARE_FOLDER / "scans"
     scans_folder.mkdir(parents=True, exist_ok=True)
-    with naming(dataset), preparation_lock(root / META_FOLDER):
+    with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
         scanned = scan_dataset(
             dataset.location,

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 
 _MAGIC = b"EGSCAN1\n"
@@ -116,8 +117,12 @@ def decode_scan(content: bytes) -> tuple[ShardIdentity, ShardScan] | None:
 def store_scan(path: Path, content: bytes) -> None:
     """Put an encoded scan at `path`, by a rename, without waiting for the disk."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        with naming_when_full(path):
+            temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_scan(path: Path, identity: ShardIdentity) -> ShardScan | None:

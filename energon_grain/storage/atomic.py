@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -18,12 +21,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     any error. The new file keeps the mode of the one that it replaces.
 
     Raises:
-        OSError: The folder is missing or not writable.
+        OSError: The folder is missing or not writable, or the disk is full.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with naming_when_full(path), open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -44,6 +47,17 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
     """Put `text`, encoded as UTF-8, at `path`, whole or not at all."""
     atomic_write_bytes(path, text.encode())
+
+
+@contextlib.contextmanager
+def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
+    """Let errors that say that there is no room say where: those of `write` name no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

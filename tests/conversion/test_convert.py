@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_disk import size_limit
 from records import encode_example, write_shards
 
 from energon_grain.conversion import ConversionProgress, convert_dataset
@@ -253,18 +253,14 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     """What is said is one line, nothing of the shard is left, and the next run goes on."""
     source = make_blob_dataset(tmp_path / "blobs", n=20, shards=2, sample_bytes=100_000)
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
-
     for old, new, name in (
         (source, "records", "shard_000.array_record"),
         (tmp_path / "records", "tars", "shard_000.tar"),
     ):
         target = tmp_path / new
         command = [sys.executable, "-m", "energon_grain.cli", "convert", str(old), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+        with size_limit(500_000):
+            done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.startswith(f"Error: {target / name}: cannot be written: ")
         assert done.stderr.count("\n") == 1

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from full_disk import size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_scans import scan_of
@@ -97,6 +98,17 @@ def test_duplicates_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
     assert "'a' in s0.tar and in s1.tar; 'b' in s0.tar and in s2.tar" in str(caught.value)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite"]
+
+
+def test_errors_of_the_system_are_os_errors(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_sqlite_index(tmp_path / "nothing" / "index.sqlite", [])
+    with (
+        pytest.raises(OSError, match=r"index\.sqlite: cannot be written: .*is there room on the disk"),
+        size_limit(20_000),
+    ):
+        write_sqlite_index(tmp_path / "index.sqlite", [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_duplicates_that_are_not_text(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,12 @@ def test_names_that_are_not_utf8(tmp_path: Path, stored: tuple[Path, ShardIdenti
     loaded = load_scan(tmp_path / "x", identity)
     assert loaded is not None
     assert loaded.part_names == odd.part_names
+
+
+def test_a_full_disk(tmp_path: Path, stored: tuple[Path, ShardIdentity, ShardScan]) -> None:
+    with pytest.raises(OSError, match=r"'.*/x\.scan'$"), size_limit(10):
+        store_scan(tmp_path / "x.scan", stored[0].read_bytes())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_file(stored: tuple[Path, ShardIdentity, ShardScan]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +53,21 @@ def test_keeps_the_mode(tmp_path: Path) -> None:
     path.chmod(0o640)
     atomic_write_bytes(path, b"new")
     assert path.stat().st_mode & 0o7777 == 0o640
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """Of `write`, which names none; other errors are left alone."""
+    path = tmp_path / "file"
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/file'$"),
+        atomic_write(path),
+        open("/dev/full", "wb") as full,
+    ):
+        full.write(b"x")
+    for error in (OSError(errno.EIO, "broken"), OSError("our own"), OSError(errno.ENOSPC, "no room", "elsewhere")):
+        with pytest.raises(OSError, match=f"^{re.escape(str(error))}$"), atomic_write(path):
+            raise error
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
