@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
     from energon_grain.datasets.leaf import LeafDataset
+
+_logger = logging.getLogger("energon_grain")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +85,7 @@ def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content
         parts = frozenset(field_map.parts)
     source = open_prepared(folder, parts=parts) if whole else _split_part(folder, leaf, config, info, parts)
     if field_map is not None:
-        field_map.check_parts(source.part_names, where=f"{folder.location}: field_map")
+        field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
     return Content(source=source, config=config, definition=definition)
 
 
@@ -97,9 +100,13 @@ def _split_part(
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
     where = f"split part {part!r} of {folder.location}"
     start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
-    return open_prepared(
+    source = open_prepared(
         folder, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
     )
+    unmatched = (*selected.unmatched_excludes, *source.unmatched_excludes)
+    if unmatched:
+        _logger.warning("%s: %d excludes name nothing that is there, such as %r", where, len(unmatched), unmatched[0])
+    return source
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:

@@ -65,7 +65,7 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
     else:
         assert sample_type is not None
         assert config.field_map is not None
-        field_map = FieldMap.parse(config.field_map, sample_type)
+        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{root}: field_map")
         definition = SampleDefinition(sample_type=sample_type, field_map=field_map, decoder=decoder)
     asked = leaf.sample_type
     if asked is not None and sample_type is not None and not issubclass(sample_type, asked):

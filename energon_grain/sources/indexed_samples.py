@@ -79,13 +79,18 @@ class IndexedSamples:
         self._part_size = np.asarray(index.part_size)
 
     def _raw_ranks(self, excluded: Sequence[tuple[str, str]], numbers: dict[str, int]) -> Int64Array:
-        """Ranks, over the chosen shards, of the samples to leave out. Samples that do not exist exclude nothing."""
+        """Ranks, over the chosen shards, of the samples to leave out. Samples that do not exist are noted."""
         ranks: list[int] = []
+        unmatched: list[str] = []
         for shard, key in excluded:
             number = numbers.get(shard)
             places = () if number is None else np.flatnonzero(self._shard_order == number).tolist()
             if number is not None and places:
-                ranks += [int(self._first[place]) + sample for place in places for sample in self._within(number, key)]
+                within = self._within(number, key)
+                ranks += [int(self._first[place]) + sample for place in places for sample in within]
+                if not within:
+                    unmatched.append(f"{shard}/{key}")
+        self.unmatched_excludes = tuple(unmatched)
         return np.unique(np.asarray(ranks, np.int64))
 
     def _within(self, shard: int, key: str) -> list[int]:

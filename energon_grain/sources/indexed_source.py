@@ -67,6 +67,16 @@ class IndexedSource:
         """Names of the parts that a read may return."""
         return self._samples.part_names
 
+    @property
+    def all_part_names(self) -> tuple[str, ...]:
+        """Names of the parts that samples of the dataset have, read or not."""
+        return self._index.part_names
+
+    @property
+    def unmatched_excludes(self) -> tuple[str, ...]:
+        """Samples that were to be left out and are not there, as `<shard>/<key>`."""
+        return self._samples.unmatched_excludes
+
     def __len__(self) -> int:
         return len(self._samples)
 

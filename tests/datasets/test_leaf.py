@@ -193,3 +193,22 @@ def test_the_occurrence_and_the_name_are_identities() -> None:
     assert leaf().identity == ("path", "b", "train", "")
     assert leaf(written="../b").identity == ("path", "../b", "train", "")
     assert leaf(name="mine").identity == ("name", "mine")
+
+
+def test_excludes_that_name_nothing_are_told(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    split = dataset / ".nv-meta" / "split.yaml"
+    content = yaml.safe_load(split.read_text())
+    split.write_text(yaml.safe_dump({**content, "exclude": ["shard_000.tar/000003"]}))
+    assert len(keys(train(dataset))) == 11
+    assert not caplog.records
+    split.write_text(yaml.safe_dump({**content, "exclude": ["shard_000.tar/3", "gone.tar"]}))
+    assert len(keys(train(dataset))) == 12
+    (record,) = caplog.records
+    assert "2 excludes name nothing that is there, such as 'gone.tar'" in record.getMessage()
+
+
+def test_a_wrong_field_map_is_told_with_its_dataset_and_all_parts(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{dataset}: field_map: TextSample has no field 'txet'"):
+        keys(train(say(dataset, field_map={"txet": "txt"})))
+    with pytest.raises(ConfigError, match=r"no sample has a part 'md'; there are json, txt"):
+        keys(train(say(dataset, field_map={"text": "md"})))
