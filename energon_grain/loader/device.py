@@ -40,6 +40,10 @@ class DeviceLoader(grain.DatasetIterator[Any]):
         self._closed = True
         import jax
 
+        if not hasattr(loader, "stream"):
+            raise ConfigError(
+                f"to_device: a loader is meant, what get_savable_loader gave, not a {type(loader).__name__}"
+            )
         if buffer_size < 1:
             raise ConfigError(f"buffer_size={buffer_size}: at least 1 is meant")
         if sharding is None and jax.process_count() > 1:

@@ -78,6 +78,8 @@ def test_what_is_no_loader_is_refused(train: Train, argument: Any) -> None:
         argument(train())
     with pytest.raises(ConfigError, match="loader: a dataset is meant, not a str"):
         get_loader("folder")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"to_device: a loader is meant, .* not a RunSettings"):
+        to_device(train())
 
 
 def test_the_loader_on_the_device_is_saved_at_its_last_delivered_batch(train: Train, tmp_path: Path) -> None:
