@@ -95,10 +95,10 @@ class TarWriter:
         self._last = key
         for part, data in parts.items():
             name = f"{key}.{part}"
-            if split_member_name(name) != (key, part):
+            if "\0" in name or split_member_name(name) != (key, part):
                 raise UnfitSampleError(
                     f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that sample "
-                    f"and part: keys may have no dot behind their last slash, parts no slash"
+                    f"and part: keys may have no dot behind their last slash, parts no slash, and neither a zero byte"
                 )
             member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine
             member.size = len(data)

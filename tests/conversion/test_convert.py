@@ -182,6 +182,7 @@ def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
     [
         ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt', which is not read as that sample"),
         ({"__key__": [b"a"], "image/png": [b"x"]}, "parts no slash"),
+        ({"__key__": [b"a"], "x\0y": [b"x"]}, "neither a zero byte"),
         ({"__key__": [b"a"], "n": [1]}, "the part 'n' holds numbers"),
         ({"__key__": [b"a"]}, "has no part"),
     ],
