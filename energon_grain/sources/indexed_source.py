@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, cast
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.sources.indexed_samples import IndexedSamples
@@ -47,7 +48,7 @@ class IndexedSource:
         self._samples = IndexedSamples(self._index, where=self._folder.location, **cast("Any", selected))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self._folder, self._options)
+        return _opened, (type(self), self._folder, self._options, self.content_id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -96,5 +97,12 @@ class IndexedSource:
         return self._samples.place_of(index)
 
 
-def _opened(kind: type[IndexedSource], folder: DataFolder, options: SourceOptions) -> IndexedSource:
-    return kind(folder, **options)
+def _opened(kind: type[IndexedSource], folder: DataFolder, options: SourceOptions, content_id: str) -> IndexedSource:
+    """The copy of a source, in another process: of the same samples, or an error."""
+    source = kind(folder, **options)
+    if source.content_id != content_id:
+        raise StaleIndexError(
+            f"{folder.location}: was prepared anew since this process's parent opened it, with other samples; begin "
+            "anew, and prepare no dataset that is being read"
+        )
+    return source

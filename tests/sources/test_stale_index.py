@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,16 @@ def test_a_missing_shard_in_a_store(dataset: Path, bucket: Bucket) -> None:
     advice = rf"put it back, or leave it out by `energon-grain prepare {url} --force-overwrite`$"
     with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: there is no such object; .*{advice}"):
         read_all(WebDatasetSource(url))
+
+
+def test_a_copy_of_a_source_has_its_samples_or_is_an_error(dataset: Path) -> None:
+    """A worker process that starts late must not read what was prepared since, under the cursor of what was before."""
+    source = WebDatasetSource(dataset, start=2)
+    pickled = pickle.dumps(source)
+    assert read_all(pickle.loads(pickled)) == read_all(source)
+    make_blob_dataset(dataset, n=12, shards=3, sample_bytes=40_001)
+    with pytest.raises(StaleIndexError, match=rf"{dataset}: was prepared anew since this process's parent opened it"):
+        pickle.loads(pickled)
 
 
 def test_a_shard_that_shrinks_while_it_is_read(dataset: Path) -> None:
