@@ -48,3 +48,8 @@ def _check_attributes(encoder: TaskEncoder) -> None:
     cookers: Any = encoder.cookers
     if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
         raise ConfigError(f"{name}.cookers = {cookers!r}: a list of cookers is meant, such as [Cooker(my_function)]")
+    if hasattr(encoder, "build_cook_crude_sample"):
+        raise ConfigError(
+            f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
+            f"cook_crude_sample, or give cookers"
+        )

@@ -41,6 +41,10 @@ class Encoder(DefaultTaskEncoder):
         ({"task_encoder": Encoder(decoder=SampleDecoder)}, "a SampleDecoder is meant"),
         ({"task_encoder": Encoder(cookers=Cooker(len))}, r"Encoder\.cookers = .*: a list of cookers is meant"),
         ({"task_encoder": Encoder(cookers=[len])}, "a list of cookers is meant"),
+        (
+            {"task_encoder": Encoder(build_cook_crude_sample=len)},
+            r"Encoder\.build_cook_crude_sample would never be called",
+        ),
         ({"seed": "7"}, r"seed='7': a whole number is meant"),
     ],
 )
