@@ -60,14 +60,22 @@ class TargetFolder:
         stored = self._notes / "plan.json"
         if stored.exists():
             self._check_plan(stored)
-        elif root.exists() and (not root.is_dir() or any(root.iterdir())):
+        elif not self._is_free():
             raise ConfigError(
                 f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
                 f"conversion of the same dataset"
             )
         else:
-            self._notes.mkdir(parents=True)
+            self._notes.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(stored, msgspec.json.encode(plan))
+
+    def _is_free(self) -> bool:
+        """Whether there is nothing, or no more than a conversion leaves that was killed before its plan was there."""
+        if not self.root.is_dir():
+            return not self.root.exists()
+        meta = self._notes.parent
+        found = [*self.root.iterdir()]
+        return not found or (found == [meta] and [*meta.iterdir()] == [self._notes])
 
     def _check_names(self) -> None:
         taken: dict[str, str] = {}

@@ -145,6 +145,15 @@ def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
         convert_dataset(tars, target)
 
 
+def test_killed_before_the_plan_was_written(tars: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "records" / ".nv-meta" / ".convert"
+    notes.mkdir(parents=True)
+    (notes / ".plan.json.0a.tmp").touch()
+    convert_dataset(tars, tmp_path / "records")
+    assert told(tmp_path / "records") == told(tars)
+    assert not notes.exists()
+
+
 def test_arguments(tars: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its shards are tar files already"):
         convert_dataset(tars, tmp_path / "x", to="tar")
