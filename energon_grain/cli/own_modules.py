@@ -16,3 +16,9 @@ def own_modules(named: Iterable[str] | None) -> tuple[str, ...]:
     if modules and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # its name, which processes that are started get too
     return modules
+
+
+def own_sample_type(name: str | None) -> None:
+    """Do so for a sample type, if it is written as `package.module:Class`."""
+    module, colon, _ = (name or "").partition(":")
+    own_modules([module] if colon else None)

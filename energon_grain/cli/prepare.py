@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
+from energon_grain.cli.own_modules import own_sample_type
 from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
@@ -142,8 +142,7 @@ def prepare(
 
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
-    if sample_type and ":" in sample_type:
-        own_modules([sample_type.partition(":")[0]])
+    own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
     fields = _parse_field_map(field_map) if field_map else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from energon_grain.cli.own_modules import own_sample_type
 from energon_grain.errors import ConfigError, FieldMapError
 from energon_grain.formats.nv_meta import dataset_kind
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
@@ -96,6 +97,7 @@ def _ask_sample_type() -> str:
 
 
 def _checked_name(name: str) -> str:
+    own_sample_type(name)
     find_sample_type(name)
     return name
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from energon_grain.testing import make_captioning_dataset
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
     """The command as it is installed: Python itself does not look in the current folder then (-P)."""
     program = [sys.executable, "-P", "-c", "from energon_grain.cli import main; main()", *arguments]
-    return subprocess.run(program, cwd=folder, text=True, capture_output=True, timeout=60, check=False)
+    return subprocess.run(program, cwd=folder, input=answers, text=True, capture_output=True, timeout=60, check=False)
 
 
 def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_path: Path) -> None:
@@ -40,3 +40,8 @@ def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_
     assert (refused.returncode, "--trust-module my_types" in refused.stderr) == (2, True)
     missing = command(tmp_path, *split, "--force-overwrite", "--sample-type", "not_here:Photo", "--field-map", fields)
     assert (missing.returncode, "current folder" in missing.stderr) == (2, True)
+
+    answers = "y\n1\ny\nnot_here:Photo\nmy_types:Photo\njpg\ntxt\n"
+    asked = command(tmp_path, "prepare", "data", answers=answers)
+    assert asked.returncode == 0, (asked.stdout, asked.stderr)
+    assert "my_types" in (tmp_path / "data" / ".nv-meta" / "dataset.yaml").read_text()
