@@ -8,6 +8,7 @@ the way they are started change nothing, and a restart costs nothing.
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import pickle
 import threading
 import time
@@ -170,6 +171,10 @@ class DataLoaderPool:
         pace.learn(chunk, encoded, result.seconds)
         return encoded
 
+    def _import_script(self) -> bool:
+        context: Any = multiprocessing if self._context is None else self._context
+        return (context if isinstance(context, str) else context.get_start_method()) != "fork"
+
     def _next_result(self, unless: threading.Event) -> SharedResult | None:
         while not unless.is_set():
             try:
@@ -178,7 +183,7 @@ class DataLoaderPool:
                 dead = self._dead()
                 if dead:
                     self.close()
-                    raise worker_death(dead) from error
+                    raise worker_death(dead, import_script=self._import_script()) from error
                 if not _timed_out(error):
                     raise
         raise BufferClosed
