@@ -6,7 +6,7 @@ from typing import Any
 
 import grain
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError
 from energon_grain.loader.get_loader import get_savable_loader
 from energon_grain.loader.iterator import SavableDataLoader
@@ -24,6 +24,7 @@ class BatchIterDataset(grain.IterDataset[Any]):
 
     def __init__(self, dataset: SavableDataset) -> None:
         super().__init__()
+        config_to_run(dataset, None)  # which refuses what is no dataset
         self._dataset = dataset
 
     def __iter__(self) -> SavableDataLoader:

@@ -9,7 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.samples.pytree import register_value
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -27,7 +27,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
     Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
-    cannot move the lane's later samples up: its row is taken by the next good sample of the same batch, a validity mask
+    cannot move the lane's later samples up: its row repeats the next good sample of the same batch, a validity mask
     is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out.
     Where exact batches are wanted although samples are broken, use `get_loader`.
 
@@ -47,7 +47,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         self._open()
 
     def _open(self) -> None:
-        config = self._dataset.worker_config
+        config = config_to_run(self._dataset, None)
         self._spec = compile_dataset(self._dataset)
         if self._spec.order.passes is not None and not isinstance(self._spec.order.passes, EqualPasses):
             raise ConfigError(

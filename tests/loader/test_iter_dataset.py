@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from energon_grain import ConfigError, DefaultTaskEncoder, get_loader
-from energon_grain.loader import BatchIterDataset, SavableDataLoader
+from energon_grain.loader import BatchIterDataset, BatchMapDataset, SavableDataLoader
 
 Train = Callable[..., Any]
 BROKEN = frozenset({3, 11})
@@ -25,6 +25,12 @@ class Numbers(DefaultTaskEncoder):
 
     def batch(self, samples: list[Any]) -> dict[str, Any]:
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    for kind in (BatchIterDataset, BatchMapDataset):
+        with pytest.raises(ConfigError, match="a dataset is meant, not a str"):
+            kind("folder")  # type: ignore[arg-type]
 
 
 def doubled(batch: dict[str, Any]) -> dict[str, Any]:
