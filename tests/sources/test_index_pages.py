@@ -64,7 +64,7 @@ def test_pages_are_given_back(large: Path) -> None:
     source = WebDatasetSource(large)
     rng = np.random.default_rng(0)
     most = 0
-    for _ in range(200):
+    for _ in range(40):
         source.sizes(rng.integers(0, SAMPLES, 100))
         most = max(most, resident_kb(large))
     assert most < 12_000
