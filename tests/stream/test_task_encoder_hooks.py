@@ -14,7 +14,16 @@ from logging_encoders import Groups, Packs, train
 from small_graphs import number, take
 from stream_hosts import MakeDataset, config
 
-from energon_grain import AugmentTaskEncoder, DefaultTaskEncoder, SkipSample, Stream, TaskEncoder, TextSample, stateless
+from energon_grain import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    SkipSample,
+    Stream,
+    TaskEncoder,
+    TextSample,
+    get_train_dataset,
+    stateless,
+)
 from energon_grain.testing import make_crude_dataset
 
 
@@ -164,6 +173,40 @@ def test_a_generator_behind_packing(text_dataset: MakeDataset) -> None:
 
     batches = list(train(text_dataset(7), Encoder(), batch_size=3, packing_buffer_size=4))
     assert batches == [[(0, 4), (1, 4), (2, 4)], [(3, 4), (4, 3), (5, 3)], [(6, 3)]]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_generator_may_yield_one_sample_again_and_again(text_dataset: MakeDataset, as_dict: bool) -> None:
+    class Encoder(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Iterator[Any]:
+            made: Any = {"text": sample.text} if as_dict else sample
+            for turn in range(3):
+                if as_dict:
+                    made["text"] = turn
+                else:
+                    made.text = turn
+                yield made
+
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return [samples]
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return [sample["text"] if as_dict else sample.text for sample in samples]
+
+    dataset = get_train_dataset(
+        text_dataset(20),
+        batch_size=None,
+        packing_buffer_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=Encoder(),
+        lanes=1,
+    )
+    turns = [turn % 3 for turn in range(40)]
+    with Stream.of(dataset) as stream, Stream.of(dataset) as other:
+        for pack in range(8):
+            other.restore(stream.cursor())
+            assert next(stream) == next(other) == turns[4 * pack : 4 * pack + 4]
 
 
 class Indices(TaskEncoder):
