@@ -13,6 +13,7 @@ from typing import Protocol
 
 from energon_grain.storage.block_copy import BlockCopy, ObjectVersion
 from energon_grain.storage.block_space import BlockSpace
+from energon_grain.storage.given_up import given_up
 from energon_grain.storage.range_locks import Pauses, RangeLocks, is_locked
 
 _logger = logging.getLogger("energon_grain")
@@ -131,7 +132,7 @@ class CachedObject:
                 copy = self._copy or self._open()
                 if copy is None or not is_locked(copy.descriptor, first, stop):
                     break
-                if not pauses.pause():
+                if given_up() or not pauses.pause():
                     return False
         return True
 

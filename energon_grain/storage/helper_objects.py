@@ -7,9 +7,9 @@ import pickle
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
+from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.helper_process import helper_process, serve_connections
-from energon_grain.storage.object_error import ObjectError
-from energon_grain.storage.program_end import LOOK_SECONDS, program_ends
+from energon_grain.storage.object_error import GIVEN_UP, ObjectError
 from energon_grain.storage.storage_settings import StorageSettings
 from energon_grain.storage.tensorstore_objects import Fetched, TensorStoreObjects
 
@@ -48,8 +48,8 @@ class HelperObjects:
             connection = helper.connection()
             connection.send((self._settings, what, arguments))
             while not connection.poll(LOOK_SECONDS):
-                if program_ends():
-                    raise ObjectError("the program ends", passing=False)
+                if given_up():
+                    raise ObjectError(GIVEN_UP, passing=False)
             answer = cast("tuple[str, Any]", connection.recv())  # from our own process, over a private socket
             if answer[0] == "fetched":
                 return Fetched(connection.recv_bytes() if answer[1][1] else None, answer[1][0])

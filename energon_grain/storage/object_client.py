@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from energon_grain.errors import RangeError, ReadError
+from energon_grain.storage.given_up import given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.helper_objects import HelperObjects
-from energon_grain.storage.object_error import ObjectError
-from energon_grain.storage.program_end import pause, program_ends
+from energon_grain.storage.object_error import GIVEN_UP, ObjectError
 from energon_grain.storage.storage_settings import StorageSettings
 from energon_grain.storage.tensorstore_objects import Fetched, Objects, TensorStoreObjects, inherited
 
@@ -107,7 +107,13 @@ class ObjectClient:
         """
         if len(items) <= 1:
             return [function(item) for item in items]
-        futures = [self._pool().submit(function, item) for item in items]
+        over = wanted_for()
+
+        def call(item: Any) -> _Result:
+            with wanted_until(over):
+                return function(item)
+
+        futures = [self._pool().submit(call, item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
@@ -159,8 +165,8 @@ class ObjectClient:
             with self._lock:
                 self.traffic.requests += 1
                 self.traffic.repeated += repeated
-            if program_ends():
-                raise ObjectError("the program ends", passing=False)
+            if given_up():
+                raise ObjectError(GIVEN_UP, passing=False)
             return ask(self._objects, self.settings.timeout_s)
 
 

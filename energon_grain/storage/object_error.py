@@ -25,6 +25,8 @@ _ASKED_OF = re.compile(r"Requested byte range \[\d+, (\d+)\) .*total size (\d+)"
 SIZE_TOLD = re.compile(r"it has (\d+) bytes")
 """What is said of a range behind the end of an object, where the store tells its size."""
 _MESSAGE_CHARACTERS = 300
+GIVEN_UP = "nobody waits for it any more"
+"""What is said of a request that ends because the program or the reader does."""
 _NO_CONNECTION = ("6", "7")
 """What curl calls a host that is not found, and one that does not answer."""
 

@@ -7,11 +7,8 @@ request that stalls, or is tried again and again, would hold up the end of a pro
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import thread as executor_threads
 from typing import Any
-
-LOOK_SECONDS = 0.1
 
 _over = threading.Event()
 
@@ -19,13 +16,6 @@ _over = threading.Event()
 def program_ends() -> bool:
     """Whether the main thread has come to its end."""
     return _over.is_set() or not threading.main_thread().is_alive()
-
-
-def pause(seconds: float) -> None:
-    """Sleep, until the program ends at the latest."""
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 and not program_ends():
-        time.sleep(min(left, LOOK_SECONDS))
 
 
 # There is no public hook that early. What was registered last is called first: before executors wait for their threads.

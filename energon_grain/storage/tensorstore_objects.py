@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.kvstore_spec import context_spec, kvstore_spec
-from energon_grain.storage.object_error import ObjectError, object_error
-from energon_grain.storage.program_end import LOOK_SECONDS, program_ends
+from energon_grain.storage.object_error import GIVEN_UP, ObjectError, object_error
 from energon_grain.storage.storage_settings import StorageSettings
 
 UNVERSIONED = b"\x10"
@@ -142,8 +142,8 @@ def _wait(future: Any, spec: dict[str, Any], timeout_s: float) -> Any:
             try:
                 return future.result(timeout=max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
             except TimeoutError:
-                if program_ends():
-                    raise ObjectError("the program ends", passing=False) from None
+                if given_up():
+                    raise ObjectError(GIVEN_UP, passing=False) from None
                 if time.monotonic() >= end:
                     raise ObjectError(f"no answer within {timeout_s:g} s", passing=True) from None
     except ObjectError:

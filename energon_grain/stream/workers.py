@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from energon_grain.storage.given_up import wanted_until
 from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
 from energon_grain.stream.chunk import Chunk, Encoded
 
@@ -42,8 +43,11 @@ class OrderedWorkers:
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
+        self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=_work, args=(run, self._tasks), name=f"energon-grain-worker-{n}", daemon=True)
+            threading.Thread(
+                target=_work, args=(run, self._tasks, self._over), name=f"energon-grain-worker-{n}", daemon=True
+            )
             for n, run in enumerate(runs)
         ]
         for thread in self._threads:
@@ -83,7 +87,8 @@ class OrderedWorkers:
             self._tasks.put(task)
 
     def stop(self) -> None:
-        """Let the threads end after the chunk that each works on, and wake whoever waits for a result."""
+        """Let the threads end, without what a store has not sent yet, and wake whoever waits for a result."""
+        self._over.set()
         self._tasks.close()
         for task in tuple(self._under_way):
             task.error = task.error or BufferClosed()
@@ -97,14 +102,15 @@ class OrderedWorkers:
                 thread.join()
 
 
-def _work(run: Run, tasks: BoundedBuffer[_Task]) -> None:
+def _work(run: Run, tasks: BoundedBuffer[_Task], over: threading.Event) -> None:
     while True:
         try:
             task = tasks.get()
         except BufferClosed:
             return
         try:
-            task.result = run(task.chunk)
+            with wanted_until(over):
+                task.result = run(task.chunk)
         except BaseException as error:
             task.error = error
         task.done.set()

@@ -1,0 +1,61 @@
+"""Requests that nobody waits for any more: given up at once, however long the store takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from object_server import Bucket, Fault
+from stream_hosts import open_share
+
+from energon_grain.errors import ReadError
+from energon_grain.storage.given_up import given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.testing import make_text_dataset
+
+
+def test_what_is_wanted_until_an_event() -> None:
+    outer, inner = threading.Event(), threading.Event()
+    with wanted_until(outer):
+        inner.set()
+        with wanted_until(inner):
+            assert given_up()
+            began_s = time.monotonic()
+            pause(20)
+            assert time.monotonic() - began_s < 5
+        assert wanted_for() is outer
+        assert not given_up()
+    assert wanted_for() is None
+
+
+@pytest.mark.parametrize("fault", [Fault("stall", times=None), Fault("status", times=None)], ids=["stall", "status"])
+def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, fault: Fault) -> None:
+    client = ObjectClient(StorageSettings(timeout_s=30.0, first_pause_s=20.0, longest_pause_s=20.0))
+    bucket.put("x", b"text")
+    bucket.server.inject(fault)
+    over = threading.Event()
+    threading.Timer(0.5, over.set).start()
+    began_s = time.monotonic()
+    with (
+        wanted_until(over),
+        pytest.raises(ReadError, match="x failed: nobody waits for it any more"),
+    ):
+        client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * 2)
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "set", n=100, shards=4, text_bytes=20_000)
+    url = bucket.upload(tmp_path / "set", "set")
+    use_storage(StorageSettings(timeout_s=30.0, cache_bytes=0, ahead_bytes=0))
+    with open_share(url, workers=2) as stream:
+        bucket.server.reset()
+        bucket.server.inject(Fault("stall", times=None, match=".tar"))
+        stream.start_prefetch()
+        while not bucket.server.requests(".tar"):
+            time.sleep(0.05)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 10
