@@ -95,6 +95,8 @@ def object_error(error: Exception, spec: Mapping[str, Any]) -> ObjectError:
     way_out = ""
     if "was ignored by server" in text:
         way_out = "this web server sends only whole files, let one that sends parts of them serve the data"
+    if "[HTTP code 30" in text:
+        way_out = "redirects are not followed: give the URL that this one leads to"
     return ObjectError(message, passing=not lasting, way_out=way_out)
 
 

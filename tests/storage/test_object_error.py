@@ -133,6 +133,12 @@ def test_what_the_store_said_is_kept(bucket: Bucket) -> None:
         ("OUT_OF_RANGE: Requested byte range", S3, "Requested byte range; ", False),
         ("OUT_OF_RANGE: Odd [http_response_body='<ActualObjectSize>777</Actual']", S3, "it has 777 bytes; ", False),
         ("INTERNAL: Odd", S3, "Odd; ", True),
+        (
+            "FAILED_PRECONDITION: Unknown [HTTP code 302]",
+            {"driver": "http", "base_url": "http://h"},
+            "[HTTP code 302]; redirects are not followed",
+            False,
+        ),
         (f"OUT_OF_RANGE: {CUT} and total size 20", S3, "the answer had fewer bytes than it said; ", True),
         (f"OUT_OF_RANGE: {CUT} and total size 14", S3, "it has 14 bytes; ", False),
     ],
