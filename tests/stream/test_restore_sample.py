@@ -87,6 +87,11 @@ def by_length(sample: Note) -> tuple[int, None]:
     return int(sample.__key__) % 3, None
 
 
+def changed(sample: Note) -> tuple[int, None]:
+    sample.said += word()
+    return by_length(sample)
+
+
 def notes(path: Any, **options: Any) -> SavableDataset:
     return MapDataset(shuffled(path, **options), note)
 
@@ -104,6 +109,7 @@ GRAPHS = {
     "packs": lambda a, b: packs(a),  # W-05: with an encoder on the members
     "generated packs": lambda a, b: MapDataset(packs(MapDataset(a, as_often), one_by_one), again),
     "groups": lambda a, b: GroupBatchDataset(a, 3, by_length, together),
+    "groups of changed samples": lambda a, b: GroupBatchDataset(a, 3, changed, together),
     "batches of batches": lambda a, b: BatchDataset(
         BatchDataset(BatchDataset(a, 2, one_by_one), 2, together), 2, together
     ),

@@ -10,7 +10,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
 from energon_grain.stream.spec import HookSpec
 
 
@@ -148,6 +148,12 @@ class GroupNode(MadeOfSeveral):
         for references in buckets:
             operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
         return operator
+
+    def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
+        """An item as the criterion left it, which may write into it."""
+        value = self.child.rebuild(reference, lane)
+        lane.call(self.criterion, self.criterion_key(lane), NumberOf(self.child, reference), value)
+        return value
 
     def held(self, state: State) -> Iterable[Position]:
         """All buckets, and below."""
