@@ -86,13 +86,14 @@ def open_join(
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
     if cache is not None and join.metadataset is not None:
         mending = f"run `energon-grain prepare {join.metadataset}`"
-        fetch_join(join.metadataset, join_folder(cache, name_of(samples)))
         try:
+            fetch_join(join.metadataset, join_folder(cache, name_of(samples)))
             return open_join_index(join_folder(cache, name_of(samples)))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except IndexFileError as error:
-            raise IndexFileError(f"{error}: {mending}") from error
+            told = str(error).replace(str(cache), f"{join.metadataset}.cache")  # not the mirror of one in a store
+            raise IndexFileError(f"{told}: {mending}") from error
         found = find_join_index(cache, samples)
         if found is not None:
             return found

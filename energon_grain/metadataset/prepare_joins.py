@@ -208,8 +208,8 @@ def _store_remote(pending: Sequence[_Pending], path: str, removed: Sequence[str]
 
 
 def _existing(pending: _Pending) -> JoinIndex | None:
-    fetch_join(pending.metadataset, join_folder(pending.folder, pending.name))
     try:
+        fetch_join(pending.metadataset, join_folder(pending.folder, pending.name))
         index = open_join_index(join_folder(pending.folder, pending.name))
     except FileNotFoundError:
         return None

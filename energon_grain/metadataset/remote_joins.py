@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from energon_grain.errors import IndexFileError, MissingObjectError, RangeError
 from energon_grain.formats.join_rows import HEADER_NAME, join_file_sizes
 from energon_grain.storage.location import is_url
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.mirror import Mirror, mirror_of
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.storage_settings import storage_settings
+
+_TAIL_BYTES = 64 << 10
 
 
 def fetch_join(metadataset: str, folder: Path) -> None:
@@ -28,15 +32,22 @@ def fetch_join(metadataset: str, folder: Path) -> None:
         return
     mirror = mirror_of(f"{metadataset}.cache")
     client = shared_client(storage_settings())
-    found = client.read(ObjectRange(f"{mirror.url}/{folder.name}/{HEADER_NAME}"))
+    header = ObjectRange(f"{mirror.url}/{folder.name}/{HEADER_NAME}")
+    found = client.read(header)
     if found is None or found.data is None:
         return
-    with mirror.locked():
-        mirror.copy_folder(folder.name, join_file_sizes(found.data))
+    try:
+        sizes = join_file_sizes(found.data)
+        with mirror.locked():
+            mirror.copy_folder(folder.name, sizes)
+    except (IndexFileError, MissingObjectError, RangeError) as error:
+        raise IndexFileError(f"{header.url}: {error}") from error
 
 
 def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]) -> None:
     """Put join indices beside a metadataset in an object store, headers last, and remove those that are not wanted.
+
+    What is there already stays, but for our own files that are damaged.
 
     Args:
         metadataset: URL.
@@ -51,7 +62,9 @@ def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]
     there = client.list(mirror.url)
     files = [file for name in names for file in _files(mirror.folder / name)]
     wanted = [file.relative_to(mirror.folder).as_posix() for file in files]
-    new = [name for name in wanted if name not in there]
+    kept = [name for name in wanted if name in there]
+    whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
+    new = [name for name in wanted if not whole.get(name)]
     client.map(
         lambda name: client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes()),
         sorted(name for name in new if not name.endswith(HEADER_NAME)),
@@ -61,6 +74,21 @@ def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]
             client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
     old = [name for name in there if any(part in name for part in removed)]
     client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
+
+
+def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
+    """Whether a file in the store is as long and ends as it does here; Energon's form is left alone."""
+    if "/" not in name:
+        return True
+    with open(mirror.folder / name, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        here = file.read()
+    try:
+        found = client.read(ObjectRange(f"{mirror.url}/{name}", start))
+    except RangeError:
+        return False
+    return found is not None and found.data == here
 
 
 def _files(path: Path) -> list[Path]:

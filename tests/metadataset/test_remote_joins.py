@@ -12,7 +12,7 @@ from object_server import Bucket
 from stream_hosts import quiet
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.errors import StaleIndexError
+from energon_grain.errors import IndexFileError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.metadataset.prepare_joins import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
@@ -115,3 +115,26 @@ def test_a_join_of_datasets_that_changed_is_refused(
     gone = {request.path.rsplit("/", 1)[1] for request in bucket.server.requests("joined.yaml.cache", "DELETE")}
     assert "rows.npy" in gone
     assert len(samples(url, 30)) == 30
+
+
+@pytest.mark.parametrize(("damage", "mended_by"), [("no rows", "second"), ("short rows", "first"), ("header", "first")])
+def test_a_damaged_index_in_a_bucket_is_named_and_mended(
+    bucket: Bucket, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, mended_by: str
+) -> None:
+    url = f"{bucket.upload(folder)}/joined.yaml"
+    another_host(monkeypatch, tmp_path, "first")
+    (join,) = prepare_metadataset(url).joins
+    files = [f"joined.yaml.cache/.join_{join.name}/{name}" for name in ("header.json", "rows.npy")]
+    whole = [bucket.get(file) for file in files]
+    if damage == "no rows":
+        bucket.delete(files[1])
+    elif damage == "short rows":
+        bucket.put(files[1], whole[1][:100])
+    else:
+        bucket.put(files[0], b"{")
+    another_host(monkeypatch, tmp_path, "second")
+    with pytest.raises(IndexFileError, match=rf"{bucket.url}/{files[0]}: .*: run `energon-grain prepare {url}`"):
+        samples(url, 1)
+    another_host(monkeypatch, tmp_path, mended_by)
+    assert [each.built for each in prepare_metadataset(url).joins] == [mended_by == "second"]
+    assert [bucket.get(file) for file in files] == whole
