@@ -56,7 +56,7 @@ class BlendDataset(SavableDataset):
             _check_numbers(self, "weight", weights)
             steps = ((0, weights),)
         else:
-            steps = tuple((operator.index(start), tuple(weights)) for start, weights in schedule)
+            steps = tuple((_position(start), tuple(weights)) for start, weights in schedule)
             _check_schedule(steps, len(datasets))
         object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
         object.__setattr__(self, "datasets", datasets)
@@ -149,6 +149,16 @@ def _check_numbers(node: SavableDataset, name: str, numbers: Sequence[Weight]) -
             raise ConfigError(
                 f"{type(node).__name__}: {name} of dataset {place} is {number!r}: a number above 0 is meant"
             )
+
+
+def _position(start: int) -> int:
+    try:
+        return operator.index(start)
+    except TypeError:
+        raise ConfigError(
+            f"BlendDataset: a schedule's segments begin at positions, but one of this begins at {start!r}: a whole "
+            f"number is meant, such as 1_000_000 for 1e6"
+        ) from None
 
 
 def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: int) -> None:

@@ -68,8 +68,8 @@ class Mirror:
             if isinstance(error, EnergonGrainError):
                 raise
             raise ConfigError(
-                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror}; name a folder that can be written, "
-                "on a disk with space, as `cache_dir` in the storage settings"
+                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror or error}; name a folder that can be "
+                "written, on a disk with space, as `cache_dir` in the storage settings"
             ) from error
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:

@@ -231,6 +231,7 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair, is meant"),
         (lambda: blend(1, 1, schedule=[]), r"begins at position 0 and ascends, but this one is from \[\]"),
         (lambda: blend(1, schedule=[(5, [1])]), r"from \[5\]"),
+        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: a whole number is meant"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"from \[0, 0\]"),
         (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets and 1 weights from 0 on"),
         (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: 0 or more"),
