@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from energon_grain.errors import RangeError, ReadError
-from energon_grain.storage.given_up import given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.helper_objects import HelperObjects
 from energon_grain.storage.object_error import GIVEN_UP, ObjectError
 from energon_grain.storage.storage_settings import StorageSettings
@@ -161,13 +161,21 @@ class ObjectClient:
             pause_s = min(2 * pause_s, settings.longest_pause_s)
 
     def _once(self, ask: Callable[[Objects, float], _Result], *, repeated: bool) -> _Result:
-        with self._slots:
+        while not self._slots.acquire(timeout=LOOK_SECONDS):
+            _check_wanted()
+        try:
+            _check_wanted()
             with self._lock:
                 self.traffic.requests += 1
                 self.traffic.repeated += repeated
-            if given_up():
-                raise ObjectError(GIVEN_UP, passing=False)
             return ask(self._objects, self.settings.timeout_s)
+        finally:
+            self._slots.release()
+
+
+def _check_wanted() -> None:
+    if given_up():
+        raise ObjectError(GIVEN_UP, passing=False)
 
 
 _shared: dict[bytes, ObjectClient] = {}

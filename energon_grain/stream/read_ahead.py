@@ -6,6 +6,7 @@ hundred megabytes together take long runs of bytes, and these are fetched while 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
+from energon_grain.storage.given_up import wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.draws import Draws
@@ -58,7 +60,7 @@ class ReadAhead:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
-        self._closed = False
+        self._over = threading.Event()
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
@@ -120,8 +122,11 @@ class ReadAhead:
             return future
 
     def _fetch(self, files: RemoteFiles, path: str, start: int, stop: int) -> None:
-        if not self._closed and not self._in_vain and not files.keep(path, start, stop):
-            self._in_vain = True  # what is not kept is fetched again by whoever reads it
+        if self._over.is_set() or self._in_vain:
+            return
+        with wanted_until(self._over):
+            if not files.keep(path, start, stop):
+                self._in_vain = True  # what is not kept is fetched again by whoever reads it
 
     def wait_for(self, future: Future[None]) -> None:
         """Wait for a request, failed or not.
@@ -129,17 +134,17 @@ class ReadAhead:
         Raises:
             BufferClosed: This was closed meanwhile.
         """
-        while not self._closed and not self._in_vain:
+        while not self._over.is_set() and not self._in_vain:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
                 future.result(_LOOK_SECONDS)
             if future.done():
                 return
-        if self._closed:
+        if self._over.is_set():
             raise BufferClosed
 
     def close(self) -> None:
-        """Begin no further request, and let nobody wait for those under way."""
-        self._closed = True
+        """Begin no further request, and give up those under way."""
+        self._over.set()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

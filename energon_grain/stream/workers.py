@@ -88,11 +88,11 @@ class OrderedWorkers:
 
     def stop(self) -> None:
         """Let the threads end, without what a store has not sent yet, and wake whoever waits for a result."""
-        self._over.set()
         self._tasks.close()
         for task in tuple(self._under_way):
             task.error = task.error or BufferClosed()
             task.done.set()
+        self._over.set()
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
@@ -112,6 +112,6 @@ def _work(run: Run, tasks: BoundedBuffer[_Task], over: threading.Event) -> None:
             with wanted_until(over):
                 task.result = run(task.chunk)
         except BaseException as error:
-            task.error = error
+            task.error = task.error or error  # of a request that was given up nobody hears
         task.done.set()
         del task  # or its samples would live until the next one comes

@@ -47,10 +47,11 @@ def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, faul
     assert time.monotonic() - began_s < 10
 
 
-def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
+def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: Path, ahead_bytes: int) -> None:
     make_text_dataset(tmp_path / "set", n=100, shards=4, text_bytes=20_000)
     url = bucket.upload(tmp_path / "set", "set")
-    use_storage(StorageSettings(timeout_s=30.0, cache_bytes=0, ahead_bytes=0))
+    use_storage(StorageSettings(timeout_s=30.0, cache_bytes=0, ahead_bytes=ahead_bytes))
     with open_share(url, workers=2) as stream:
         bucket.server.reset()
         bucket.server.inject(Fault("stall", times=None, match=".tar"))
@@ -59,3 +60,26 @@ def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: 
             time.sleep(0.05)
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 10
+
+
+def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket) -> None:
+    client = ObjectClient(StorageSettings(timeout_s=30.0, requests_in_flight=1))
+    bucket.put("x", b"text")
+    bucket.server.inject(Fault("stall", times=None))
+    first, second = threading.Event(), threading.Event()
+
+    def read(over: threading.Event) -> None:
+        with wanted_until(over), pytest.raises(ReadError, match="nobody waits for it any more"):
+            client.read(ObjectRange(f"{bucket.url}/x"))
+
+    threads = [threading.Thread(target=read, args=(over,)) for over in (first, second)]
+    threads[0].start()
+    while not bucket.server.requests("x"):
+        time.sleep(0.05)
+    threads[1].start()
+    second.set()
+    threads[1].join(10)
+    assert [thread.is_alive() for thread in threads] == [True, False]
+    first.set()
+    threads[0].join(10)
+    assert not threads[0].is_alive()
