@@ -16,7 +16,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -124,16 +124,9 @@ class JoinIndex:
         return _in_memory, (self.rows, self.header)
 
 
-def join_file_sizes(header: bytes) -> dict[str, int]:
-    """Size of each file of a join index, by the content of its header.
-
-    Raises:
-        IndexFileError: The header is damaged.
-    """
-    try:
-        content = decode_json(header, JoinHeader)
-    except msgspec.MsgspecError as error:
-        raise IndexFileError(f"not the header of a join index: {error}; {_MENDING}") from error
+def join_file_sizes(header: bytes, where: object) -> dict[str, int]:
+    """Size of each file of a join index, by the content of its header. Takes and raises what decoding that does."""
+    content = decode_join_header(header, where)
     rows = column_file_bytes(np.int64, content.rows, width=len(content.members))
     return {HEADER_NAME: len(header), ROWS_NAME: rows}
 
@@ -141,6 +134,12 @@ def join_file_sizes(header: bytes) -> dict[str, int]:
 def join_folder(cache: Path, name: str) -> Path:
     """Return where the columnar form of a join lies in a cache folder."""
     return cache / f"{_PREFIX}{name}"
+
+
+def stored_headers(names: Iterable[str]) -> dict[str, str]:
+    """Of the names of files below a cache folder, those of the headers of joins, by the name of the join."""
+    found = ((name.removeprefix(_PREFIX), name) for name in names if name.startswith(_PREFIX))
+    return {join.removesuffix(f"/{HEADER_NAME}"): name for join, name in found if join.endswith(f"/{HEADER_NAME}")}
 
 
 def joins_in(cache: Path) -> dict[str, JoinHeader]:
@@ -161,14 +160,22 @@ def read_join_header(folder: Path) -> JoinHeader:
         IndexFileError: The header is damaged, or newer than this release.
     """
     path = folder / HEADER_NAME
-    data = path.read_bytes()
+    return decode_join_header(path.read_bytes(), path)
+
+
+def decode_join_header(data: bytes, where: object) -> JoinHeader:
+    """Take the content of `header.json` apart; messages begin with `where` it lies.
+
+    Raises:
+        IndexFileError: It is damaged, or newer than this release.
+    """
     try:
         version = decode_json(data, _Version).version
         if version <= VERSION:
             return decode_json(data, JoinHeader)
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: {error}; {_MENDING}") from error
-    raise IndexFileError(f"{path}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
+        raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
+    raise IndexFileError(f"{where}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
 
 
 def open_join_index(folder: Path) -> JoinIndex:

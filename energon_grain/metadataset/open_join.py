@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
-from energon_grain.formats.join_rows import JoinedMember, JoinIndex, join_folder, joins_in, open_join_index
-from energon_grain.metadataset.remote_joins import fetch_join
+from energon_grain.formats.join_rows import JoinedMember, JoinHeader, JoinIndex, join_folder, joins_in, open_join_index
+from energon_grain.metadataset.remote_joins import fetch_join, stored_joins
 from energon_grain.metadataset.tree import ArrayReference, Join
 from energon_grain.prepare.join_adopt import find_join_index
 from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
@@ -97,7 +98,7 @@ def open_join(
         found = find_join_index(cache, samples)
         if found is not None:
             return found
-        _refuse_stale(cache, samples, join, mending)
+        _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
     if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
             f"{join.place}: {len(primary)} samples of {primary.input.folder.location} are to be joined with other "
@@ -106,10 +107,10 @@ def open_join(
     return build_join(inputs, cache if cache is not None and _is_writable(cache) else None)
 
 
-def _refuse_stale(cache: Path, samples: JoinedMembers, join: Join, mending: str) -> None:
+def _refuse_stale(prepared: Iterable[JoinHeader], samples: JoinedMembers, join: Join, mending: str) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]
-    for header in joins_in(cache).values():
+    for header in prepared:
         if [_identity(member) for member in header.members] != [_identity(member) for member in now]:
             continue
         changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]

@@ -128,7 +128,7 @@ def prepare_metadataset(
     own = cache_folder(absolute(path, os.getcwd()))
     removed = _remove_stale(own, {each.name for each in done if each.folder == own})
     notes = tuple(_name_for_energon(pending))
-    _store_remote(pending, path, removed)
+    removed = tuple(dict.fromkeys((*removed, *_store_remote(pending, path))))
     return MetadatasetReport(
         path=path if is_url(path) else Path(path),
         joins=tuple(done),
@@ -192,19 +192,22 @@ def _prepare(pending: _Pending, memory_bytes: int, advance: Callable[[int, int],
     )
 
 
-def _store_remote(pending: Sequence[_Pending], path: str, removed: Sequence[str]) -> None:
-    """Put indices of metadatasets in object stores beside these."""
+def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
+    """Put indices of metadatasets in object stores beside these; return the names of those that were removed there."""
     metadatasets = dict.fromkeys(each.metadataset for each in pending if is_url(each.metadataset))
     if is_url(path):
         metadatasets[path] = None
+    removed: list[str] = []
     for metadataset in metadatasets:
+        cache = cache_folder(metadataset)
+        own = [each for each in pending if each.folder == cache]
         names: list[str] = []
-        for each in pending:
-            if each.metadataset == metadataset:
-                files = [index_file_name(each.name), *each.energon_names]
-                names += [join_folder(each.folder, each.name).name]
-                names += [name for name in files if (each.folder / name).exists()]
-        store_joins(metadataset, names, removed if metadataset == path else ())
+        for each in own:
+            files = [index_file_name(each.name), *each.energon_names]
+            names += [join_folder(each.folder, each.name).name]
+            names += [name for name in files if (each.folder / name).exists()]
+        removed += store_joins(metadataset, {each.name for each in own}, names, only=metadataset == path)
+    return removed
 
 
 def _existing(pending: _Pending) -> JoinIndex | None:

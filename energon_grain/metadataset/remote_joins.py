@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from energon_grain.errors import IndexFileError, MissingObjectError, RangeError
-from energon_grain.formats.join_rows import HEADER_NAME, join_file_sizes
+from energon_grain.formats.join_rows import HEADER_NAME, JoinHeader, decode_join_header, join_file_sizes, stored_headers
+from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import Mirror, mirror_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -37,22 +39,52 @@ def fetch_join(metadataset: str, folder: Path) -> None:
     if found is None or found.data is None:
         return
     try:
-        sizes = join_file_sizes(found.data)
+        sizes = join_file_sizes(found.data, header.url)
         with mirror.locked():
             mirror.copy_folder(folder.name, sizes)
-    except (IndexFileError, MissingObjectError, RangeError) as error:
+    except (MissingObjectError, RangeError) as error:
         raise IndexFileError(f"{header.url}: {error}") from error
 
 
-def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]) -> None:
-    """Put join indices beside a metadataset in an object store, headers last, and remove those that are not wanted.
+def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
+    """Read the headers of all joins beside a metadataset in an object store, by name. Damaged ones are passed over.
+
+    Args:
+        metadataset: Path or URL; of a path, and of one on a web server, which has no lists, there are none.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    settings = storage_settings()
+    if not is_url(metadataset) or not has_lists(metadataset, settings):
+        return {}
+    client = shared_client(settings)
+    cache = mirror_of(f"{metadataset}.cache").url
+
+    def read(name: str) -> JoinHeader | None:
+        url = f"{cache}/{name}"
+        found = client.read(ObjectRange(url))
+        with contextlib.suppress(IndexFileError):
+            return None if found is None or found.data is None else decode_join_header(found.data, url)
+
+    names = stored_headers(client.list(cache))
+    headers = client.map(read, list(names.values()))
+    return {name: header for name, header in zip(names, headers, strict=True) if header is not None}
+
+
+def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], *, only: bool) -> list[str]:
+    """Put join indices beside a metadataset in an object store, headers last.
 
     What is there already stays, but for our own files that are damaged.
 
     Args:
         metadataset: URL.
+        joins: Their names.
         names: Files and folders in the mirror of its cache folder.
-        removed: Names that are gone there.
+        only: Remove other joins of ours, which no join needs any more.
+
+    Returns:
+        Names of joins that were removed.
 
     Raises:
         ReadError: The store cannot be written.
@@ -72,8 +104,10 @@ def store_joins(metadataset: str, names: Iterable[str], removed: Collection[str]
     for name in new:
         if name.endswith(HEADER_NAME):
             client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
-    old = [name for name in there if any(part in name for part in removed)]
+    stale = [name for name in stored_headers(there) if only and name not in joins]
+    old = [name for name in there if any(part in name for part in stale)]
     client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
+    return stale
 
 
 def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:

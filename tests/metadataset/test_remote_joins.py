@@ -107,8 +107,11 @@ def test_a_join_of_datasets_that_changed_is_refused(
     prepare_dataset(folder / "labels", split_ratio=[1, 0, 0], crude=True, force_overwrite=True)
     bucket.upload(folder)
     data_folder._up_to_date.clear()
-    with pytest.raises(StaleIndexError, match=rf"labels was prepared with other samples .*prepare {url}"):
-        samples(url)
+    for host in (None, "another"):
+        if host is not None:
+            another_host(monkeypatch, tmp_path, host)
+        with pytest.raises(StaleIndexError, match=rf"labels was prepared with other samples .*prepare {url}"):
+            samples(url)
     report = prepare_metadataset(url)
     assert [join.rows for join in report.joins] == [30]
     assert len(report.removed) == 1
