@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
+import pytest
 from forking import may_fork
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,18 +70,27 @@ def test_a_forked_child_holds_nothing_and_waits_for_nobody() -> None:
     assert held.read("a", 0, 40) == CONTENT[:40]
 
 
-def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket) -> None:
+def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_bytes = 12_345_678  # of this test alone
     files = RemoteFiles(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
     bucket.put("x", bytes(1000))
     url = f"{bucket.url}/x"
     assert files.size(url) == 1000
     bucket.server.reset()
-    bucket.server.delay(0.3)
+    began, go = threading.Event(), threading.Event()
+    read = files.versions.read
+
+    def waiting(*args: Any) -> bytes:
+        began.set()
+        go.wait(20)
+        return read(*args)
+
+    monkeypatch.setattr(files.versions, "read", waiting)
     keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
     keeping.start()
-    time.sleep(0.1)
+    assert began.wait(20)
     files.close()
+    go.set()
     keeping.join()
     assert bucket.server.requests("x")
     assert held_ranges(ahead_bytes)._size_bytes == 0

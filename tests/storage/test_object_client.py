@@ -36,6 +36,11 @@ def name_of(fault: Fault) -> str:
     return f"{fault.status if fault.kind == 'status' else fault.kind}{'' if fault.sent is None else ' in the body'}"
 
 
+def settings_for(fault: Fault) -> dict[str, Any]:
+    """Only what stalls is waited for in vain; a busy machine may then need more attempts than one."""
+    return {"timeout_s": 0.5, "attempts": 9} if fault.kind == "stall" else {}
+
+
 def repeated_by_curl(fault: Fault) -> bool:
     """Whether it looks like a kept connection that the server no longer wants: curl then opens another one."""
     return fault.kind in ("close", "reset") and fault.sent is None
@@ -44,7 +49,7 @@ def repeated_by_curl(fault: Fault) -> bool:
 @pytest.fixture
 def client(tmp_path: Path) -> Client:
     def make(**settings: Any) -> ObjectClient:
-        quick = {"timeout_s": 0.5, "attempts": 3, "first_pause_s": 0.01, "longest_pause_s": 0.02}
+        quick = {"timeout_s": 10.0, "attempts": 3, "first_pause_s": 0.01, "longest_pause_s": 0.02}
         return ObjectClient(StorageSettings(**{**quick, "cache_dir": str(tmp_path / "objects"), **settings}))
 
     return make
@@ -113,7 +118,7 @@ def test_objects_are_written_listed_and_removed(client: Client, bucket: Bucket) 
 def test_a_failure_that_passes_is_not_noticed(
     client: Client, bucket: Bucket, url: str, fault: Fault, start: int | None, stop: int | None, caplog: Any
 ) -> None:
-    reader = client()
+    reader = client(**settings_for(fault))
     reader.list(bucket.url)  # makes a connection
     reader.traffic = Traffic()
     bucket.server.reset()
@@ -123,23 +128,28 @@ def test_a_failure_that_passes_is_not_noticed(
     assert found is not None
     assert found.data == CONTENT[start:stop]
     assert reader.traffic.bytes_read == len(found.data)
-    assert len(bucket.server.requests("tar")) == 2
+    assert reader.traffic.repeated == reader.traffic.requests - 1
+    if fault.kind != "stall":
+        assert len(bucket.server.requests("tar")) == 2
+        assert reader.traffic.requests == 2 - repeated_by_curl(fault)
     if not repeated_by_curl(fault):
-        assert (reader.traffic.requests, reader.traffic.repeated) == (2, 1)
         assert url in caplog.text
-        assert "attempt 2 of 3" in caplog.text
+        assert f"attempt 2 of {reader.settings.attempts}" in caplog.text
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=name_of)
 def test_a_failure_that_stays_names_object_range_and_attempts(
     client: Client, bucket: Bucket, url: str, fault: Fault
 ) -> None:
-    reader = client()
+    reader = client(**{**settings_for(fault), "attempts": 3})
     reader.list(bucket.url)
+    reader.traffic = Traffic()
     bucket.server.inject(Fault(fault.kind, fault.sent, fault.status, times=None))
     with pytest.raises(ReadError, match=rf"reading {url} bytes 5 to 99999 failed: .* \(3 attempts in [0-9.]+ s\)"):
         reader.read(ObjectRange(url, 5, 99_999))
-    assert len(bucket.server.requests("tar")) == 3 + repeated_by_curl(fault)
+    assert (reader.traffic.requests, reader.traffic.repeated) == (3, 2)
+    if fault.kind != "stall":  # one that was given up may reach a busy server later, or never
+        assert len(bucket.server.requests("tar")) == 3 + repeated_by_curl(fault)
 
 
 def test_writing_and_listing_are_tried_again_too(client: Client, bucket: Bucket) -> None:
@@ -157,12 +167,12 @@ def test_pauses_become_longer(client: Client, bucket: Bucket, url: str) -> None:
     bucket.server.inject(Fault("status", times=4))
     began_s = time.monotonic()
     assert client(attempts=5, first_pause_s=0.1, longest_pause_s=0.3).read(ObjectRange(url)) is not None
-    assert 0.5 <= time.monotonic() - began_s < 2  # half to all of 0.1 + 0.2 + 0.3 + 0.3 s
+    assert 0.5 <= time.monotonic() - began_s < 5  # half to all of 0.1 + 0.2 + 0.3 + 0.3 s
 
 
 def test_no_more_requests_than_allowed_are_made_at_a_time(client: Client, bucket: Bucket, url: str) -> None:
     reader = client(requests_in_flight=3)
-    bucket.server.delay(0.05)
+    bucket.server.delay(0.3)
     wanted = [ObjectRange(url, start, start + 10) for start in range(12)]
     found = reader.map(reader.read, wanted)
     assert [one.data for one in found if one is not None] == [CONTENT[start : start + 10] for start in range(12)]

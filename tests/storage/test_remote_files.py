@@ -124,7 +124,7 @@ def test_long_ranges_come_in_several_requests_at_a_time(
     files = make_files(request_bytes=4 * BLOCK_BYTES, requests_in_flight=3, cache_bytes=cache_bytes)
     files.tails([url], [SIZE - 1])
     bucket.server.reset()
-    bucket.server.delay(0.1)
+    bucket.server.delay(0.4)
     assert read(files, url, [(0, SIZE)]) == [CONTENT]
     requests = bucket.server.requests("tar")
     assert max(request.sent_bytes for request in requests) == 4 * BLOCK_BYTES
@@ -196,7 +196,7 @@ def test_failures_that_pass_change_nothing(
 def test_a_failure_names_object_range_and_attempts_and_blocks_nobody(
     make_files: MakeFiles, bucket: Bucket, url: str
 ) -> None:
-    files = make_files()
+    files = make_files(timeout_s=20.0)
     files.tails([url], [SIZE - 1])
     bucket.server.inject(Fault("status", times=None))
     with pytest.raises(ReadError, match=rf"reading {url} bytes 0 to {BLOCK_BYTES} failed: .*SlowDown.* \(4 attempts"):
@@ -204,7 +204,7 @@ def test_a_failure_names_object_range_and_attempts_and_blocks_nobody(
     bucket.server.reset()
     began_s = time.monotonic()
     assert read(files, url, [(5, 10)]) == [CONTENT[5:10]]
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < 5
 
 
 def test_the_store_goes_through_pickle(make_files: MakeFiles, bucket: Bucket, url: str) -> None:

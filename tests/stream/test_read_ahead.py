@@ -133,8 +133,12 @@ def test_no_more_than_allowed_is_fetched_ahead(bucket: Bucket, folder: Path, ope
     url = bucket.url
     with open_stream(url, ahead_bytes=6_000_000, cache_bytes=0) as stream:
         take(stream, 1)
+        until_s = time.monotonic() + 20
+        while sent_bytes(bucket) <= 1_000_000:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
         time.sleep(1)
-        assert 1_000_000 < sent_bytes(bucket) < 6_000_000
+        assert sent_bytes(bucket) < 6_000_000
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -162,7 +166,7 @@ def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
     bucket: Bucket, folder: Path, open_stream: Open, workers: int
 ) -> None:
     url = bucket.url
-    stream = open_stream(url, workers=workers, timeout_s=5.0, attempts=1, ahead_bytes=4_000_000)
+    stream = open_stream(url, workers=workers, timeout_s=20.0, attempts=1, ahead_bytes=4_000_000)
     take(stream, 1)
     bucket.server.inject(Fault("stall", times=None, match=".tar bytes"))
     reader = threading.Thread(target=_drain, args=(stream,))
@@ -170,7 +174,7 @@ def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
     time.sleep(0.5)
     began_s = time.monotonic()
     stream.close()
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 8
     bucket.server.reset()
     reader.join()
 

@@ -96,8 +96,14 @@ def test_a_worker_killed_before_it_made_anything(train: Train, tmp_path: Path) -
     flag = tmp_path / "slow"
     flag.touch()
     loader = get_loader(train(num_workers=1, task_encoder=Slow(flag)), multiprocessing_context="fork")
-    killer = threading.Timer(0.5, lambda: workers()[0].kill())
-    killer.start()
+
+    def kill() -> None:
+        while not workers():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        workers()[0].kill()
+
+    threading.Thread(target=kill).start()
     with pytest.raises(WorkerError, match=r"worker process 0 \(pid \d+\) was killed by signal 9"):
         next(loader)
     flag.unlink()
