@@ -124,7 +124,10 @@ class PureStage:
 def approximate_bytes(value: Any) -> int:
     """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
     if kind_of(type(value)) is not None:
-        return value.nbytes
+        try:
+            return value.nbytes
+        except RuntimeError:  # torch's sparse tensors do not tell
+            return 0
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
     if isinstance(value, Mapping):

@@ -254,6 +254,7 @@ def test_unusual_tensors() -> None:
 
 def test_their_size_counts() -> None:
     assert approximate_bytes({"a": torch.ones(3, 4), "b": [torch.ones(2, dtype=torch.bfloat16)]}) == 52
+    assert approximate_bytes([torch.eye(3).to_sparse(), torch.ones(3)]) == 12
 
 
 class Encoder(DefaultTaskEncoder):
