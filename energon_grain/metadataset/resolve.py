@@ -130,7 +130,7 @@ class Resolver:
 
     def _reference(self, node: DatasetReference, inherited: Inherited, folder: str) -> TreeNode:
         place = place_of(node)
-        path = absolute(node.path, folder)
+        path = _absolute(node.path, folder, place.at("path"))
         inner = replace(
             inherited,
             split_part=node.split_part or inherited.split_part,
@@ -214,7 +214,7 @@ class Resolver:
         )
 
     def _joined(self, member: JoinDatasetReference, outer: Inherited, folder: str, place: Place) -> LeafReference:
-        path = absolute(member.path, folder)
+        path = _absolute(member.path, folder, place.at("path"))
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, place)
         if kind is DatasetKind.METADATASET or kind in _UNCONFIGURED:
             found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
@@ -235,9 +235,9 @@ class Resolver:
     def _array(
         self, member: JoinArrayReference, argument: str | None, through: tuple[str, ...], folder: str, place: Place
     ) -> ArrayReference:
-        paths = {"array": absolute(member.array, folder)}
+        paths = {"array": _absolute(member.array, folder, place.at("array"))}
         if member.keys is not None:
-            paths["keys"] = absolute(member.keys, folder)
+            paths["keys"] = _absolute(member.keys, folder, place.at("keys"))
         for name, path in paths.items():
             if self.require_data and not is_url(path) and not os.path.exists(path):
                 raise DatasetNotFoundError(f"{place.at(name)}: {path}: there is nothing there")
@@ -262,7 +262,7 @@ class Resolver:
         return kind
 
     def _aux(self, aux: AuxReference, folder: str, place: Place) -> AuxReference:
-        path = absolute(aux.path, folder)
+        path = _absolute(aux.path, folder, place)
         if self.require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
@@ -271,6 +271,11 @@ class Resolver:
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
                 raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")
         return AuxReference(kind=aux.kind, path=path, place=place)
+
+
+def _absolute(written: str, folder: str, place: Place) -> str:
+    with asked_at(place):  # of a path that leads out of a bucket
+        return absolute(written, folder)
 
 
 def _kind_at(path: str, place: Place) -> DatasetKind:
