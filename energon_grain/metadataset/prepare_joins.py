@@ -18,7 +18,7 @@ from energon_grain.metadataset.documents import read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.open_join import join_inputs
-from energon_grain.metadataset.remote_joins import fetch_join, store_joins
+from energon_grain.metadataset.remote_joins import can_hold_joins, fetch_join, store_joins
 from energon_grain.metadataset.tree import Join
 from energon_grain.prepare.join_adopt import energon_names_of
 from energon_grain.prepare.join_array import JoinInputs, only_datasets, open_inputs
@@ -128,6 +128,7 @@ def prepare_metadataset(
     own = cache_folder(absolute(path, os.getcwd()))
     removed = _remove_stale(own, {each.name for each in done if each.folder == own})
     notes = tuple(_name_for_energon(pending))
+    notes += tuple(_kept_here(pending))
     removed = tuple(dict.fromkeys((*removed, *_store_remote(pending, path))))
     return MetadatasetReport(
         path=path if is_url(path) else Path(path),
@@ -198,7 +199,7 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
     if is_url(path):
         metadatasets[path] = None
     removed: list[str] = []
-    for metadataset in metadatasets:
+    for metadataset in filter(can_hold_joins, metadatasets):
         cache = cache_folder(metadataset)
         own = [each for each in pending if each.folder == cache]
         names: list[str] = []
@@ -208,6 +209,16 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
             names += [name for name in files if (each.folder / name).exists()]
         removed += store_joins(metadataset, {each.name for each in own}, names, only=metadataset == path)
     return removed
+
+
+def _kept_here(pending: Sequence[_Pending]) -> list[str]:
+    """Say which indices other machines will not find."""
+    return [
+        f"{each.places[0]}: a web server cannot be written, so that the index is for this machine only; prepare the "
+        f"metadataset where its files lie, and serve {each.metadataset}.cache too"
+        for each in pending
+        if not can_hold_joins(each.metadataset)
+    ]
 
 
 def _existing(pending: _Pending) -> JoinIndex | None:

@@ -46,6 +46,11 @@ def fetch_join(metadataset: str, folder: Path) -> None:
         raise IndexFileError(f"{header.url}: {error}") from error
 
 
+def can_hold_joins(metadataset: str) -> bool:
+    """Whether indices can be put beside a metadataset and listed there: not on a web server."""
+    return not is_url(metadataset) or has_lists(metadataset, storage_settings())
+
+
 def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
     """Read the headers of all joins beside a metadataset in an object store, by name. Damaged ones are passed over.
 
@@ -55,10 +60,9 @@ def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
     Raises:
         ReadError: The store cannot be reached.
     """
-    settings = storage_settings()
-    if not is_url(metadataset) or not has_lists(metadataset, settings):
+    if not is_url(metadataset) or not can_hold_joins(metadataset):
         return {}
-    client = shared_client(settings)
+    client = shared_client(storage_settings())
     cache = mirror_of(f"{metadataset}.cache").url
 
     def read(name: str) -> JoinHeader | None:

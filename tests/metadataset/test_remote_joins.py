@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_runs import run
-from metadatasets import write_v2
+from metadatasets import v2, write_v2
 from object_server import Bucket
 from stream_hosts import quiet
+from web_server import running_web_server
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.errors import IndexFileError, StaleIndexError
+from energon_grain.errors import ConfigError, IndexFileError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.metadataset.prepare_joins import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
@@ -141,3 +144,26 @@ def test_a_damaged_index_in_a_bucket_is_named_and_mended(
     another_host(monkeypatch, tmp_path, mended_by)
     assert [each.built for each in prepare_metadataset(url).joins] == [mended_by == "second"]
     assert [bucket.get(file) for file in files] == whole
+
+
+def test_a_join_on_a_web_server_is_prepared_for_this_machine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another_host(monkeypatch, tmp_path, "host")
+    with running_web_server(folder) as server:
+        nesting = write_v2(tmp_path, "nesting.yaml", train={"path": f"{server.url}/joined.yaml"})
+        report = prepare_metadataset(nesting)
+        assert [(join.rows, join.built) for join in report.joins] == [(50, True)]
+        assert any("a web server cannot be written" in note for note in report.notes)
+        assert [join.built for join in prepare_metadataset(f"{server.url}/joined.yaml").joins] == [False]
+        assert len(samples(nesting, 50)) == 50
+
+
+def test_a_path_that_leads_out_of_a_bucket_is_named(bucket: Bucket) -> None:
+    aux = {"path": "a.jsonl", "aux": {"files": "filesystem://../x"}}
+    wrong = {"path": {"path": "../a"}, "join[0].path": joined("../"), "aux.files": aux}
+    for place, node in wrong.items():
+        bucket.put("meta.yaml", json.dumps(v2(train=node)).encode())
+        bucket.put("a.jsonl", b"1\n")
+        with pytest.raises(ConfigError, match=rf"meta\.yaml: \$\.splits\.train\.{re.escape(place)}: .* leads out of"):
+            samples(f"{bucket.url}/meta.yaml", 1)
