@@ -78,7 +78,7 @@ class Buckets:
         try:
             criterion, size = said
             hash(criterion)
-            if size is not None and size < 1:
+            if size is not None and not size >= 1:
                 raise ValueError
         except (TypeError, ValueError):
             raise ConfigError(
