@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import is_dataclass
 from typing import Any
 
 from energon_grain.datasets.draw_context import Draw, Positions, current
 from energon_grain.errors import FatalSampleError, StateError
+from energon_grain.stream.sample_copy import apart
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
 
@@ -55,11 +54,6 @@ def _stopped(function: Any) -> FatalSampleError:
     )
 
 
-def _apart(value: Any) -> Any:
-    """A sample as it was yielded, whatever the generator writes into its fields from then on, to yield it again."""
-    return copy.copy(value) if isinstance(value, dict) or is_dataclass(value) else value  # type: ignore[reportUnknownArgumentType]
-
-
 class HookGenerator:
     """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
 
@@ -96,7 +90,7 @@ class HookGenerator:
             try:
                 with nullcontext() if self._seeds is None else self._seeds:
                     generator = self._generator or self._begin()
-                    return _apart(next(generator))
+                    return apart(next(generator))
             except RuntimeError as error:
                 if isinstance(error.__cause__, StopIteration):
                     raise _stopped(self._function) from error

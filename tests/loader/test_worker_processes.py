@@ -28,7 +28,7 @@ import dataclasses, os, sys, time
 import numpy as np
 from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Mine:
     key: str
     array: np.ndarray
@@ -254,5 +254,5 @@ def test_a_busy_worker_ends_with_a_killed_parent(text_dataset: Callable[..., Pat
         assert parent.stderr.readline() == b"busy\n"
         [worker] = psutil.Process(parent.pid).children()
         parent.kill()
-        psutil.wait_procs([worker], timeout=10)
+        psutil.wait_procs([worker], timeout=25)
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
