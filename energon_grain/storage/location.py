@@ -30,7 +30,8 @@ def scheme_of(path: str) -> str | None:
 def absolute(written: str, folder: str) -> str:
     """Resolve a path against a folder (absolute, or a URL). `..` is taken out as text; links are not followed.
 
-    A path that begins with `/` is one of this machine, also where the folder is a URL.
+    A path that begins with `/` is one of this machine, also where the folder is a URL; so are URLs that stand for one,
+    see `located`.
 
     Raises:
         ConfigError: It leads out of the bucket of the folder.
@@ -42,11 +43,8 @@ def absolute(written: str, folder: str) -> str:
     >>> absolute("s3://bucket/a", "/data/sets")
     's3://bucket/a'
     """
-    url = _URL.match(written)
-    if url is not None:
-        if url[1].lower() != "file":
-            return written
-        return os.path.abspath(written[url.end() :])
+    if is_url(written):
+        return located(written)
     base = _URL.match(folder)
     if base is not None and not written.startswith("/"):
         bucket, _, key = folder[base.end() :].partition("/")

@@ -23,7 +23,8 @@ from energon_grain.metadataset.load import load_dataset, load_metadataset
 from energon_grain.metadataset.references import AuxReference
 from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
 from energon_grain.metadataset.subset import Subset
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, LeafReference, TreeNode
+from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
+from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, using_storage
 
 
 def only_leaf(tree: TreeNode) -> LeafReference:
@@ -52,6 +53,30 @@ def test_paths_of_a_relative_file_are_absolute(write: Write, tmp_path: Path, mon
     write("sets/meta.yaml", "train: {path: a}")
     monkeypatch.chdir(tmp_path)
     assert only_leaf(load(Path("sets/meta.yaml"))).path == str(tmp_path / "sets" / "a")
+
+
+def test_urls_may_stand_for_folders_of_this_machine(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path))
+    prepared(tmp_path / "set" / "1" / "a")
+    (tmp_path / "files").mkdir()
+    write("set/1/sub.yaml", "train: {path: a}")
+    named = StoreSettings(location=f"file://{tmp_path}/set")
+    with using_storage(StorageSettings(stores={"data://set": named})):
+        for url in ("dss://set@1", f"msc://default{tmp_path}/set/1", "data://set/1", f"file://{tmp_path}/set/1"):
+            files = f"{{a: '{url}/a', b: 'filesystem+{url}/../../files', c: {{fs_path: '{url}/../../files'}}}}"
+            one = f"{{path: '{url}/a', aux: {files}}}"
+            joined = f"{{join: [{{path: '{url}/a'}}, {{path: '{url}/a'}}]}}"
+            meta = write("meta.yaml", f"train: {{concat: [{one}, {joined}, {{path: '{url}/sub.yaml'}}]}}")
+            one, joined, nested = leaves_of(load_metadataset(meta, split_part="train"))
+            assert isinstance(one, LeafReference)
+            assert isinstance(joined, Join)
+            assert isinstance(nested, LeafReference)
+            paths = {one.path, nested.path, one.aux["a"].path, *(member.leaf.path for member in joined.members)}
+            assert paths == {f"{tmp_path}/set/1/a"}
+            assert {one.aux["b"].path, one.aux["c"].path} == {f"{tmp_path}/files"}
+            assert one.written == f"{url}/a"
 
 
 def test_a_mapping_is_relative_to_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

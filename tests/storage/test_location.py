@@ -44,10 +44,11 @@ def test_a_url_is_told_by_its_protocol(path: str, scheme: str | None) -> None:
         (".", "s3://bucket/sets", "s3://bucket/sets"),
         ("a b/ä", "gs://bucket", "gs://bucket/a b/ä"),
         ("/data/a", "s3://bucket/sets", "/data/a"),
-        ("s3://other/a/", "/data", "s3://other/a/"),
+        ("s3://other/a/", "/data", "s3://other/a"),
         ("gs://other/a", "s3://bucket", "gs://other/a"),
         ("file:///data/a", "s3://bucket", "/data/a"),
         ("file:///data/../a", "/x", "/a"),
+        ("msc://default/data/a", "s3://bucket", "/data/a"),
         ("a", "memory://", "memory://a"),
     ],
 )
