@@ -40,13 +40,15 @@ class SamplePickler(pickle.Pickler):
             self.dispatch_table = table
 
     def reducer_override(self, obj: Any) -> Any:
-        """(source, index) in place of provenance, a name in place of a class of the script."""
+        """(source, index) in place of provenance; what the script defines by name, with its slots."""
         # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
         if type(obj) is LazySources or type(obj) is LazyRowSources:
             number = self._numbers.get(id(obj.source))
             return NotImplemented if number is None else (_bound, (type(obj), number, obj.index))
         if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
             return _class_of_script, (obj.__qualname__,)
+        if type(obj).__module__ == "__main__" and hasattr(type(obj), "__slots__"):
+            return _by_attributes(obj)
         return NotImplemented
 
     def payload(self, result: Any) -> memoryview:
@@ -76,6 +78,15 @@ _receiving = threading.local()
 
 def _bound(kind: type[LazySources], number: int, index: int) -> LazySources:
     return kind(_receiving.sources[number], index)
+
+
+def _by_attributes(value: Any) -> tuple[Any, ...]:
+    """An instance of a class with `__slots__`. In a worker it has a `__dict__` too: cloudpickle made the class."""
+    make, arguments, *rest = cast("tuple[Any, ...]", value.__reduce_ex__(5))
+    if rest and isinstance(rest[0], tuple) and not hasattr(value, "__setstate__"):
+        state, slots = cast("tuple[dict[str, Any] | None, dict[str, Any]]", rest[0])
+        rest[0] = None, {**(state or {}), **slots}  # which is set one by one
+    return make, arguments, *rest
 
 
 def _class_of_script(name: str) -> Any:
