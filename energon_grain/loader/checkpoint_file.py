@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from energon_grain.errors import StateError
-from energon_grain.stream.cursor import Cursor, merge_cursors
+from energon_grain.stream.cursor import Cursor, check_cursor, merge_cursors
 
 FILE_NAME = "energon_grain.json"
 _GRAIN_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
@@ -27,17 +27,17 @@ def read_state(directory: Any) -> Cursor:
     """Read a state that any number of hosts wrote: ours, or the files of Grain's own handler, one a process.
 
     Raises:
-        StateError: There is none, or Grain's files are not complete.
+        StateError: There is none, it is damaged, or Grain's files are not complete.
     """
     path = directory / FILE_NAME
     if path.exists():
-        return json.loads(path.read_text())
-    found: dict[int, Any] = {}
+        return _read(path)
+    found: dict[int, Cursor] = {}
     total = 0
     for entry in directory.iterdir():
         match = _GRAIN_FILE.fullmatch(entry.name)
         if match:
-            found[int(match[1])] = json.loads(entry.read_text())
+            found[int(match[1])] = _read(entry)
             total = int(match[2])
     if not found:
         raise StateError(f"{directory} holds neither {FILE_NAME} nor a state that Grain's handler wrote")
@@ -45,3 +45,11 @@ def read_state(directory: Any) -> Cursor:
         raise StateError(f"{directory} holds the states of {sorted(found)} of {total} processes; all are needed")
     by_host = {cursor["host"][0]: cursor for cursor in found.values()}
     return merge_cursors(list(by_host.values()))
+
+
+def _read(file: Any) -> Cursor:
+    try:
+        return check_cursor(json.loads(file.read_text()))
+    except ValueError as error:
+        reason = str(error) if isinstance(error, StateError) else f"it is damaged ({type(error).__name__}: {error})"
+        raise StateError(f"{file} holds no usable state: {reason}; restore another checkpoint") from error

@@ -126,3 +126,12 @@ def test_missing_and_incomplete_states_are_named(train: Train, tmp_path: Path) -
     (tmp_path / "data" / "process_1-of-2.json").unlink()
     with pytest.raises(StateError, match=r"\[0\] of 2 processes"):
         read_state(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["energon_grain.json", "process_0-of-1.json"])
+@pytest.mark.parametrize("text", ['{"version": 1, "st', "", "null", "[1]", '{"version": 1}', "\0\0", "\xff"])
+def test_a_damaged_state_is_named(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(StateError, match=rf"{name} holds no usable state: .*restore another checkpoint"):
+        read_state(tmp_path)
