@@ -85,8 +85,8 @@ class EpochizeDataset(SavableDataset):
     Args:
         dataset: What is cut; endless.
         length: Items (batches, above a batch) of one host in an epoch.
-        num_epochs: In place of `length`: the length in passes over the data; 0.5 is half a pass.
         worker_config: Default: that of the dataset.
+        num_epochs: In place of `length`: the length in passes over the data; 0.5 is half a pass.
 
     Raises:
         ConfigError: Not exactly one of `length` and `num_epochs` is given, or it is not above 0.
@@ -100,9 +100,9 @@ class EpochizeDataset(SavableDataset):
         self,
         dataset: SavableDataset,
         length: int | None = None,
-        num_epochs: int | float | Fraction | None = None,
-        *,
         worker_config: WorkerConfig | None = None,
+        *,
+        num_epochs: int | float | Fraction | None = None,
     ) -> None:
         if (length is None) == (num_epochs is None):
             raise ConfigError(

@@ -105,6 +105,7 @@ def test_the_own_worker_config_wins() -> None:
         BatchDataset(leaf(), 2, function, worker_config=SECOND_OF_TWO),
         BlendDataset((leaf(), 1), worker_config=SECOND_OF_TWO),
         MixBatchDataset((leaf(), 1), batch_size=2, worker_config=SECOND_OF_TWO),
+        EpochizeDataset(leaf(), 2, SECOND_OF_TWO),
     ):
         assert node.worker_config is SECOND_OF_TWO
 
@@ -241,7 +242,7 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         (lambda: RepeatDataset(leaf(), repeats=2, restart=False), r"restart=False is not supported"),
         (lambda: LimitDataset(leaf(), 0), r"LimitDataset: length=0: a positive number of items"),
         (lambda: EpochizeDataset(leaf()), r"length=None, num_epochs=None: give one of the two"),
-        (lambda: EpochizeDataset(leaf(), 3, 2), r"length=3, num_epochs=2: give one of the two"),
+        (lambda: EpochizeDataset(leaf(), 3, num_epochs=2), r"length=3, num_epochs=2: give one of the two"),
         (lambda: EpochizeDataset(leaf(), length=-1), r"length=-1"),
         (lambda: EpochizeDataset(leaf(), num_epochs=0), r"num_epochs=0: a number above 0"),
         (lambda: ShuffleBufferDataset(leaf(), 0), r"size=0: a positive number of samples"),
