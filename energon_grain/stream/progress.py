@@ -44,3 +44,7 @@ class Progress:
         """The same place with a history that begins here."""
         segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
         return dataclasses.replace(self, history=(segment,))
+
+    def without(self, steps: int) -> Progress:
+        """The same place, the last steps not counted."""
+        return dataclasses.replace(self, step=self.step - steps, pass_step=self.pass_step - steps)

@@ -193,26 +193,26 @@ class Stream:
         Raises:
             StopIteration: They do not: the pass is over on all of them.
         """
+        agreed = self._progress
         while True:
-            step = next(steps, None)
+            try:
+                step = next(steps, None)
+            except BaseException:
+                self._progress = agreed  # the others do not ask again about steps that all found empty
+                raise
             if not self.plan.pads:  # the pass ends with the first host that has no full batch
                 if any_host(step is None) or step is None:
                     raise StopIteration
                 return step
             if any_host(step is not None and step.samples > 0):
                 assert step is not None
-                progress = step.progress
-                if self._empty_steps:
-                    progress = dataclasses.replace(
-                        progress,
-                        step=progress.step - self._empty_steps,
-                        pass_step=progress.pass_step - self._empty_steps,
-                    )
-                return dataclasses.replace(step, progress=progress)
+                return dataclasses.replace(step, progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration
+            if step is not None:
+                agreed = step.progress.without(self._empty_steps)
 
     def _begin_pass(self) -> None:
         self._stop()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, Tolerant, config, open_stream
+from stream_hosts import Agreement, MakeDataset, Tolerant, config, open_stream
 
 from energon_grain import (
     ConfigError,
@@ -144,3 +146,52 @@ def test_what_a_failing_step_dropped_is_told_until_it_succeeds(text_dataset: Mak
     encoder.angry = False
     next(stream)
     assert stream.stats()["dropped_total"] == 0
+
+
+class FailsOnce(Tolerant):
+    """Of half of the samples and more it makes none; one call ends in an error that is told."""
+
+    def __init__(self, call: int) -> None:
+        self.left = call
+
+    def encode_sample(self, sample: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise FatalSampleError("once")
+        for _ in range(max(0, zlib.crc32(sample.__key__.encode()) % 6 - 3)):
+            yield sample
+
+
+def test_a_host_that_goes_on_after_an_error_agrees_with_the_others(text_dataset: MakeDataset) -> None:
+    path = text_dataset(17)
+
+    def host(agreement: Agreement, number: int, call: int) -> list[list[str]]:
+        stream = open_stream(
+            path,
+            batch_size=1,
+            lanes=12,
+            repeat=False,
+            last_batch="pad",
+            worker_config=config(number, 2, any_host=agreement.of(number)),
+            task_encoder=FailsOnce(call),
+        )
+        found: list[list[str]] = []
+        while True:
+            try:
+                found.append([key for key, real in _rows(next(stream)) if real])
+            except FatalSampleError:
+                continue
+            except StopIteration:
+                return found
+
+    def both(call: int) -> list[list[list[str]]]:
+        agreement = Agreement(2)
+        with ThreadPoolExecutor(2) as pool:
+            return [f.result(20) for f in [pool.submit(host, agreement, n, call * n) for n in range(2)]]
+
+    expected = both(0)
+    assert all(both(call) == expected for call in range(1, 12))
+
+
+def _rows(batch: Any) -> list[tuple[str, bool]]:
+    return list(zip(batch.__key__, batch.__valid__, strict=True))
