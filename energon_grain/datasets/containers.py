@@ -105,7 +105,8 @@ def _split_part(
     )
     unmatched = (*selected.unmatched_excludes, *source.unmatched_excludes)
     if unmatched:
-        _logger.warning("%s: %d excludes name nothing that is there, such as %r", where, len(unmatched), unmatched[0])
+        said = "%s: excludes that name nothing that is there: %d, such as %r"
+        _logger.warning(said, where, len(unmatched), unmatched[0])
     return source
 
 

@@ -52,7 +52,7 @@ def split_findings(root: Path, info: DatasetInfo, name: str | None) -> Iterator[
         yield Finding(
             severity="note",
             where=f"{where}: $.exclude",
-            what=f"{len(unmatched):,} excludes name no shard of the dataset, such as {next(iter(unmatched))!r}.",
+            what=f"Excludes that name no shard of the dataset: {len(unmatched):,}, such as {next(iter(unmatched))!r}.",
             here="nothing is excluded by them, as in Energon",
             advice="correct or remove them",
         )

@@ -204,7 +204,7 @@ def test_excludes_that_name_nothing_are_told(dataset: Path, caplog: pytest.LogCa
     split.write_text(yaml.safe_dump({**content, "exclude": ["shard_000.tar/3", "gone.tar"]}))
     assert len(keys(train(dataset))) == 12
     (record,) = caplog.records
-    assert "2 excludes name nothing that is there, such as 'gone.tar'" in record.getMessage()
+    assert "excludes that name nothing that is there: 2, such as 'gone.tar'" in record.getMessage()
 
 
 def test_a_wrong_field_map_is_told_with_its_dataset_and_all_parts(dataset: Path) -> None:
