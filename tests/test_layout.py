@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -26,15 +25,6 @@ def name_of(path: Path) -> str:
     (package,) = (package for package in PACKAGES if path.is_relative_to(package))
     parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def lines_of(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
-def test_files_are_short() -> None:
-    assert {name_of(path): lines_of(path) for path in MODULES if lines_of(path) > 400} == {}
-    assert statistics.median(map(lines_of, MODULES)) <= 160
 
 
 def test_files_are_named_by_their_concept() -> None:
