@@ -21,13 +21,14 @@ ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup test check format docs bench peers clean
+.PHONY: help demo demo-torch setup test golden check format docs bench peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
 	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX"
 	@echo "make test       the tests, with every warning an error"
+	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
 	@echo "make check      ruff, pyright, import-linter"
 	@echo "make format     let ruff format and fix what it can"
 	@echo "make docs       build the documentation into site/, with every warning an error"
@@ -46,6 +47,9 @@ setup: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+golden: $(VENV)/.ready
+	cd tests && $(abspath $(VENV))/bin/python -m golden.record
 
 check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .

@@ -51,15 +51,18 @@ class MeasurementFailedError(RuntimeError):
     """A contender's process failed; the message holds the end of what it printed."""
 
 
-def measure(contender: Contender) -> dict[str, Any]:
-    """Run a contender once. Adds `other_cores`: how many cores the rest of the machine used meanwhile."""
-    interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
+def measure(contender: Contender, *, repo: Path = REPO, python: str = sys.executable) -> dict[str, Any]:
+    """Run a contender once, of the checkout `repo` in the interpreter `python`.
+
+    Adds `other_cores`: how many cores the rest of the machine used meanwhile.
+    """
+    interpreter = str(peer_python()) if contender.in_peer_python else python
     command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
     request = json.dumps({"call": contender.call, **contender.arguments})
     if "folder" in contender.arguments:
         warm(Path(contender.arguments["folder"]))
     busy, own, started = _busy_seconds(), _child_seconds(), time.perf_counter()
-    code, output, errors = _run_group([*command, request])
+    code, output, errors = _run_group([*command, request], repo)
     elapsed = time.perf_counter() - started
     other = (_busy_seconds() - busy) - (_child_seconds() - own)
     lines = [line for line in output.splitlines() if line.startswith(ANSWER_PREFIX)]
@@ -69,10 +72,10 @@ def measure(contender: Contender) -> dict[str, Any]:
     return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
 
 
-def _run_group(command: Sequence[str]) -> tuple[int, str, str]:
+def _run_group(command: Sequence[str], repo: Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a process; whatever it leaves behind (orphaned workers) is killed with it."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=output, stderr=errors, cwd=REPO, start_new_session=True) as process:
+        with subprocess.Popen(command, stdout=output, stderr=errors, cwd=repo, start_new_session=True) as process:
             try:
                 code = process.wait(_TIMEOUT_S)
             except subprocess.TimeoutExpired:

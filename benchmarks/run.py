@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
     rows = [row for row in rows if not options.only or row.name in options.only]
-    options.cache.mkdir(parents=True, exist_ok=True)
-    needed = dict.fromkeys(name for row in rows for name in row.data_sets)
-    build(options.cache, [name for name in needed if name in DATA_SETS])
-    for name in needed:
-        folder = options.cache / name
-        if name in MIXTURES:
-            once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
-        if name in JOINS:
-            once(folder, f"{name}: join", partial(write_join, folder, JOINS[name]))
+    build_needed(options.cache, dict.fromkeys(name for row in rows for name in row.data_sets))
 
     results: list[RowResult] = []
     settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
@@ -57,6 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nwritten to {options.output}", file=sys.stderr)
     verdicts = [(target, result.verdict(target)) for result in results for target in result.row.targets]
     return int(any(value is not None and not target.met(value) for target, value in verdicts))
+
+
+def build_needed(cache: Path, names: Iterable[str]) -> None:
+    """Write the data sets, mixtures and joins of these names that `cache` lacks."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        folder = cache / name
+        if name in DATA_SETS:
+            build(cache, [name])
+        if name in MIXTURES:
+            once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
+        if name in JOINS:
+            once(folder, f"{name}: join", partial(write_join, folder, JOINS[name]))
 
 
 def _run(row: Row, rounds: int, without: Sequence[str]) -> RowResult:
