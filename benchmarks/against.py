@@ -3,9 +3,9 @@
 python -m benchmarks.against REVISION [ROW …] [--rounds 7] [--seconds 2] [--cache FOLDER]
 
 The other revision gets a git worktree with an environment of its own (`make setup` there) and indices of its own over
-hard links to the same shards, all kept in the cache for the next time. Each side runs its own programs under `benchmarks/`
-with the arguments of this checkout's rows; where a program is missing there, the row says so. Rounds go A B, B A, A B, …,
-so that a machine that grows busier meets both alike.
+hard links to the same shards, all kept in the cache for the next time. Each side runs its own `benchmarks` programs,
+with the arguments of this checkout's rows; where a program is missing there, the row says so. Rounds go A B, B A,
+and so on, so that a machine that grows busier meets both alike.
 
 A ratio is here / there, pair by pair: above 1, rates are better here; times and memory worse.
 """

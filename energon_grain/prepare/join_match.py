@@ -48,13 +48,13 @@ class KeyedSamples(Protocol):
     """
 
     @property
-    def label(self) -> str: ...  # noqa: D102 (see Attributes)
+    def label(self) -> str: ...
     @property
-    def instead_of_renaming(self) -> str: ...  # noqa: D102
+    def instead_of_renaming(self) -> str: ...
     @property
-    def total(self) -> int: ...  # noqa: D102
+    def total(self) -> int: ...
     @property
-    def words(self) -> KeyWords: ...  # noqa: D102
+    def words(self) -> KeyWords: ...
 
     def key(self, sample: int) -> str:
         """The key of a sample."""
