@@ -19,14 +19,21 @@ from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.weights import exact
-from energon_grain.stream.branches import Branch, IndexBranch
+from energon_grain.stream.branches import Branch, IndexBranch, LaneBranch
 from energon_grain.stream.graph import Context, GraphCompiler
 from energon_grain.stream.hook_specs import hook_spec, with_own_name
+from energon_grain.stream.operators.batching import GroupNode
 from energon_grain.stream.operators.mapping import Keep
+from energon_grain.stream.operators.operator import Node
+from energon_grain.stream.operators.packing import PackNode
 from energon_grain.stream.operators.passes import RepeatNode
 from energon_grain.stream.spec import BatchSpec, HookSpec, Program, StreamSpec
 
 DEFAULT_LANES = 48
+BUFFERS_IN_LANE = 20
+"""Full buffers that a lane should have in a pass that packs or groups: one of them, the last, is not full."""
+_BUCKETS = 8
+"""Criteria that groups are assumed to have, and items of a group whose size the criterion says."""
 
 
 @dataclass(slots=True)
@@ -69,14 +76,19 @@ def compile_dataset(
     """
     hosts = hosts or dataset.worker_config.world_size
     settings = _settings(dataset)
-    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
     offset = settings.worker_config.seed_offset
     seed = fold(settings.seed, offset)
     top = _top(dataset)
-    compiler = GraphCompiler(lanes=lanes, hosts=hosts)
+    compiler = GraphCompiler(lanes=settings.lanes or math.lcm(DEFAULT_LANES, hosts), hosts=hosts)
     endless = top.endless or bool(top.epochs)
     at = Context(seed=seed if top.seed is None else top.seed, endless=endless)
     branch = compiler.compile(top.below, at)
+    if settings.lanes is None and isinstance(branch, LaneBranch) and branch.node.finite:
+        lanes = _lanes_for(branch.node, hosts)
+        if lanes != compiler.lanes:
+            compiler = GraphCompiler(lanes=lanes, hosts=hosts, resolved=[leaf.resolved for leaf in compiler.leaves])
+            branch = compiler.compile(top.below, at)
+    lanes = compiler.lanes
     same_pass = settings.same_pass or top.same_pass
     if isinstance(branch, IndexBranch):
         branch.same_pass = same_pass = branch.same_pass or same_pass
@@ -129,6 +141,28 @@ def _settings(dataset: SavableDataset) -> RunSettings:
         lanes=next(iter(said), None),
         same_pass=all(each.same_pass for each in _all_settings(dataset)),
     )
+
+
+def _lanes_for(root: Node, hosts: int) -> int:
+    """The default number of lanes where passes end: what is left in them at the end should hardly matter.
+
+    As many as leave each of them `BUFFERS_IN_LANE` buffers in a pass, of the divisors of lcm(48, hosts) that are
+    multiples of the hosts; one a host at least. So it does not depend on the number of hosts as long as that divides
+    what one host would take.
+    """
+    most = math.lcm(DEFAULT_LANES, hosts)
+    enough = min((buffers // BUFFERS_IN_LANE for buffers in _full_buffers(root)), default=most)
+    return max(lanes for lanes in range(hosts, most + 1, hosts) if most % lanes == 0 and lanes <= max(enough, hosts))
+
+
+def _full_buffers(node: Node) -> Iterator[int]:
+    """For each pack and group, how often a pass fills a buffer."""
+    if isinstance(node, PackNode) and node.finite:
+        yield node.child.items() // node.size
+    elif isinstance(node, GroupNode) and node.finite:
+        yield node.child.items() // ((node.size or _BUCKETS) * _BUCKETS)
+    for child in node.children():
+        yield from _full_buffers(child)
 
 
 def _all_settings(node: SavableDataset) -> Iterator[RunSettings]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from energon_grain.datasets.batching import BatchDataset, GroupBatchDataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.hooks import is_generator
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
+from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
 from energon_grain.datasets.mapping import FilterDataset, IterMapDataset, MapDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.nodes import EpochizeDataset, LimitDataset, RepeatDataset, ShuffleBufferDataset
@@ -22,6 +24,7 @@ from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.permutation import permute
 from energon_grain.samplers.weights import exact
 from energon_grain.samplers.window_shuffle import WindowShuffle
 from energon_grain.stream.branches import Branch, Feeds, IndexBranch, LaneBranch
@@ -81,13 +84,17 @@ class GraphCompiler:
     Args:
         lanes: L.
         hosts: Number of hosts, for blends that choose once a step.
+        resolved: The leaves in document order, where they were resolved before.
     """
 
-    def __init__(self, *, lanes: int, hosts: int) -> None:
+    def __init__(
+        self, *, lanes: int, hosts: int, resolved: Sequence[ResolvedLeaf | ResolvedJoin] | None = None
+    ) -> None:
         self.lanes = lanes
         self.leaves: list[LeafPart] = []
         self.feeds = Feeds(lanes)
         self.ragged = False
+        self._resolved = resolved
         self._seen: Counter[tuple[str, ...]] = Counter()
         self._keys: Counter[tuple[str, str, int]] = Counter()
         self._mixtures = Mixtures(self, hosts)
@@ -154,7 +161,7 @@ class GraphCompiler:
         self._seen[node.identity] += 1
         part = LeafPart(
             node=node,
-            resolved=node.resolve(),
+            resolved=node.resolve() if self._resolved is None else self._resolved[len(self.leaves)],
             key=(*node.identity, str(occurrence)),
             seed=at.seed,
             number=len(self.leaves),
@@ -259,16 +266,18 @@ class GraphCompiler:
             require_one_value("postencode_sample", node.sample_encoder)
         owner = node.task_encoder
         child = self.compile(node.dataset, at.below(forms=True))
+        key = self._key(at, "pack")
         pack = PackNode(
             child=self._node(child, at, stripe=1),
             hook=hook_spec("pack_selected_samples", node.final_packer, owner, node.final_packer_failure_tolerance),
             generates=is_generator(node.final_packer),
-            key=self._key(at, "pack"),
+            key=key,
             size=node.buffer_size,
             selector=hook_spec("select_samples_to_pack", node.pre_packer, owner, node.pre_packer_failure_tolerance),
             encoder=None
             if node.sample_encoder is None
             else hook_spec("postencode_sample", node.sample_encoder, owner, node.sample_encoder_failure_tolerance),
+            phases=tuple(permute(np.arange(self.lanes), self.lanes, fold(key, "phases")).tolist()),
         )
         return LaneBranch(pack, {"pack": node.buffer_size, "generates": pack.generates, "of": child.told})
 

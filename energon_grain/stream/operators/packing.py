@@ -27,6 +27,10 @@ class PackNode(MadeOfSeveral):
     the buffer is filled up again. The buffer and the groups that wait hold at most `size` items together. Where the
     selector's result has a `rest` (as that of our packers with `keep_rest=True`), those items stay candidates.
 
+    All lanes fill their buffers at the same time. So that they do not hand out the first group of each buffer at the
+    same time, too (the smallest, if the selector sorts), lane l begins at group `G * phases[l] div L` of the G groups
+    of each buffer, and takes those before it last.
+
     Attributes:
         child: Of whose items packs are made.
         hook: Packs a list of values into one; may be a generator function.
@@ -35,6 +39,7 @@ class PackNode(MadeOfSeveral):
         size: Items that are candidates at once.
         selector: Takes all candidates and returns lists of them; those in none are dropped.
         encoder: Hook on each selected item; None: there is none.
+        phases: (L,) a permutation of [0, L).
     """
 
     child: Node
@@ -44,6 +49,7 @@ class PackNode(MadeOfSeveral):
     size: int
     selector: HookSpec
     encoder: HookSpec | None
+    phases: tuple[int, ...]
 
     @property
     def finite(self) -> bool:
@@ -191,7 +197,8 @@ class _Pack:
         if not chosen and kept:
             chosen, kept = [kept], []  # nothing will ever join them: the buffer is full, or the pass is over
         self._buffer = kept
-        self._groups.extend(chosen)
+        first = len(chosen) * node.phases[self._lane.number] // len(node.phases)
+        self._groups.extend(chosen[first:] + chosen[:first])
         self._waiting = sum(map(len, self._groups))
 
     def _pack(self, group: list[Item]) -> None:
