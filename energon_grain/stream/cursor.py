@@ -163,9 +163,11 @@ def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
     checked = check_cursor(cursor)
     lanes = checked["lanes"]
     if lanes != share.lanes:
+        saved = Share(share.host, share.hosts, lanes)
+        where = "" if saved.whole_lanes else f", and run it on one of {saved.fitting_hosts} hosts if it packs or groups"
         raise StateError(
             f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
-            f"a constant of a run"
+            f"a constant of a run{where}"
         )
     return checked
 

@@ -40,6 +40,11 @@ class Share:
         return self.lanes % self.hosts == 0
 
     @property
+    def fitting_hosts(self) -> list[int]:
+        """Numbers of hosts that each own whole lanes."""
+        return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
+
+    @property
     def local_lanes(self) -> int:
         """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
         return self.lanes // self.hosts if self.whole_lanes else 1
@@ -59,9 +64,8 @@ class Share:
             HostsError: The number of hosts does not divide the lanes.
         """
         if not self.whole_lanes:
-            fitting = [n for n in range(1, self.lanes + 1) if self.lanes % n == 0]
             raise HostsError(
                 f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
-                f"whole lanes so that the next sample of the lane is its own. Run on one of {fitting} hosts, or start "
-                f"the run with lanes= a multiple of every number of hosts that it shall continue on"
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
+                f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from small_graphs import (
     flat,
@@ -16,6 +18,7 @@ from small_graphs import (
     require_exact_states,
     roll,
     rolled,
+    shuffled,
     take,
     threes,
     with_roll,
@@ -260,3 +263,58 @@ def test_a_filter_below_fills_the_buffer_all_the_same(text_dataset: MakeDataset)
     odd = FilterDataset(ordered(text_dataset(24)), lambda sample: sample % 2 == 1)
     assert list(PackingDataset(odd, 4, select, tuple)) == [(1, 3, 5, 7), (9, 11, 13, 15), (17, 19, 21, 23)]
     assert list(map(len, seen)) == [4, 4, 4]
+
+
+def singly(samples: list[Any]) -> list[list[Any]]:
+    return [[sample] for sample in samples]
+
+
+@pytest.mark.parametrize(("lanes", "groups"), [(1, 5), (2, 3), (4, 5), (6, 4), (48, 3), (48, 48)])
+def test_lanes_take_turns_in_what_a_packer_puts_first(text_dataset: MakeDataset, lanes: int, groups: int) -> None:
+    """At any time, about as many lanes are at one group of their buffers as at any other."""
+    samples = lanes * groups * 4
+    stream = Stream.of(
+        PackingDataset(ordered(text_dataset(samples), lanes=lanes), groups, singly, lambda pack: pack[0])
+    )
+    packs = list(stream)
+    assert sorted(packs) == list(range(samples))
+    rounds = [packs[at : at + lanes] for at in range(0, samples, lanes)]
+    for round_number, packs_of_round in enumerate(rounds):
+        assert [pack % lanes for pack in packs_of_round] == list(range(lanes))
+        assert {pack // lanes // groups for pack in packs_of_round} == {
+            round_number // groups
+        }  # of one buffer, in turn
+        places = [sum(pack // lanes % groups == place for pack in packs_of_round) for place in range(groups)]
+        assert set(places) <= {lanes // groups, -(-lanes // groups)}
+    if lanes == 1:
+        assert packs == list(range(samples))
+
+
+def test_packs_of_a_packer_that_sorts_come_mixed(text_dataset: MakeDataset) -> None:
+    """Neighbours in the stream are no more alike than others; they came in waves of 48 alike ones."""
+    path = text_dataset(960)
+
+    def by_size(sizes: Numbers) -> list[Numbers]:
+        return threes(sorted(sizes))
+
+    def make() -> SavableDataset:
+        sizes = MapDataset(RepeatDataset(shuffled(path, lanes=48)), lambda sample: number(sample) % 101)
+        return PackingDataset(sizes, 30, by_size, sum)
+
+    packs = np.array(take(Stream.of(make()), 4800), float)
+    near = [np.corrcoef(packs[:-distance], packs[distance:])[0, 1] for distance in range(1, 48)]
+    assert max(map(abs, near)) < 0.2
+    assert packs.reshape(-1, 48).mean(1).std() < packs.std() / np.sqrt(48)
+
+
+def test_a_state_of_lanes_that_began_alike_is_continued(text_dataset: MakeDataset) -> None:
+    """As runs did before lanes took turns: what waits is packed as it waits, and no sample is lost or doubled."""
+    dataset = PackingDataset(ordered(text_dataset(96), lanes=4), 7, threes, tuple)
+    spec = Stream.of(dataset).spec
+    alike = replace(spec.program.root, phases=(0,) * 4)  # type: ignore[union-attr, type-var]
+    before = Stream(replace(spec, program=replace(spec.program, root=alike)), config())  # type: ignore[type-var]
+    packs = take(before, 10)
+    assert packs[:4] == [(0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11)]
+    stream = Stream.of(dataset)
+    stream.restore(before.cursor(with_manifest=True))
+    assert sorted(flat([packs, list(stream)])) == list(range(96))
