@@ -1,9 +1,9 @@
 """How alike neighbouring packs are where a packer sorts by length: `python -m benchmarks.pack_order [LANES…]`.
 
 Documents are packed out of buffers of 100 by packers that sort them first, so that the packs of a buffer come from
-those of short documents to those of long ones. Printed are, for the mean length of the documents in a pack: the
-autocorrelation at some distances in the stream, and how much the mean over a batch varies, in units of what it would
-be for packs in random order.
+those of short documents to those of long ones; and, beside that, grouped by length. Printed are, for the mean length of
+the documents in a pack: the autocorrelation at some distances in the stream, and how much the mean over a batch varies,
+in units of what it would be for packs in random order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.packed_lengths import BUFFER, LENGTHS
 from benchmarks.token_packing import CAPACITY
-from energon_grain import MapDataset, PackingDataset, Stream, get_train_dataset
+from energon_grain import GroupBatchDataset, MapDataset, PackingDataset, SavableDataset, Stream, get_train_dataset
 from energon_grain.testing import make_text_dataset
 
 PACKS = 19_200
@@ -27,14 +27,12 @@ _DISTANCES = (1, 2, 8, 24, 47, 48, 96)
 _BATCHES = (8, 48, 192)
 
 
-def ten_each(lengths: list[int]) -> list[list[int]]:
-    """the shortest ten, the next ten, …"""
+def _tens(lengths: list[int]) -> list[list[int]]:
     ascending = sorted(lengths)
     return [ascending[at : at + 10] for at in range(0, len(ascending), 10)]
 
 
-def full(lengths: list[int]) -> list[list[int]]:
-    """the shortest documents that fill a pack, the next ones, …"""
+def _full(lengths: list[int]) -> list[list[int]]:
     packs: list[list[int]] = []
     room = 0
     for length in sorted(lengths):
@@ -46,9 +44,14 @@ def full(lengths: list[int]) -> list[list[int]]:
     return packs
 
 
-def pack_lengths(
-    path: Path, packer: Callable[[list[int]], list[list[int]]], lanes: int | None
-) -> npt.NDArray[np.float64]:
+FORMS: dict[str, Callable[[SavableDataset], SavableDataset]] = {
+    "packs of ten": lambda documents: PackingDataset(documents, BUFFER, _tens, np.mean),
+    f"packs of up to {CAPACITY} tokens": lambda documents: PackingDataset(documents, BUFFER, _full, np.mean),
+    "groups of eight": lambda documents: GroupBatchDataset(documents, 8, lambda n: (n.bit_length(), None), np.mean),
+}
+
+
+def pack_lengths(path: Path, form: str, lanes: int) -> npt.NDArray[np.float64]:
     """(PACKS,) mean length of the documents in each pack of an endless stream."""
     lengths = LENGTHS["documents"]().tolist()
 
@@ -58,7 +61,7 @@ def pack_lengths(
     texts = get_train_dataset(
         path, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, lanes=lanes
     )
-    with Stream.of(PackingDataset(MapDataset(texts, length), BUFFER, packer, np.mean)) as stream:
+    with Stream.of(FORMS[form](MapDataset(texts, length))) as stream:
         return np.array([next(stream) for _ in range(PACKS)], np.float64)
 
 
@@ -73,16 +76,16 @@ def spread_of_means(values: npt.NDArray[np.float64], batch: int) -> float:
 
 
 def main() -> None:
-    """Print a line for each packer and number of lanes."""
+    """Print the figures of each form and number of lanes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "documents"
         make_text_dataset(path, n=len(LENGTHS["documents"]()), text_bytes=20)
-        for packer in (ten_each, full):
+        for form in FORMS:
             for lanes in [int(argument) for argument in sys.argv[1:]] or [48]:
-                values = pack_lengths(path, packer, lanes)
+                values = pack_lengths(path, form, lanes)
                 near = "  ".join(f"{distance}: {autocorrelation(values, distance):+.2f}" for distance in _DISTANCES)
                 means = "  ".join(f"{batch}: {spread_of_means(values, batch):.2f}" for batch in _BATCHES)
-                print(f"{lanes} lanes, {packer.__doc__}")
+                print(f"{form}, {lanes} lanes")
                 print(f"    autocorrelation at {near}\n    spread of the means of batches of {means}")
 
 

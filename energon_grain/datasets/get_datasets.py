@@ -80,7 +80,8 @@ def get_train_dataset(
         repeat: Go over the data for ever. With False, an iteration is one pass and the next one is the next pass.
         seed: Of every random choice. `WorkerConfig.seed_offset` is mixed in.
         lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
-            it shall continue on. Default: 48, or lcm(48, hosts).
+            it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
+            many as leave each lane 20 full buffers, but one a host at least.
         subset: Range of samples, `[start, end]` in numbers or percent.
         sample_type: What the dataset must hold; checked.
         part_filter: Parts to read of a crude dataset: names, or a predicate.

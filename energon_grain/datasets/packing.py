@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 class PackingDataset(SavableDataset):
     """Each lane fills a buffer with samples, chooses which of them belong together, and makes one item of each group.
 
+    Groups come in the order of `pre_packer`, but each of several lanes begins at another one. Finite passes of few
+    buffers have few lanes, unless `lanes=` is given.
+
     Args:
         dataset: Whose samples are packed.
         buffer_size: Candidates per lane that the choice is made from.

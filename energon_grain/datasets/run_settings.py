@@ -15,7 +15,7 @@ class RunSettings(SavableDataset):
 
     Attributes:
         seed: Of every random choice below.
-        lanes: L; None: 48, or lcm(48, hosts).
+        lanes: L; None: lcm(48, hosts), or fewer for finite passes that pack or group.
         same_pass: Every pass is the first one again (validation).
     """
 
