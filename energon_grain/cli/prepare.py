@@ -79,6 +79,12 @@ def prepare(
     tar_index_only: Annotated[
         bool, typer.Option("--tar-index-only", help="Only write the indices of a prepared dataset anew.")
     ] = False,
+    fix_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--fix-duplicates", help="Where tars have a key in common, put their paths before members' names."
+        ),
+    ] = False,
     sqlite: Annotated[
         bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
     ] = True,
@@ -111,7 +117,7 @@ def prepare(
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
         changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
-        if changes or records or tar_index_only or runner is not Runner.PROCESSES or ray_address:
+        if changes or records or tar_index_only or fix_duplicates or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
             kind = lines if is_jsonl else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
@@ -190,6 +196,7 @@ def prepare(
             dataset_yaml_name=dataset_yaml_name,
             force_overwrite=force_overwrite,
             tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates,
             num_workers=num_workers,
             sqlite=sqlite,
             progress=bar.show_prepare,

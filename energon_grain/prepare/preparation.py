@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
@@ -34,6 +35,7 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     read_info,
 )
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
@@ -45,6 +47,7 @@ from energon_grain.prepare.shard_listing import (
     refuse_compressed,
     refuse_unwritable,
 )
+from energon_grain.prepare.shard_prefix import finish_prefixes, prefix_members
 from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
 from energon_grain.prepare.staging import (
@@ -77,6 +80,7 @@ def prepare_dataset(
     records: RecordEncoding | None = None,
     split_ratio: Mapping[str, float] | Sequence[float] | None = None,
     split_patterns: Mapping[str, str | Sequence[str]] | None = None,
+    split_config: str = DEFAULT_SPLIT_CONFIG,
     exclude: str | None = None,
     shuffle_tars: bool = False,
     shuffle_seed: int = 42,
@@ -87,8 +91,10 @@ def prepare_dataset(
     dataset_yaml_name: str = "dataset.yaml",
     force_overwrite: bool = False,
     tar_index_only: bool = False,
+    fix_duplicates: bool = False,
     num_workers: int | None = None,
     sqlite: bool = True,
+    sqlite_build_path: Path | None = None,
     progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
@@ -114,6 +120,7 @@ def prepare_dataset(
             where no patterns are given either, is (0.8, 0.1, 0.1).
         split_patterns: Patterns for each part, instead of a ratio: `glob:shards/{000..007}.tar`, `re:val_.*` (found
             anywhere), or without a prefix Energon's mixture (braces, then regular expressions from the beginning).
+        split_config: Name of the split file to write in `.nv-meta`; its ending says whether it is YAML or JSON.
         exclude: A regular expression; shards in whose path it is found are left out.
         shuffle_tars: Shuffle the shards before they are split, as Energon does.
         shuffle_seed: Seed of that shuffle.
@@ -125,10 +132,15 @@ def prepare_dataset(
         dataset_yaml_name: Name of that YAML file inside `.nv-meta`.
         force_overwrite: Prepare a dataset again that is prepared already.
         tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
+        fix_duplicates: Where several tars have a key in common, put the path of its tar before each member's name, in
+            all tars of the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are
+            written anew, one after the other, which takes the room of a few of them meanwhile. Only on file systems.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
             old ones, which would not fit any more. ArrayRecord files, which Energon cannot read, never get them.
+        sqlite_build_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is made and
+            from which it is uploaded; it is removed then. None: in the cache folder.
         progress: Called after every shard and at each stage.
         executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
             `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
@@ -161,6 +173,13 @@ def prepare_dataset(
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
+    if split_config != Path(split_config).name or not split_config.endswith((".yaml", ".json")):
+        raise ConfigError(f"split_config {split_config!r}: give the name of a file in .nv-meta, *.yaml or *.json.")
+    if fix_duplicates and (dataset.is_remote or records is not None):
+        raise ConfigError(
+            f"{dataset.location}: fix_duplicates renames members of tar files on a file system, not what lies in "
+            f"object stores or ArrayRecord files."
+        )
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
@@ -173,7 +192,10 @@ def prepare_dataset(
     scans_folder.mkdir(parents=True, exist_ok=True)
     with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
-        scanned = scan_dataset(
+        if fix_duplicates:
+            finish_prefixes(root, names)
+        scan = partial(
+            scan_dataset,
             dataset.location,
             names,
             scans_folder,
@@ -182,6 +204,7 @@ def prepare_dataset(
             executor=executor,
             progress=progress,
         )
+        scanned = scan()
         if old_info is not None:
             scanned.check_counts(old_info)
         elif choose_definition is not None:
@@ -192,13 +215,27 @@ def prepare_dataset(
             progress(scanned.progress("index"))
         staging = new_staging_folder(root)
         sqlite = sqlite and records is None
-        put, generation = stage_indices(staging, scanned.identities, tar_indices=records is None, sqlite=sqlite)
+        stage = partial(
+            stage_indices,
+            staging,
+            tar_indices=records is None,
+            sqlite=sqlite,
+            sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
+        )
+        try:
+            put, generation = stage(scanned.identities)
+        except DuplicateKeyError:
+            if not fix_duplicates:
+                raise
+            prefix_members(root, scanned.identities)
+            scanned = scan()
+            put, generation = stage(scanned.identities)
         if records is not None and old_info is None:
             put += stage_records_file(staging, records)
         if definition is not None:
             put += stage_definition(staging, dataset_yaml_name, definition)
         if old_info is None:
-            put += stage_splits(staging, split_parts)
+            put += stage_splits(staging, split_config, split_parts)
         if old_info is None or not (root / META_FOLDER / INFO_JSON).exists():
             put += stage_info(root, staging, old_info or _new_info(scanned))
         scanned.check_unchanged()
@@ -207,6 +244,8 @@ def prepare_dataset(
         remove = () if sqlite else _SQLITE_FILES
         if dataset.is_remote:
             commit_to_store(dataset, staging, put=put, remove=remove)
+            if sqlite_build_path is not None:
+                sqlite_build_path.unlink(missing_ok=True)
             look_again(dataset)
         else:
             finish_staging(root, staging, names[0])

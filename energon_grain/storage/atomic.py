@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
@@ -58,6 +59,16 @@ def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
         if error.errno in _NO_ROOM and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def remove_abandoned(folder: Path, *patterns: str) -> None:
+    """Remove files and folders that killed runs were writing; to be called where nobody else can be writing them."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
