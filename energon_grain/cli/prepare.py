@@ -13,7 +13,7 @@ import typer
 
 from energon_grain.cli.own_modules import own_sample_type
 from energon_grain.cli.sizes import counted, format_bytes
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import is_url, located, no_such_path
 
@@ -217,7 +217,7 @@ def _check_kind(path: str) -> None:
     from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
     if dataset_kind(path) is DatasetKind.ARRAY:
-        raise ConfigError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
+        raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
 
 
 def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

@@ -67,7 +67,8 @@ def convert_dataset(
 
     Raises:
         DatasetNotFoundError: `source` is not a prepared dataset.
-        ConfigError: `target` holds something else, or the arguments do not fit.
+        RefusedError: `target` holds something else.
+        ConfigError: The arguments do not fit.
         FormatError: The new container cannot hold a sample; names it.
         ReadError: A shard cannot be read, or what was written is not what was read.
         WorkerError: A process died.

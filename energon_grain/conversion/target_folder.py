@@ -13,7 +13,7 @@ import msgspec
 
 from energon_grain.conversion.report import Compression, Container
 from energon_grain.conversion.shard_conversion import TEMPORARY, WrittenShard, record_name
-from energon_grain.errors import ConfigError, SplitError
+from energon_grain.errors import ConfigError, RefusedError, SplitError
 from energon_grain.formats.array_record_encoding import encode_records_file
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
@@ -50,7 +50,8 @@ class TargetFolder:
         plan: Of the conversion.
 
     Raises:
-        ConfigError: Something else is there, or two shards would get the same name.
+        RefusedError: Something else is there.
+        ConfigError: Two shards would get the same name.
     """
 
     def __init__(self, root: Path, plan: Plan) -> None:
@@ -61,7 +62,7 @@ class TargetFolder:
         if stored.exists():
             self._check_plan(stored)
         elif not self._is_free():
-            raise ConfigError(
+            raise RefusedError(
                 f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
                 f"conversion of the same dataset"
             )
@@ -94,7 +95,7 @@ class TargetFolder:
             raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
         if found != self._plan:
             differs = [name for name in Plan.__struct_fields__ if getattr(found, name) != getattr(self._plan, name)]
-            raise ConfigError(
+            raise RefusedError(
                 f"{self.root}: holds an interrupted conversion with other settings or of another dataset ("
                 f"{', '.join(differs)} differ); finish that one, or remove the folder"
             )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
@@ -150,6 +150,7 @@ def prepare_dataset(
         DatasetNotFoundError: There are no tar (ArrayRecord) files.
         ReadError: A store cannot be read or written.
         ConfigError: An argument does not fit; nothing was written.
+        RefusedError: The dataset is prepared already, or another process prepares it right now.
         TarError: A tar is compressed, damaged or empty.
         FormatError: A record is not encoded as `records` says.
         ReadError: An ArrayRecord file is damaged.
@@ -164,7 +165,7 @@ def prepare_dataset(
     if (root / META_FOLDER).is_dir():
         finish_interrupted_prepare(root)
     if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only):
-        raise ConfigError(
+        raise RefusedError(
             f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
             f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
         )
