@@ -209,7 +209,9 @@ def prepare_dataset(
         if old_info is not None:
             scanned.check_counts(old_info)
         elif choose_definition is not None:
+            asked = time.perf_counter()
             definition = choose_definition(scanned)
+            start += time.perf_counter() - asked
         if definition is not None:
             definition.check_parts(scanned.part_names)
         if progress is not None:

@@ -193,6 +193,27 @@ def test_a_shard_that_changes_meanwhile_is_refused(url: str, bucket: Bucket) -> 
     assert not any(".nv-meta" in name for name in objects(url))
 
 
+@pytest.mark.parametrize("habits", [["bare"], ["unconditional"], ["bare", "unconditional"]])
+def test_stores_with_habits_of_their_own(url: str, root: Path, bucket: Bucket, habits: list[str]) -> None:
+    """Entity tags without quotes, which TensorStore cannot send back, and answers whatever If-None-Match says."""
+    bucket.server.behave(*habits)  # type: ignore[arg-type]
+    prepare_dataset(url, sample_type="TextSample", field_map=FIELDS, split_ratio=[1])
+    bucket.put("sets/one/parts/s-3.tar", bucket.get("sets/one/parts/s-4.tar")[:-512] + bytes(512))
+    bucket.delete("sets/one/parts/s-4.tar")
+    shutil.copy(root / "parts/s-4.tar", root / "parts/s-3.tar")
+    (root / "parts/s-4.tar").unlink()
+    prepare_dataset(url, force_overwrite=True, split_ratio=[1])
+    prepare_dataset(root, sample_type="TextSample", field_map=FIELDS, split_ratio=[1])
+    assert trained_on(url) == trained_on(root)
+
+    def change(now: PrepareProgress) -> None:
+        if now.stage == "index":
+            bucket.put("sets/one/parts/s-2.tar", bucket.get("sets/one/parts/s-1.tar"))
+
+    with pytest.raises(StaleIndexError, match=r"s-2\.tar: changed since it was scanned"):
+        prepare_dataset(url, progress=change, force_overwrite=True)
+
+
 def test_of_large_members_little_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
     root = write(tmp_path / "large", count=60, shards=2, size=1_000_000)
     url = bucket.upload(root)
