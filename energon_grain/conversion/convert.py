@@ -15,7 +15,6 @@ from energon_grain.conversion.shard_processes import ShardProcesses, converted
 from energon_grain.conversion.target_folder import Plan, TargetFolder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind, dataset_kind
 from energon_grain.prepare.preparation import prepare_dataset
@@ -81,7 +80,6 @@ def convert_dataset(
     if kind in _OTHERS:
         raise ConfigError(f"{location}: a conversion takes a prepared folder of shards, but this is {_OTHERS[kind]}")
     folder = open_folder(location)
-    finish_interrupted_prepare(folder.local)
     with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
         index = open_columnar(folder)
     old = _CONTAINERS[dataset_kind(folder.local)]

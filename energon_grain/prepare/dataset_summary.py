@@ -13,7 +13,6 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
@@ -110,7 +109,6 @@ def summarize_dataset(
 
 def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) -> DatasetSummary:
     root = folder.local
-    finish_interrupted_prepare(root)
     info = read_info(root)
     index = open_columnar(folder)
     kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)

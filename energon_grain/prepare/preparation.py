@@ -20,7 +20,6 @@ from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.commit_journal import (
     PREPARE_FOLDER,
     commit_staged,
-    finish_interrupted_prepare,
     new_staging_folder,
 )
 from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
@@ -59,7 +58,7 @@ from energon_grain.prepare.staging import (
     stage_splits,
 )
 from energon_grain.prepare.store_commit import commit_to_store
-from energon_grain.storage.atomic import naming_when_full
+from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.storage_settings import storage_settings
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
+_REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
@@ -103,7 +103,8 @@ def prepare_dataset(
     Or the ArrayRecord files, for energon-grain alone; all of their records are read.
 
     The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
-    process. A run that was killed keeps the scans of finished shards; the next one starts with them.
+    process. A run that was killed keeps the scans of finished shards; the next one starts with them. Where the dataset
+    had its new state already, the same call is not refused, but repeats what came after the scans.
 
     In an object store the indices are written beside the data, and a few small files one after the other: a dataset
     that is prepared for the first time appears whole, one that is prepared again should not be opened just then.
@@ -162,9 +163,14 @@ def prepare_dataset(
     root = dataset.local
     if split_ratio is not None and split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
-    if (root / META_FOLDER).is_dir():
-        finish_interrupted_prepare(root)
-    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only):
+    request = repr(
+        (
+            (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
+            (sample_type, field_map, crude, choose_definition is not None, dataset_yaml_name),
+            (force_overwrite, tar_index_only, fix_duplicates, sqlite),
+        )
+    )
+    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or is_unfinished(root, request)):
         raise RefusedError(
             f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
             f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
@@ -188,11 +194,11 @@ def prepare_dataset(
     definition = None
     if old_info is None and choose_definition is None:
         definition = _define(sample_type, field_map, crude)
-
     scans_folder = root / PREPARE_FOLDER / "scans"
     scans_folder.mkdir(parents=True, exist_ok=True)
     with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
+        atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
             finish_prefixes(root, names)
         scan = partial(
@@ -254,7 +260,7 @@ def prepare_dataset(
             finish_staging(root, staging, names[0])
             commit_staged(root, staging, put=put, remove=remove)
             remove_old_generations(columnar_folder(root), generation)
-        shutil.rmtree(root / PREPARE_FOLDER, ignore_errors=True)
+        _finish(root)
     return PrepareReport(
         root=dataset.location if dataset.is_remote else root,
         shard_counts=scanned.shard_counts,
@@ -326,6 +332,29 @@ def _split(
 
 def _new_info(scanned: ScannedDataset) -> DatasetInfo:
     return DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+
+
+def is_unfinished(root: Path, request: str | None = None) -> bool:
+    """Whether the last `prepare` of a dataset was killed, be it after its results were in place, or failed.
+
+    Args:
+        root: The dataset.
+        request: Its arguments, if only such a one counts.
+    """
+    try:
+        found = (root / _REQUEST).read_text(encoding="utf-8")
+    except FileNotFoundError:  # it was killed right at its end
+        return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
+    return request is None or found == request
+
+
+def _finish(root: Path) -> None:
+    """Remove what a run keeps for the next one should it be killed; last, what says that it was not at its end."""
+    for path in (root / PREPARE_FOLDER).iterdir():
+        if path != root / _REQUEST:
+            remove_temporaries(root / PREPARE_FOLDER, path.name)
+    (root / _REQUEST).unlink()
+    (root / PREPARE_FOLDER).rmdir()
 
 
 def _remove_leftovers(root: Path) -> None:

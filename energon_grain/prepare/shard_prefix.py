@@ -22,7 +22,7 @@ from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.member_names import split_member_name
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
-from energon_grain.storage.atomic import atomic_write, remove_abandoned
+from energon_grain.storage.atomic import atomic_write, remove_temporaries
 
 _THREADS = 8  # most of them wait for the disk
 _MARK = f"{PREPARE_FOLDER}/prefixing"
@@ -32,7 +32,7 @@ def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
     """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
     if (root / _MARK).exists():
         for folder in {(root / shard).parent for shard in shards}:
-            remove_abandoned(folder, ".*.tar.*.tmp")
+            remove_temporaries(folder, ".*.tar.*.tmp")
         _prefix(root, shards)
 
 
