@@ -1,9 +1,10 @@
 """Commands that are killed at one of their changes to files, and the same command after that.
 
-As a program, `killing.py SCENARIO FOLDER` runs a command in one process after the other and kills each at a change to
-files (opening for writing, renaming, removing, making folders, …): the first at its first, the second at its second,
-until one comes through. Behind each the same command runs again. What goes wrong is printed: another status than 0,
-other files than those of a run that nobody disturbed.
+As a program, `killing.py FOLDER [SCENARIO=FIRST,STEP …]` runs a command in one process after the other and kills each
+at a change to files (opening for writing, renaming, removing, making folders, …), from the first such change that is
+given on and every so many, until one comes through. Behind each the same command runs again. What goes wrong is
+printed: another status than 0, other files than those of a run that nobody disturbed. Without scenarios all run, and
+kill at every change, which takes minutes.
 """
 
 from __future__ import annotations
@@ -215,6 +216,15 @@ def faults(scenario: Scenario, folder: Path, first: int = 1, step: int = 1) -> I
             yield f"{number}: {odd} differ"
 
 
+def run_scenarios(root: Path, chosen: list[str]) -> None:
+    """Run those that the arguments name."""
+    for each in chosen or [f"{name}=1,1" for name in SCENARIOS]:
+        name, _, steps = each.partition("=")
+        folder = root / name
+        folder.mkdir()
+        for fault in faults(SCENARIOS[name], folder, *map(int, steps.split(","))):
+            print(f"{name}: {fault}", flush=True)
+
+
 if __name__ == "__main__":
-    for fault in faults(SCENARIOS[sys.argv[1]], Path(sys.argv[2]), *map(int, sys.argv[3:])):
-        print(fault, flush=True)
+    run_scenarios(Path(sys.argv[1]), sys.argv[2:])
