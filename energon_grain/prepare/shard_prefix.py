@@ -60,7 +60,7 @@ def _prefix(root: Path, shards: Sequence[str]) -> None:
 
 
 def _prefix_one(path: Path, prefix: str) -> None:
-    with tarfile.open(path, "r:") as old:
+    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
         members = old.getmembers()
         parts = [member for member in members if member.isreg() and split_member_name(member.name)]
         if all(member.name.startswith(prefix) for member in parts):
@@ -69,6 +69,5 @@ def _prefix_one(path: Path, prefix: str) -> None:
             member.name = prefix + member.name
         with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
             for member in members:
-                assert old.fileobj is not None
-                old.fileobj.seek(member.offset_data)
-                new.addfile(member, old.fileobj if member.isreg() else None)
+                data.seek(member.offset_data)
+                new.addfile(member, data if member.isreg() else None)
