@@ -13,7 +13,6 @@ from energon_grain.formats.nv_meta import dataset_kind
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.dataset_scan import ScannedDataset
 from energon_grain.prepare.field_map_advice import propose_expression
-from energon_grain.prepare.preparation import is_unfinished
 from energon_grain.prepare.sample_preview import preview_samples
 from energon_grain.prepare.sample_types import (
     CRUDE_CLASS,
@@ -34,9 +33,6 @@ _LEAVE_OUT = "-"
 def ask_overwrite(root: Path) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
     if not dataset_kind(root).has_shards:
-        return False
-    if is_unfinished(root):
-        typer.echo("The last run was interrupted at its end. The same answers as then complete it.")
         return False
     if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
         raise typer.Exit(1)

@@ -170,7 +170,7 @@ def prepare_dataset(
             (force_overwrite, tar_index_only, fix_duplicates, sqlite),
         )
     )
-    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or is_unfinished(root, request)):
+    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or _is_unfinished(root, request)):
         raise RefusedError(
             f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
             f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
@@ -334,18 +334,12 @@ def _new_info(scanned: ScannedDataset) -> DatasetInfo:
     return DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
 
 
-def is_unfinished(root: Path, request: str | None = None) -> bool:
-    """Whether the last `prepare` of a dataset was killed, be it after its results were in place, or failed.
-
-    Args:
-        root: The dataset.
-        request: Its arguments, if only such a one counts.
-    """
+def _is_unfinished(root: Path, request: str) -> bool:
+    """Whether a `prepare` with the same arguments did not come to its end, though its results may be in place."""
     try:
-        found = (root / _REQUEST).read_text(encoding="utf-8")
+        return (root / _REQUEST).read_text(encoding="utf-8") == request
     except FileNotFoundError:  # it was killed right at its end
         return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
-    return request is None or found == request
 
 
 def _finish(root: Path) -> None:

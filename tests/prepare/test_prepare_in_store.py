@@ -25,6 +25,7 @@ from energon_grain.errors import (
     DecodingError,
     DuplicateKeyError,
     ReadError,
+    RefusedError,
     StaleIndexError,
     TarError,
 )
@@ -169,6 +170,26 @@ def test_a_killed_run_goes_on(url: str, root: Path, stage: str, reused: int) -> 
     assert prepare_dataset(url).shards_reused >= reused
     prepare_dataset(root)
     assert comparable(objects(url)) == comparable(on_disk(root))
+
+
+KILLED_LATE = """
+import os, signal, sys
+from energon_grain.prepare import prepare_dataset
+from energon_grain.storage.object_client import ObjectClient
+ObjectClient.delete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+prepare_dataset(sys.argv[1], sqlite=False)
+"""
+
+
+def test_the_same_call_goes_on_behind_a_kill_at_the_end(url: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED_LATE, url], timeout=600)
+    assert killed.returncode == -signal.SIGKILL
+    assert ".nv-meta/.info.json" in objects(url)
+    with pytest.raises(RefusedError, match="already prepared"):
+        prepare_dataset(url, split_ratio=[1])
+    assert prepare_dataset(url, sqlite=False).shards_reused == 5
+    with pytest.raises(RefusedError, match="already prepared"):
+        prepare_dataset(url, sqlite=False)
 
 
 def test_a_commit_that_fails_leaves_the_old_state_and_can_be_repeated(url: str, root: Path, bucket: Bucket) -> None:
