@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +21,10 @@ from energon_grain.testing import make_text_dataset
 
 # In each, about every so manyth change: `tests/killing.py` has all of them.
 CHANGES = {
-    "prepare": "2,6",
-    "prepare again": "3,12",
-    "fix duplicates": "5,20",
-    "join": "2,3",
+    "prepare": "2,5",
+    "prepare again": "3,11",
+    "fix duplicates": "5,17",
+    "join": "1,4",
     "lines": "1,1",
     "convert": "4,11",
     "first use": "2,4",
@@ -43,6 +44,30 @@ def test_the_same_command_goes_on_whenever_it_was_killed(tmp_path: Path) -> None
     told = done.stdout.splitlines()
     assert [line for line in told if not re.fullmatch(r"[a-z ]+: changes: \d+", line)] == []
     assert len(told) == len(CHANGES)
+
+
+BEFORE_THE_LAST_FILE = """
+import os, signal, sys
+from energon_grain.prepare import prepare_dataset
+def look(event, arguments):
+    if event == "os.rename" and "/staged-" in str(arguments[0]) and str(arguments[1]) == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(look)
+prepare_dataset(sys.argv[1], num_workers=0, crude=True, split_ratio=[1])
+"""
+
+
+def test_readers_complete_what_was_killed_while_it_was_put_in_place(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path / "texts", n=4, shards=2, prepared=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BEFORE_THE_LAST_FILE, root, root / ".nv-meta/.info.json"]
+    killed = subprocess.run(command, env=environment, timeout=600)
+    assert killed.returncode == -signal.SIGKILL
+    assert (root / ".nv-meta/index.sqlite").exists(), "as in a folder of plain files"
+    assert not (root / ".nv-meta/.info.json").exists()
+    done = run("which", root, "--step=0", "--batch-size=4", "--json")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert (root / ".nv-meta/.info.json").exists()
 
 
 @contextmanager
