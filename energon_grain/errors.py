@@ -4,7 +4,8 @@
     ├── ConfigError (ValueError)               an argument or a configuration file asks for something impossible
     │   ├── FieldMapError                      a field map does not fit the sample type or the grammar
     │   ├── SplitError                         a split configuration names what does not exist, or selects nothing
-    │   └── HostsError                         the number of hosts does not fit the lanes of the run
+    │   ├── HostsError                         the number of hosts does not fit the lanes of the run
+    │   └── RefusedError                       what lies at a path already does not allow what is asked for
     ├── DatasetNotFoundError (FileNotFoundError)   no prepared dataset at a path
     ├── FormatError (ValueError)               bytes on disk are not what their format demands
     │   ├── TarError                           a tar file is damaged, or uses what a dataset may not
@@ -50,6 +51,10 @@ class SplitError(ConfigError):
 
 class HostsError(ConfigError):
     """The number of hosts does not fit the lanes of the run."""
+
+
+class RefusedError(ConfigError):
+    """What lies at a path already does not allow what is asked for: it is prepared, being prepared, or not empty."""
 
 
 class DatasetNotFoundError(EnergonGrainError, FileNotFoundError):

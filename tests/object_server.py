@@ -125,8 +125,12 @@ class ObjectServer:
         """Answer each request after this time from now on."""
         self.ask("POST", "/-/latency_s", json.dumps(latency_s).encode())
 
+    def behave(self, *habits: Literal["bare", "unconditional"]) -> None:
+        """Answer as some stores do from now on: with entity tags without quotes, or whatever If-None-Match says."""
+        self.ask("POST", "/-/habits", json.dumps(habits).encode())
+
     def reset(self) -> None:
-        """No faults, no latency, no requests on record; what stalls goes on."""
+        """No faults, no latency, no habits, no requests on record; what stalls goes on."""
         self.ask("POST", "/-/reset")
 
     def requests(self, match: str = "", method: str = "GET") -> list[Request]:

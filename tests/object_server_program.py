@@ -37,6 +37,7 @@ class Behaviour:
     def reset(self) -> None:
         self.faults: list[dict[str, Any]] = []
         self.latency_s = 0.0
+        self.habits: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.awake = threading.Event()
 
@@ -48,6 +49,8 @@ class Behaviour:
                     self.faults += json.loads(body)
                 case "latency_s":
                     self.latency_s = json.loads(body)
+                case "habits":
+                    self.habits = json.loads(body)
                 case "reset":
                     self.awake.set()
                     self.reset()
@@ -159,8 +162,11 @@ class Handler(MotoRequestHandler):
 
     def _application(self, body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
         answer: list[Any] = []
+        environ = self.environ | {"wsgi.input": BytesIO(body)}
+        if "unconditional" in BEHAVIOUR.habits:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         chunks = self.server.app(
-            self.environ | {"wsgi.input": BytesIO(body)},
+            environ,
             lambda status, headers, _=None: answer.extend((status, headers)),
         )
         try:
@@ -174,7 +180,8 @@ class Handler(MotoRequestHandler):
         self.send_response(int(code), message)
         for name, value in headers:
             if name.lower() != "content-length" or self.command == "HEAD":
-                self.send_header(name, value)
+                bare = name.lower() == "etag" and "bare" in BEHAVIOUR.habits
+                self.send_header(name, value.strip('"') if bare else value)
         if self.command != "HEAD" and code not in ("204", "304"):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -7,10 +7,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; errors of ours and of the system are one red line on stderr and exit code 2."""
+    """Run the command line; errors of ours and of the system are one red line on stderr.
+
+    Exit code 2 says that the arguments or a configuration file are wrong, 1 that the command was refused or failed.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no command does linear algebra, and its threads cost start-up
     from energon_grain.cli.app import app
-    from energon_grain.errors import EnergonGrainError
+    from energon_grain.errors import ConfigError, EnergonGrainError, RefusedError
 
     try:
         app()
@@ -18,4 +21,4 @@ def main() -> None:
         import typer
 
         typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, ConfigError) and not isinstance(error, RefusedError) else 1)

@@ -13,7 +13,7 @@ import typer
 
 from energon_grain.cli.own_modules import own_sample_type
 from energon_grain.cli.sizes import counted, format_bytes
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import is_url, located, no_such_path
 
@@ -79,6 +79,12 @@ def prepare(
     tar_index_only: Annotated[
         bool, typer.Option("--tar-index-only", help="Only write the indices of a prepared dataset anew.")
     ] = False,
+    fix_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--fix-duplicates", help="Where tars have a key in common, put their paths before members' names."
+        ),
+    ] = False,
     sqlite: Annotated[
         bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
     ] = True,
@@ -111,7 +117,7 @@ def prepare(
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
         changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
-        if changes or records or tar_index_only or runner is not Runner.PROCESSES or ray_address:
+        if changes or records or tar_index_only or fix_duplicates or runner is not Runner.PROCESSES or ray_address:
             lines = "a JSONL file, which is only indexed"
             kind = lines if is_jsonl else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
@@ -190,6 +196,7 @@ def prepare(
             dataset_yaml_name=dataset_yaml_name,
             force_overwrite=force_overwrite,
             tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates,
             num_workers=num_workers,
             sqlite=sqlite,
             progress=bar.show_prepare,
@@ -210,7 +217,7 @@ def _check_kind(path: str) -> None:
     from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
     if dataset_kind(path) is DatasetKind.ARRAY:
-        raise ConfigError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
+        raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
 
 
 def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

@@ -15,7 +15,6 @@ from energon_grain.conversion.shard_processes import ShardProcesses, converted
 from energon_grain.conversion.target_folder import Plan, TargetFolder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind, dataset_kind
 from energon_grain.prepare.preparation import prepare_dataset
@@ -67,7 +66,8 @@ def convert_dataset(
 
     Raises:
         DatasetNotFoundError: `source` is not a prepared dataset.
-        ConfigError: `target` holds something else, or the arguments do not fit.
+        RefusedError: `target` holds something else.
+        ConfigError: The arguments do not fit.
         FormatError: The new container cannot hold a sample; names it.
         ReadError: A shard cannot be read, or what was written is not what was read.
         WorkerError: A process died.
@@ -80,7 +80,6 @@ def convert_dataset(
     if kind in _OTHERS:
         raise ConfigError(f"{location}: a conversion takes a prepared folder of shards, but this is {_OTHERS[kind]}")
     folder = open_folder(location)
-    finish_interrupted_prepare(folder.local)
     with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
         index = open_columnar(folder)
     old = _CONTAINERS[dataset_kind(folder.local)]

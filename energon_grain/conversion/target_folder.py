@@ -1,7 +1,8 @@
 """The folder that a conversion writes: what is done, what is left, and the files beside the data.
 
-`.nv-meta/.convert/` exists from the first moment to the last: `plan.json` says what is converted into what, so that the
-same command goes on after a kill and another one is refused, and a small file for each shard that it was written.
+`.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so that
+the same command goes on after a kill and another one is refused; beside it, a small file for each shard says that it
+was written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 from energon_grain.conversion.report import Compression, Container
 from energon_grain.conversion.shard_conversion import TEMPORARY, WrittenShard, record_name
-from energon_grain.errors import ConfigError, SplitError
+from energon_grain.errors import ConfigError, RefusedError, SplitError
 from energon_grain.formats.array_record_encoding import encode_records_file
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
@@ -25,10 +26,11 @@ from energon_grain.formats.nv_meta import (
     write_info,
 )
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 
 CONVERT_FOLDER = f"{META_FOLDER}/.convert"
 SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
+_PLAN = "plan.json"
 _COPIED = (".yaml", ".yml", ".py", ".json")
 _NOT_COPIED = (INFO_YAML, RECORDS_JSON)
 
@@ -50,18 +52,19 @@ class TargetFolder:
         plan: Of the conversion.
 
     Raises:
-        ConfigError: Something else is there, or two shards would get the same name.
+        RefusedError: Something else is there.
+        ConfigError: Two shards would get the same name.
     """
 
     def __init__(self, root: Path, plan: Plan) -> None:
         self.root, self._plan = root, plan
         self._check_names()
         self._notes = root / CONVERT_FOLDER
-        stored = self._notes / "plan.json"
+        stored = self._notes / _PLAN
         if stored.exists():
             self._check_plan(stored)
-        elif not self._is_free():
-            raise ConfigError(
+        elif not (self._notes.is_dir() or self._is_free()):
+            raise RefusedError(
                 f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
                 f"conversion of the same dataset"
             )
@@ -70,12 +73,10 @@ class TargetFolder:
             atomic_write_bytes(stored, msgspec.json.encode(plan))
 
     def _is_free(self) -> bool:
-        """Whether there is nothing, or no more than a conversion leaves that was killed before its plan was there."""
+        """Whether there is nothing, or no more than a conversion leaves that was killed right at its beginning."""
         if not self.root.is_dir():
             return not self.root.exists()
-        meta = self._notes.parent
-        found = [*self.root.iterdir()]
-        return not found or (found == [meta] and [*meta.iterdir()] == [self._notes])
+        return not any(path != self._notes.parent or any(path.iterdir()) for path in self.root.iterdir())
 
     def _check_names(self) -> None:
         taken: dict[str, str] = {}
@@ -94,7 +95,7 @@ class TargetFolder:
             raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
         if found != self._plan:
             differs = [name for name in Plan.__struct_fields__ if getattr(found, name) != getattr(self._plan, name)]
-            raise ConfigError(
+            raise RefusedError(
                 f"{self.root}: holds an interrupted conversion with other settings or of another dataset ("
                 f"{', '.join(differs)} differ); finish that one, or remove the folder"
             )
@@ -120,9 +121,10 @@ class TargetFolder:
         return found if fits else None
 
     def remove_leftovers(self) -> None:
-        """Remove shards that a killed process was writing."""
+        """Remove what a killed process was writing: shards, and files beside the data."""
         for path in self.root.rglob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
+        remove_temporaries(self.root / META_FOLDER, ".*.tmp")
 
     def write_meta(self, source: Path, counts: dict[str, int]) -> None:
         """Write what says how the new shards are read: configuration and splits of the old ones, and their numbers.
@@ -162,5 +164,10 @@ class TargetFolder:
         return exclude if sample is None else f"{self.renamed(sample[0])}/{sample[1]}"
 
     def finish(self) -> None:
-        """Forget the conversion."""
-        shutil.rmtree(self._notes, ignore_errors=True)
+        """Forget the conversion: the plan after the notes on shards, and the folder, by which it is known, last."""
+        plan = self._notes / _PLAN
+        for path in self._notes.iterdir():
+            if path != plan:
+                path.unlink()
+        plan.unlink()
+        self._notes.rmdir()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
 from energon_grain.errors import ConfigError
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, read_info
@@ -73,7 +72,6 @@ def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
 
 
 def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content:
-    finish_interrupted_prepare(folder.local)
     info = read_info(folder.local)
     if leaf.definition is None:
         config = read_dataset_config(folder.local, leaf.dataset_config)
@@ -113,13 +111,11 @@ def _split_part(
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
     folder = open_folder(path)
     with naming(folder):
-        finish_interrupted_prepare(folder.local)
         return WebdatasetFileStore(folder)
 
 
 def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
     folder = open_folder(path)
-    finish_interrupted_prepare(folder.local)
     return ArrayRecordFileStore(folder)
 
 

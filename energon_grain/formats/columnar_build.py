@@ -35,8 +35,8 @@ from energon_grain.formats.duplicate_keys import DuplicateKeys
 from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
-from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
-from energon_grain.storage.file_lock import locked
+from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
+from energon_grain.storage.file_lock import alone_in, locked, writing_in
 
 if TYPE_CHECKING:
     from energon_grain.formats.shard_scan import ShardScan
@@ -93,16 +93,19 @@ def commit_generation(target: Path, header: ColumnarHeader) -> None:
     remove_old_generations(target, header.generation)
 
 
-def remove_old_generations(target: Path, current: str) -> None:
-    """Remove the generations beside `current`, sparing those that another process may be writing right now.
+def remove_old_generations(target: Path, current: str | None) -> None:
+    """Remove the generations beside `current`, sparing those that another process is writing right now.
 
-    A generation is taken for being written while it has no `complete` mark and is younger than a day.
+    Where locks cannot tell, one is taken for being written while it has no `complete` mark and is younger than a day.
     """
-    for folder in target.glob("g*"):
-        with contextlib.suppress(OSError):
-            abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
-            if folder.name != current and (abandoned or (folder / _COMPLETE).exists()):
-                shutil.rmtree(folder, ignore_errors=True)
+    with alone_in(target) as alone:
+        for folder in target.glob("g*"):
+            with contextlib.suppress(OSError):
+                abandoned = alone or time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
+                if folder.name != current and (abandoned or (folder / _COMPLETE).exists()):
+                    shutil.rmtree(folder, ignore_errors=True)
+        if alone:
+            remove_temporaries(target, f".{HEADER_NAME}.*.tmp")
 
 
 def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
@@ -117,15 +120,17 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
     """
     root = dataset.local
     target, stamp = columnar_folder(root), None
-    if not _is_writable(target):
+    if not is_writable(target):
         target, stamp = index_cache_folder(root, cache_dir), info_stamp(root)
         target.mkdir(parents=True, exist_ok=True)
     with open(target / ".lock", "wb") as file, locked(file):
         header = read_header(target, root)
         if header is not None and header.fits(info) and header.info_stamp == stamp:
             return
-        header = write_generation(target, list(info.shard_counts), _scan_all(dataset, info))
-        commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
+        remove_old_generations(target, header and header.generation)
+        with writing_in(target):
+            header = write_generation(target, list(info.shard_counts), _scan_all(dataset, info))
+            commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
 
 
 def info_stamp(root: Path) -> tuple[int, int]:
@@ -276,14 +281,3 @@ def _scan_records_checked(
 
 def _agrees(scan: ShardScan, count: int, expected: npt.NDArray[np.int64] | None) -> bool:
     return len(scan) == count and (expected is None or np.array_equal(scan.sample_start, expected))
-
-
-def _is_writable(target: Path) -> bool:
-    try:
-        target.mkdir(exist_ok=True)
-        probe = target / f".probe-{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError:
-        return False
-    return True

@@ -24,6 +24,7 @@ from energon_grain.formats.columnar_header import (
     columnar_folder,
     read_header,
 )
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.nv_meta import (
     INDEX_UUID,
     INFO_JSON,
@@ -79,7 +80,10 @@ class DataFolder:
 def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
     """Say where a dataset lies, and bring the mirror of a remote one up to date. Nothing is opened.
 
+    A `prepare` that was killed while it put its files in place is completed.
+
     Raises:
+        StaleIndexError: There is such a one, and this process may not write to the dataset.
         ConfigError: The URL is of no store that can be read.
         ReadError: The store cannot be reached.
     """
@@ -87,6 +91,7 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
         return path
     location = located(path)
     if not is_url(location):
+        finish_interrupted_prepare(Path(location))
         return DataFolder(location=location, local=Path(location), store=LocalFiles())
     settings = storage_settings()
     mirror = mirror_dataset(location)
@@ -94,13 +99,15 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 
 
 def kind_at(location: str) -> DatasetKind:
-    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`.
+    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`, and `open_folder`.
 
     Raises:
+        StaleIndexError: As in `open_folder`.
         ConfigError: The URL is of no store that can be read.
         ReadError: The store cannot be reached.
     """
     if not is_url(location):
+        finish_interrupted_prepare(Path(location))
         return dataset_kind(location)
     if location.endswith((".jsonl", ".yaml")):
         return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET

@@ -41,5 +41,5 @@ class DuplicateKeys:
         raise DuplicateKeyError(
             f"{self._count} samples have the key of another one: {'; '.join(self._listed)}{more}. A key (the name of a "
             f"tar member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
-            f"rename them"
+            f"rename them, or let fix_duplicates (--fix-duplicates) put the path of its tar before the name of each"
         )

@@ -29,6 +29,7 @@ from energon_grain.errors import IndexFileError
 from energon_grain.formats.column_file import ColumnWriter, column_file_bytes, read_column, release_pages
 from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.storage.atomic import sync_folder
+from energon_grain.storage.file_lock import sweep, writing_in
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -218,10 +219,19 @@ class JoinRowsWriter:
 
 
 @contextlib.contextmanager
+def writing_joins(cache: Path) -> Generator[None]:
+    """Be among those that write joins into a folder, which is made; what killed runs were writing there is removed."""
+    cache.mkdir(parents=True, exist_ok=True)
+    sweep(cache, ".tmp_*", ".join_index_*.tmp")
+    with writing_in(cache):
+        yield
+
+
+@contextlib.contextmanager
 def new_join_folder(cache: Path, name: str) -> Generator[Path]:
     """Make a temporary folder that becomes the columnar form of the join `name` when the block ends without an error.
 
-    Of two processes that do so at once one wins, and both go on with what it wrote.
+    Of two processes that do so at once one wins, and both go on with what it wrote. To be called while `writing_joins`.
     """
     cache.mkdir(parents=True, exist_ok=True)
     target = join_folder(cache, name)

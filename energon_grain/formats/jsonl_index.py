@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from energon_grain.formats.column_file import read_or_map
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.jsonl_lines import scan_lines
 from energon_grain.storage.atomic import atomic_write
-from energon_grain.storage.file_lock import locked
+from energon_grain.storage.file_lock import locked, sweep, writing_in
 
 Int64Array = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -76,7 +77,9 @@ def write_jsonl_index(
         EmptyDatasetError: There is no sample.
     """
     samples = stop = 0
-    with atomic_write(target or jsonl_index_path(path)) as file:
+    target = target or jsonl_index_path(path)
+    sweep(target.parent, f".{glob.escape(target.name)}.*.tmp")
+    with writing_in(target.parent), atomic_write(target) as file:
         for block in scan_lines(path):
             if not samples and len(block.starts):
                 block.starts[0] = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
-from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
@@ -15,6 +13,7 @@ from energon_grain.prepare.join_adopt import find_join_index
 from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
 from energon_grain.prepare.join_build import build_join, name_of
 from energon_grain.prepare.join_input import JoinInput, read_join_input
+from energon_grain.storage.atomic import is_writable
 
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
@@ -104,7 +103,7 @@ def open_join(
             f"{join.place}: {len(primary)} samples of {primary.input.folder.location} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
-    return build_join(inputs, cache if cache is not None and _is_writable(cache) else None)
+    return build_join(inputs, cache if cache is not None and is_writable(cache) else None)
 
 
 def _refuse_stale(prepared: Iterable[JoinHeader], samples: JoinedMembers, join: Join, mending: str) -> None:
@@ -131,14 +130,3 @@ def _change(old: JoinedMember, new: JoinedMember) -> str:
     if old.shards != new.shards or old.excludes != new.excludes:
         return f"the split part {new.split_part!r} of {new.path} was changed"
     return ""
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".tmp_{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from energon_grain.errors import ConfigError, IndexFileError
 from energon_grain.formats.join_index import cache_folder, index_file_name
-from energon_grain.formats.join_rows import JoinIndex, join_folder, open_join_index
+from energon_grain.formats.join_rows import JoinIndex, join_folder, open_join_index, writing_joins
 from energon_grain.metadataset.documents import read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
@@ -25,7 +25,6 @@ from energon_grain.prepare.join_array import JoinInputs, only_datasets, open_inp
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES, build_join, name_of, write_energon_form
 from energon_grain.storage.location import absolute, is_url, located
 
-_ABANDONED_AFTER_S = 24 * 3600
 JoinProgress = Callable[[str, int, int], None]
 """Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
 
@@ -114,22 +113,25 @@ def prepare_metadataset(
     total = sum(each.keys for each in pending)
     before = 0
     done: list[PreparedJoin] = []
-    for each in pending:
+    with contextlib.ExitStack() as stack:
+        for folder in dict.fromkeys(each.folder for each in pending):
+            stack.enter_context(writing_joins(folder))
+        for each in pending:
 
-        def advance(keys: int, _: int, place: str = each.places[0], before: int = before) -> None:
-            if progress is not None:
-                progress(place, before + keys, total)
+            def advance(keys: int, _: int, place: str = each.places[0], before: int = before) -> None:
+                if progress is not None:
+                    progress(place, before + keys, total)
 
-        try:
-            done.append(_prepare(each, memory_bytes, advance))
-        except ConfigError as error:
-            raise ConfigError(f"{each.places[0]}: {error}") from error
-        before += each.keys
-    own = cache_folder(absolute(path, os.getcwd()))
-    removed = _remove_stale(own, {each.name for each in done if each.folder == own})
-    notes = tuple(_name_for_energon(pending))
-    notes += tuple(_kept_here(pending))
-    removed = tuple(dict.fromkeys((*removed, *_store_remote(pending, path))))
+            try:
+                done.append(_prepare(each, memory_bytes, advance))
+            except ConfigError as error:
+                raise ConfigError(f"{each.places[0]}: {error}") from error
+            before += each.keys
+        own = cache_folder(absolute(path, os.getcwd()))
+        removed = _remove_stale(own, {each.name for each in done if each.folder == own})
+        notes = tuple(_name_for_energon(pending))
+        notes += tuple(_kept_here(pending))
+        removed = tuple(dict.fromkeys((*removed, *_store_remote(pending, path))))
     return MetadatasetReport(
         path=path if is_url(path) else Path(path),
         joins=tuple(done),
@@ -238,7 +240,7 @@ def _existing(pending: _Pending) -> JoinIndex | None:
 
 
 def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
-    """Remove joins of ours that are not wanted, in both forms, and what a killed run left behind."""
+    """Remove joins of ours that are not wanted, in both forms."""
     removed: list[str] = []
     prefix = join_folder(cache, "").name
     for folder in sorted(cache.glob(f"{prefix}*")):
@@ -253,10 +255,6 @@ def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         removed.append(name)
-    for folder in cache.glob(".tmp_*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S:
-                shutil.rmtree(folder, ignore_errors=True)
     return tuple(removed)
 
 

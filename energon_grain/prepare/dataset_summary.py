@@ -12,13 +12,16 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.storage.location import join
 from energon_grain.storage.read_whole import read_beginning
+
+_BLOCK_SAMPLES = 1 << 20
+_POWERS = 65  # sizes are below 2^63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,29 +113,28 @@ def summarize_dataset(
 
 def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) -> DatasetSummary:
     root = folder.local
-    finish_interrupted_prepare(root)
     info = read_info(root)
     index = open_columnar(folder)
     kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
-    payload = _sample_bytes(index)
+    parts, powers = _measure(index)
     return DatasetSummary(
         path=folder.location,
         shards=len(index.shards),
         samples=len(index),
         records=read_records_file(root),
         shard_bytes=int(index.shard_bytes.sum()),
-        payload_bytes=int(payload.sum()),
+        payload_bytes=sum(part.total_bytes for part in parts.values()),
         energon_version=info.energon_version,
         uuid=read_uuid(root),
         content_id=index.content_id,
         has_sqlite=bool(read_beginning(join(folder.location, f"{META_FOLDER}/{INDEX_SQLITE}"), 1)),
-        parts=_parts(index),
+        parts=parts,
         splits=_splits(root, split_config or own_split_config, info, required=split_config is not None),
         kind=kind,
         sample_type=sample_type,
         field_map=field_map,
         subflavors=subflavors,
-        sizes=size_bins(payload),
+        sizes=_bins(powers),
     )
 
 
@@ -142,33 +144,42 @@ def size_bins(sizes: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
     Args:
         sizes: (n,) bytes.
     """
-    if not len(sizes):
-        return ()
+    return _bins(_powers(sizes))
+
+
+def _powers(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """(65,) how many sizes lie below each power of two and not below the one before."""
     exponent = np.frexp(sizes.astype(np.float64))[1]  # 0 -> 0, 1 -> 1, 2..3 -> 2, 4..7 -> 3
-    first, last = int(exponent.min()), int(exponent.max())
-    counts = np.bincount(exponent - first, minlength=last - first + 1)
+    return np.bincount(exponent, minlength=_POWERS)
+
+
+def _bins(powers: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
+    used = np.flatnonzero(powers).tolist()
     return tuple(
-        SizeBin(from_bytes=(1 << power) >> 1, below_bytes=1 << power, samples=int(counts[power - first]))
-        for power in range(first, last + 1)
+        SizeBin(from_bytes=(1 << power) >> 1, below_bytes=1 << power, samples=int(powers[power]))
+        for power in range(min(used, default=0), max(used, default=-1) + 1)
     )
 
 
-def _sample_bytes(index: ColumnarIndex) -> npt.NDArray[np.int64]:
-    """(N,) payload bytes of each sample; differences of a running sum, since a sample may have no part at all."""
-    running = np.concatenate([[0], np.cumsum(index.part_size, dtype=np.int64)])
-    return np.diff(running[index.part_start])
-
-
-def _parts(index: ColumnarIndex) -> dict[str, PartSummary]:
-    count = len(index.part_names)
-    name, size = np.asarray(index.part_name), np.asarray(index.part_size)
-    counts = np.bincount(name, minlength=count)
-    smallest, largest = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
-    np.minimum.at(smallest, name, size)
-    np.maximum.at(largest, name, size)
-    totals = np.zeros(count, np.int64)
-    np.add.at(totals, name, size)
-    return {
+def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[np.int64]]:
+    """Add up the parts of each name, and count the sizes of samples by `_powers`; memory does not grow with them."""
+    kinds = len(index.part_names)
+    counts, totals, largest = (np.zeros(kinds, np.int64) for _ in range(3))
+    smallest = np.full(kinds, np.iinfo(np.int64).max)
+    powers = np.zeros(_POWERS, np.int64)
+    for begin in range(0, len(index), _BLOCK_SAMPLES):
+        start = np.asarray(index.part_start[begin : begin + _BLOCK_SAMPLES + 1])
+        name = np.asarray(index.part_name[start[0] : start[-1]])
+        size = np.asarray(index.part_size[start[0] : start[-1]])
+        counts += np.bincount(name, minlength=kinds)
+        np.add.at(totals, name, size)
+        np.minimum.at(smallest, name, size)
+        np.maximum.at(largest, name, size)
+        running = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
+        powers += _powers(np.diff(running[start - start[0]]))  # so, since a sample may have no part at all
+        for column in (index.part_start, index.part_name, index.part_size):
+            release_pages(column)
+    parts = {
         part: PartSummary(
             count=int(counts[place]),
             total_bytes=int(totals[place]),
@@ -177,6 +188,7 @@ def _parts(index: ColumnarIndex) -> dict[str, PartSummary]:
         )
         for place, part in enumerate(index.part_names)
     }
+    return parts, powers
 
 
 def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) -> dict[str, SplitSummary]:

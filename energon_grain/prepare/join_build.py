@@ -21,6 +21,7 @@ from energon_grain.formats.join_rows import (
     new_join_folder,
     open_join_index,
     write_join_header,
+    writing_joins,
 )
 from energon_grain.prepare.join_array import (
     JoinedArray,
@@ -75,9 +76,10 @@ def build_join(
     samples = open_inputs(members)
     primary_of(samples)
     report = _Report(progress, sum(each.total for each in samples))
-    for seed, bits in enumerate(hash_bits):
-        with contextlib.suppress(HashCollision):
-            return _attempt(samples, target, report, memory_bytes, seed, bits)
+    with contextlib.nullcontext() if target is None else writing_joins(target):
+        for seed, bits in enumerate(hash_bits):
+            with contextlib.suppress(HashCollision):
+                return _attempt(samples, target, report, memory_bytes, seed, bits)
     raise AssertionError("keys collide in every one of several 64-bit hashes")
 
 

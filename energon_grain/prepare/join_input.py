@@ -14,7 +14,6 @@ import numpy.typing as npt
 from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.join_rows import JoinedMember, shards_digest
@@ -109,7 +108,6 @@ def _read(
     written: str | None,
 ) -> JoinInput:
     root = folder.local
-    finish_interrupted_prepare(root)
     info = read_info(root)
     name = dataset_config or DEFAULT_DATASET_CONFIG
     if (root / META_FOLDER / name).exists():

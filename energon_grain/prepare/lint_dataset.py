@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, SplitError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, read_info
@@ -64,7 +63,6 @@ def lint_dataset(
     folder = open_folder(root)
     root = folder.local
     with naming(folder):
-        finish_interrupted_prepare(root)
         info = read_info(root)
         has_config = (root / META_FOLDER / dataset_config).exists()
         config = read_dataset_config(root, dataset_config) if has_config else None

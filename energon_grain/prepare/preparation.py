@@ -9,17 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.commit_journal import (
     PREPARE_FOLDER,
     commit_staged,
-    finish_interrupted_prepare,
     new_staging_folder,
 )
 from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
@@ -34,6 +34,7 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     read_info,
 )
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.prepare.report import PrepareProgress, PrepareReport
@@ -45,6 +46,7 @@ from energon_grain.prepare.shard_listing import (
     refuse_compressed,
     refuse_unwritable,
 )
+from energon_grain.prepare.shard_prefix import finish_prefixes, prefix_members
 from energon_grain.prepare.split_patterns import split_by_patterns
 from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
 from energon_grain.prepare.staging import (
@@ -56,7 +58,7 @@ from energon_grain.prepare.staging import (
     stage_splits,
 )
 from energon_grain.prepare.store_commit import commit_to_store
-from energon_grain.storage.atomic import naming_when_full
+from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.storage_settings import storage_settings
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
+_REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
@@ -77,6 +80,7 @@ def prepare_dataset(
     records: RecordEncoding | None = None,
     split_ratio: Mapping[str, float] | Sequence[float] | None = None,
     split_patterns: Mapping[str, str | Sequence[str]] | None = None,
+    split_config: str = DEFAULT_SPLIT_CONFIG,
     exclude: str | None = None,
     shuffle_tars: bool = False,
     shuffle_seed: int = 42,
@@ -87,8 +91,10 @@ def prepare_dataset(
     dataset_yaml_name: str = "dataset.yaml",
     force_overwrite: bool = False,
     tar_index_only: bool = False,
+    fix_duplicates: bool = False,
     num_workers: int | None = None,
     sqlite: bool = True,
+    sqlite_build_path: Path | None = None,
     progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
@@ -97,7 +103,8 @@ def prepare_dataset(
     Or the ArrayRecord files, for energon-grain alone; all of their records are read.
 
     The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
-    process. A run that was killed keeps the scans of finished shards; the next one starts with them.
+    process. A run that was killed keeps the scans of finished shards; the next one starts with them. Where the dataset
+    had its new state already, the same call is not refused, but repeats what came after the scans.
 
     In an object store the indices are written beside the data, and a few small files one after the other: a dataset
     that is prepared for the first time appears whole, one that is prepared again should not be opened just then.
@@ -114,6 +121,7 @@ def prepare_dataset(
             where no patterns are given either, is (0.8, 0.1, 0.1).
         split_patterns: Patterns for each part, instead of a ratio: `glob:shards/{000..007}.tar`, `re:val_.*` (found
             anywhere), or without a prefix Energon's mixture (braces, then regular expressions from the beginning).
+        split_config: Name of the split file to write in `.nv-meta`; its ending says whether it is YAML or JSON.
         exclude: A regular expression; shards in whose path it is found are left out.
         shuffle_tars: Shuffle the shards before they are split, as Energon does.
         shuffle_seed: Seed of that shuffle.
@@ -125,10 +133,15 @@ def prepare_dataset(
         dataset_yaml_name: Name of that YAML file inside `.nv-meta`.
         force_overwrite: Prepare a dataset again that is prepared already.
         tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
+        fix_duplicates: Where several tars have a key in common, put the path of its tar before each member's name, in
+            all tars of the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are
+            written anew, one after the other, which takes the room of a few of them meanwhile. Only on file systems.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
             old ones, which would not fit any more. ArrayRecord files, which Energon cannot read, never get them.
+        sqlite_build_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is made and
+            from which it is uploaded; it is removed then. None: in the cache folder.
         progress: Called after every shard and at each stage.
         executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
             `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
@@ -138,6 +151,7 @@ def prepare_dataset(
         DatasetNotFoundError: There are no tar (ArrayRecord) files.
         ReadError: A store cannot be read or written.
         ConfigError: An argument does not fit; nothing was written.
+        RefusedError: The dataset is prepared already, or another process prepares it right now.
         TarError: A tar is compressed, damaged or empty.
         FormatError: A record is not encoded as `records` says.
         ReadError: An ArrayRecord file is damaged.
@@ -149,10 +163,15 @@ def prepare_dataset(
     root = dataset.local
     if split_ratio is not None and split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
-    if (root / META_FOLDER).is_dir():
-        finish_interrupted_prepare(root)
-    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only):
-        raise ConfigError(
+    request = repr(
+        (
+            (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
+            (sample_type, field_map, crude, choose_definition is not None, dataset_yaml_name),
+            (force_overwrite, tar_index_only, fix_duplicates, sqlite),
+        )
+    )
+    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or _is_unfinished(root, request)):
+        raise RefusedError(
             f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
             f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
         )
@@ -161,6 +180,13 @@ def prepare_dataset(
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
+    if split_config != Path(split_config).name or not split_config.endswith((".yaml", ".json")):
+        raise ConfigError(f"split_config {split_config!r}: give the name of a file in .nv-meta, *.yaml or *.json.")
+    if fix_duplicates and (dataset.is_remote or records is not None):
+        raise ConfigError(
+            f"{dataset.location}: fix_duplicates renames members of tar files on a file system, not what lies in "
+            f"object stores or ArrayRecord files."
+        )
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
@@ -168,12 +194,15 @@ def prepare_dataset(
     definition = None
     if old_info is None and choose_definition is None:
         definition = _define(sample_type, field_map, crude)
-
     scans_folder = root / PREPARE_FOLDER / "scans"
     scans_folder.mkdir(parents=True, exist_ok=True)
     with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
         _remove_leftovers(root)
-        scanned = scan_dataset(
+        atomic_write_text(root / _REQUEST, request)
+        if fix_duplicates:
+            finish_prefixes(root, names)
+        scan = partial(
+            scan_dataset,
             dataset.location,
             names,
             scans_folder,
@@ -182,23 +211,40 @@ def prepare_dataset(
             executor=executor,
             progress=progress,
         )
+        scanned = scan()
         if old_info is not None:
             scanned.check_counts(old_info)
         elif choose_definition is not None:
+            asked = time.perf_counter()
             definition = choose_definition(scanned)
+            start += time.perf_counter() - asked
         if definition is not None:
             definition.check_parts(scanned.part_names)
         if progress is not None:
             progress(scanned.progress("index"))
         staging = new_staging_folder(root)
         sqlite = sqlite and records is None
-        put, generation = stage_indices(staging, scanned.identities, tar_indices=records is None, sqlite=sqlite)
+        stage = partial(
+            stage_indices,
+            staging,
+            tar_indices=records is None,
+            sqlite=sqlite,
+            sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
+        )
+        try:
+            put, generation = stage(scanned.identities)
+        except DuplicateKeyError:
+            if not fix_duplicates:
+                raise
+            prefix_members(root, scanned.identities)
+            scanned = scan()
+            put, generation = stage(scanned.identities)
         if records is not None and old_info is None:
             put += stage_records_file(staging, records)
         if definition is not None:
             put += stage_definition(staging, dataset_yaml_name, definition)
         if old_info is None:
-            put += stage_splits(staging, split_parts)
+            put += stage_splits(staging, split_config, split_parts)
         if old_info is None or not (root / META_FOLDER / INFO_JSON).exists():
             put += stage_info(root, staging, old_info or _new_info(scanned))
         scanned.check_unchanged()
@@ -207,12 +253,14 @@ def prepare_dataset(
         remove = () if sqlite else _SQLITE_FILES
         if dataset.is_remote:
             commit_to_store(dataset, staging, put=put, remove=remove)
+            if sqlite_build_path is not None:
+                sqlite_build_path.unlink(missing_ok=True)
             look_again(dataset)
         else:
             finish_staging(root, staging, names[0])
             commit_staged(root, staging, put=put, remove=remove)
             remove_old_generations(columnar_folder(root), generation)
-        shutil.rmtree(root / PREPARE_FOLDER, ignore_errors=True)
+        _finish(root)
     return PrepareReport(
         root=dataset.location if dataset.is_remote else root,
         shard_counts=scanned.shard_counts,
@@ -284,6 +332,23 @@ def _split(
 
 def _new_info(scanned: ScannedDataset) -> DatasetInfo:
     return DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+
+
+def _is_unfinished(root: Path, request: str) -> bool:
+    """Whether a `prepare` with the same arguments did not come to its end, though its results may be in place."""
+    try:
+        return (root / _REQUEST).read_text(encoding="utf-8") == request
+    except FileNotFoundError:  # it was killed right at its end
+        return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
+
+
+def _finish(root: Path) -> None:
+    """Remove what a run keeps for the next one should it be killed; last, what says that it was not at its end."""
+    for path in (root / PREPARE_FOLDER).iterdir():
+        if path != root / _REQUEST:
+            remove_temporaries(root / PREPARE_FOLDER, path.name)
+    (root / _REQUEST).unlink()
+    (root / PREPARE_FOLDER).rmdir()
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import RefusedError
 
 
 @contextlib.contextmanager
@@ -19,14 +19,14 @@ def preparation_lock(folder: Path) -> Generator[None]:
     nobody. File systems without locks are passed over.
 
     Raises:
-        ConfigError: Another process prepares the dataset right now.
+        RefusedError: Another process prepares the dataset right now.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
+            raise RefusedError(
                 f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
             ) from None
         except OSError:

@@ -41,7 +41,7 @@ class PrepareReport:
         written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.
         shards_reused: Shards that an interrupted run had scanned already.
         notes: What the caller should know though it is no error.
-        elapsed_s: Wall-clock time.
+        elapsed_s: Wall-clock time, without what `choose_definition` took, where a person types.
     """
 
     root: Path | str

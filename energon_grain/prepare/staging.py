@@ -27,7 +27,7 @@ from energon_grain.formats.nv_meta import (
     write_uuid,
 )
 from energon_grain.formats.shard_scan import ShardScan
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.formats.tar_index import tar_index_path, write_tar_index
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
@@ -40,7 +40,12 @@ _THREADS = 8  # most of them wait for the disk
 
 
 def stage_indices(
-    staging: Path, scans: Mapping[ScanTask, ShardIdentity], *, tar_indices: bool, sqlite: bool
+    staging: Path,
+    scans: Mapping[ScanTask, ShardIdentity],
+    *,
+    tar_indices: bool,
+    sqlite: bool,
+    sqlite_build_path: Path | None = None,
 ) -> tuple[list[str], str]:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite` and `index.uuid`.
 
@@ -49,6 +54,7 @@ def stage_indices(
         scans: What was scanned, in the order of `.info.json`.
         tar_indices: Whether to write a `.tar.idx` beside each shard.
         sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
+        sqlite_build_path: Where; the staging folder then has a link to it.
 
     Returns:
         The paths to move, relative to the root, and the name of the generation of the columnar index.
@@ -60,7 +66,7 @@ def stage_indices(
     columnar, shards = columnar_folder(staging), [task.name for task in scans]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
-        database = pool.submit(_stage_sqlite, staging, shards, scans) if sqlite else None
+        database = pool.submit(_stage_sqlite, staging, shards, scans, sqlite_build_path) if sqlite else None
         described = scans if tar_indices else {}
         indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in described.items()]
         header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
@@ -87,11 +93,11 @@ def stage_records_file(staging: Path, encoding: RecordEncoding) -> list[str]:
     return [f"{META_FOLDER}/{RECORDS_JSON}"]
 
 
-def stage_splits(staging: Path, split_parts: Mapping[str, Sequence[str]]) -> list[str]:
-    """Write `split.yaml` and return its path."""
+def stage_splits(staging: Path, name: str, split_parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Write the split file and return its path."""
     config = SplitConfig(split_parts={name: tuple(shards) for name, shards in split_parts.items()})
-    write_split_config(staging / META_FOLDER / DEFAULT_SPLIT_CONFIG, config)
-    return [f"{META_FOLDER}/{DEFAULT_SPLIT_CONFIG}"]
+    write_split_config(staging / META_FOLDER / name, config)
+    return [f"{META_FOLDER}/{name}"]
 
 
 def stage_definition(staging: Path, name: str, definition: DatasetDefinition) -> list[str]:
@@ -131,11 +137,15 @@ def _load_one(task: ScanTask, identity: ShardIdentity) -> ShardScan:
     return scan
 
 
-def _stage_sqlite(staging: Path, shards: Sequence[str], scans: Mapping[ScanTask, ShardIdentity]) -> list[str]:
+def _stage_sqlite(
+    staging: Path, shards: Sequence[str], scans: Mapping[ScanTask, ShardIdentity], build_path: Path | None
+) -> list[str]:
     from energon_grain.formats.sqlite_index import write_sqlite_index
 
     path = staging / META_FOLDER / INDEX_SQLITE
-    write_sqlite_index(path, enumerate(_load(scans)), shard_name=shards.__getitem__)
+    write_sqlite_index(build_path or path, enumerate(_load(scans)), shard_name=shards.__getitem__)
+    if build_path is not None:
+        path.symlink_to(build_path.absolute())
     write_uuid(staging)
     return [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
 

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
@@ -58,6 +60,26 @@ def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
         if error.errno in _NO_ROOM and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which is made if it is missing. Leaves nothing behind, even if killed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # without a name, where the system can do that
+            return True
+    except OSError:
+        return False
+
+
+def remove_temporaries(folder: Path, *patterns: str) -> None:
+    """Remove files and folders that killed runs were writing; to be called where nobody else can be writing them."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

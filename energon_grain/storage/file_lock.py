@@ -1,11 +1,15 @@
-"""A lock on a whole file, for as long as one process or thread brings something up to date."""
+"""Locks on whole files and folders, for as long as a process or thread writes there. Killed processes hold none."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import BinaryIO
+
+from energon_grain.storage.atomic import remove_temporaries
 
 
 @contextlib.contextmanager
@@ -22,3 +26,43 @@ def locked(file: BinaryIO) -> Generator[None]:
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def writing_in(folder: Path) -> Generator[None]:
+    """Say that temporaries are being written in a folder; any number of processes and threads may at once.
+
+    The lock is on the folder itself, and leaves no file.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Generator[bool]:
+    """Say whether nobody is `writing_in` a folder, and let nobody begin meanwhile; False where locks cannot tell."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        alone = False
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        yield alone
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def sweep(folder: Path, *patterns: str) -> None:
+    """Remove what killed runs were writing in a folder, by patterns; nothing while somebody is `writing_in` it."""
+    with alone_in(folder) as alone:
+        if alone:
+            remove_temporaries(folder, *patterns)

@@ -14,6 +14,7 @@ from energon_grain.errors import ConfigError, TarError
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config
+from energon_grain.prepare.preparation_lock import preparation_lock
 from energon_grain.testing import make_captioning_dataset, write_tars
 
 
@@ -175,11 +176,24 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_errors_are_one_line(tmp_path: Path) -> None:
     done = command("prepare", str(tmp_path), "--non-interactive", "--split-ratio=1")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Error: {tmp_path}: no *.tar files")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_is_refused_has_status_1_and_what_is_wrong_status_2(root: Path) -> None:
+    arguments = ("prepare", str(root), "--non-interactive", "--split-ratio=1", "--num-workers=0")
+    for wrong in (["--split-ratio=x"], ["--no-such-option"], ["--skip-dataset-yaml", "--crude"]):
+        assert command(*arguments, *wrong).returncode == 2
+    assert command(*arguments).returncode == 0
+    again = command(*arguments)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "already prepared" in again.stderr
+    with preparation_lock(root / ".nv-meta"):
+        assert command(*arguments, "--force-overwrite").returncode == 1
+    assert command("convert", str(root), str(root)).returncode == 1  # not an empty folder
 
 
 def test_real_processes(tmp_path: Path) -> None:

@@ -87,6 +87,6 @@ def test_interrupt(root: Path) -> None:
 
 def test_errors_are_red(tmp_path: Path) -> None:
     terminal = Terminal("info", str(tmp_path))
-    assert terminal.exit_code() == 2
+    assert terminal.exit_code() == 1
     assert "\x1b[31m" in terminal.output
     assert "energon-grain prepare" in terminal.output

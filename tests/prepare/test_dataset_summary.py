@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +75,21 @@ def test_datasets_of_every_kind(tmp_path: Path) -> None:
 def test_not_prepared(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="energon-grain prepare"):
         summarize_dataset(tmp_path)
+
+
+def test_memory_does_not_grow_with_the_samples(
+    join_of: Callable[[int], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join_of(200_000)
+    whole = summarize_dataset(tmp_path / "primary")
+    monkeypatch.setattr("energon_grain.prepare.dataset_summary._BLOCK_SAMPLES", 10_000)
+    tracemalloc.start()
+    try:
+        blocks = summarize_dataset(tmp_path / "primary")
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert blocks == whole
+    assert whole.samples == sum(each.samples for each in whole.sizes) == 200_000
+    assert whole.payload_bytes == sum(part.total_bytes for part in whole.parts.values())
+    assert peak_bytes < 2_500_000

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -266,6 +267,12 @@ def test_progress(root: Path) -> None:
     assert [now.shards_done for now in seen] == [*range(11), 10, 10]
     assert [now.stage for now in seen[-2:]] == ["index", "commit"]
     assert (seen[-1].samples, seen[-1].bytes_done) == (40, seen[0].bytes_total)
+
+
+def test_the_time_leaves_out_what_a_person_took(root: Path) -> None:
+    begun = time.perf_counter()
+    report = prepare_dataset(root, num_workers=0, choose_definition=lambda _: time.sleep(0.3))
+    assert time.perf_counter() - begun - report.elapsed_s >= 0.3
 
 
 def test_one_prepare_at_a_time(root: Path) -> None:

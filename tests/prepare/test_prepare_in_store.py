@@ -25,6 +25,7 @@ from energon_grain.errors import (
     DecodingError,
     DuplicateKeyError,
     ReadError,
+    RefusedError,
     StaleIndexError,
     TarError,
 )
@@ -171,6 +172,26 @@ def test_a_killed_run_goes_on(url: str, root: Path, stage: str, reused: int) -> 
     assert comparable(objects(url)) == comparable(on_disk(root))
 
 
+KILLED_LATE = """
+import os, signal, sys
+from energon_grain.prepare import prepare_dataset
+from energon_grain.storage.object_client import ObjectClient
+ObjectClient.delete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+prepare_dataset(sys.argv[1], sqlite=False)
+"""
+
+
+def test_the_same_call_goes_on_behind_a_kill_at_the_end(url: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED_LATE, url], timeout=600)
+    assert killed.returncode == -signal.SIGKILL
+    assert ".nv-meta/.info.json" in objects(url)
+    with pytest.raises(RefusedError, match="already prepared"):
+        prepare_dataset(url, split_ratio=[1])
+    assert prepare_dataset(url, sqlite=False).shards_reused == 5
+    with pytest.raises(RefusedError, match="already prepared"):
+        prepare_dataset(url, sqlite=False)
+
+
 def test_a_commit_that_fails_leaves_the_old_state_and_can_be_repeated(url: str, root: Path, bucket: Bucket) -> None:
     use_storage(StorageSettings(attempts=1))
     bucket.server.inject(Fault(kind="status", status=500, match="header.json", method="PUT"))
@@ -191,6 +212,27 @@ def test_a_shard_that_changes_meanwhile_is_refused(url: str, bucket: Bucket) -> 
     with pytest.raises(StaleIndexError, match=r"s3://\S+/s-2\.tar: changed since it was scanned"):
         prepare_dataset(url, progress=change)
     assert not any(".nv-meta" in name for name in objects(url))
+
+
+@pytest.mark.parametrize("habits", [["bare"], ["unconditional"], ["bare", "unconditional"]])
+def test_stores_with_habits_of_their_own(url: str, root: Path, bucket: Bucket, habits: list[str]) -> None:
+    """Entity tags without quotes, which TensorStore cannot send back, and answers whatever If-None-Match says."""
+    bucket.server.behave(*habits)  # type: ignore[arg-type]
+    prepare_dataset(url, sample_type="TextSample", field_map=FIELDS, split_ratio=[1])
+    bucket.put("sets/one/parts/s-3.tar", bucket.get("sets/one/parts/s-4.tar")[:-512] + bytes(512))
+    bucket.delete("sets/one/parts/s-4.tar")
+    shutil.copy(root / "parts/s-4.tar", root / "parts/s-3.tar")
+    (root / "parts/s-4.tar").unlink()
+    prepare_dataset(url, force_overwrite=True, split_ratio=[1])
+    prepare_dataset(root, sample_type="TextSample", field_map=FIELDS, split_ratio=[1])
+    assert trained_on(url) == trained_on(root)
+
+    def change(now: PrepareProgress) -> None:
+        if now.stage == "index":
+            bucket.put("sets/one/parts/s-2.tar", bucket.get("sets/one/parts/s-1.tar"))
+
+    with pytest.raises(StaleIndexError, match=r"s-2\.tar: changed since it was scanned"):
+        prepare_dataset(url, progress=change, force_overwrite=True)
 
 
 def test_of_large_members_little_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
