@@ -181,7 +181,7 @@ def _parts(index: ColumnarIndex) -> dict[str, PartSummary]:
 
 def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) -> dict[str, SplitSummary]:
     try:
-        config = read_split_config(root, name)
+        config = read_split_config(root, name, shards=info.shard_counts)
     except SplitError:
         if required:
             raise
