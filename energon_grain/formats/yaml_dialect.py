@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.bounded_yaml import SafeLoader, compose
+from energon_grain.storage.bounded_yaml import SafeLoader, composed
 
 _logger = logging.getLogger("energon_grain")
 
@@ -68,12 +68,8 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
             much by its aliases. Names `where`, line and column.
     """
     try:
-        loader = _Loader(data)
-        try:
-            node = compose(loader)
+        with composed(data, _Loader) as (_, node):
             return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
-        finally:
-            loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = _UNNAMED.sub("at line", str(error))
         raise ConfigError(f"{where}: not valid YAML: {said}") from error

@@ -7,6 +7,8 @@ it is at most a hundred levels deep, and nothing in it contains itself.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -14,6 +16,8 @@ import yaml
 _MOST_VALUES = 1_000_000
 _MOST_GROWTH = 10
 _MOST_DEPTH = 100
+_MOST_RECURSION = 1_000
+"""Bytes of documents that cannot be nested so deep that composing them harms."""
 
 if TYPE_CHECKING:
     SafeLoader = yaml.SafeLoader
@@ -27,29 +31,42 @@ def load_yaml(data: bytes) -> Any:
     Raises:
         yaml.YAMLError: It is not valid, or breaks a bound.
     """
-    loader = SafeLoader(data)
-    try:
-        node = compose(loader)
-        return None if node is None else loader.construct_document(node)
-    except ValueError as error:  # of a date that there is not, say
-        raise yaml.YAMLError(str(error)) from error
-    finally:
-        loader.dispose()
+    with composed(data, SafeLoader) as (loader, node):
+        try:
+            return None if node is None else loader.construct_document(node)
+        except ValueError as error:  # of a date that there is not, say
+            raise yaml.YAMLError(str(error)) from error
 
 
-def compose(loader: yaml.SafeLoader) -> Any:
-    """The node of the one document that a loader reads, None where it is empty.
+@contextmanager
+def composed(data: bytes | str, kind: type[yaml.SafeLoader]) -> Generator[tuple[yaml.SafeLoader, Any]]:
+    """A loader of a document and the node of it, None where it is empty.
 
     Raises:
         yaml.YAMLError: It is not valid, or breaks a bound.
     """
+    if len(data) > _MOST_RECURSION:
+        _check_depth(data)
+    loader = kind(data)
     try:
         node: Any = loader.get_single_node()
-    except RecursionError:
-        raise yaml.YAMLError(_TOO_DEEP) from None
-    if node is not None:
-        _Extent().check(node)
-    return node
+        if node is not None:
+            _Extent().check(node)
+        yield loader, node
+    finally:
+        loader.dispose()
+
+
+def _check_depth(data: bytes | str) -> None:
+    """Go through a document without recursion: composing one of 100,000 levels overflows the stack."""
+    level = 0
+    for event in yaml.parse(data, SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+            if level > _MOST_DEPTH:
+                raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=event.start_mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
 
 
 _INSIDE = "an alias inside of what it stands for"
