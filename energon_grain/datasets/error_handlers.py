@@ -40,6 +40,12 @@ def traceback_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def forget_traceback(error: BaseException) -> None:
+    """Take from an error what `traceback_text` gives."""
+    error.__traceback__ = None
+    error.__notes__ = [note for note in getattr(error, "__notes__", []) if not note.startswith(IN_A_WORKER)]
+
+
 def named(sample: Any) -> str:
     """What was dropped, by key where it has one: a sample, or the samples of a batch or a pack."""
     if isinstance(sample, list):

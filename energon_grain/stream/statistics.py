@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from energon_grain.datasets.error_handlers import log_exception, named, traceback_text
+from energon_grain.datasets.error_handlers import forget_traceback, log_exception, named, traceback_text
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample
@@ -136,7 +136,7 @@ class Statistics:
         self.record(leaf, hook, error)
         if not isinstance(error, SkipSample):
             kind = self._tell(hook, error, value, getattr(value, "__sources__", None))
-            self._fail(self._items_in_a_row, hook, failure_tolerance, error, "an item", kind, hook)
+            self._fail(self._items_in_a_row, hook, failure_tolerance, error, f"an item ({named(value)})", kind, hook)
             release_frames(error)
 
     def drop_batch(self, hook: str, failure_tolerance: int, error: Exception, samples: Any) -> None:
@@ -144,7 +144,9 @@ class Statistics:
         self.record(-1, hook, error)
         if not isinstance(error, SkipSample):
             kind = self._tell(hook, error, samples, None)
-            self._fail(self._batches_in_a_row, hook, failure_tolerance, error, "a batch", kind, hook)
+            self._fail(
+                self._batches_in_a_row, hook, failure_tolerance, error, f"a batch ({named(samples)})", kind, hook
+            )
         self._batches_in_a_row[""] += 1
         if self._batches_in_a_row[""] >= PATIENCE_BATCHES:
             raise FatalSampleError(
@@ -191,6 +193,7 @@ class Statistics:
             self._alike[kind] += 1
             default = failure_tolerance == TaskEncoder.__default_failure_tolerance__ and what not in self._worked
             if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
+                forget_traceback(error)  # which is in the log
                 raise FatalSampleError(
                     f"{hook} failed {FIRST_FAILURES} times and never worked, each time in the same way, the last time "
                     f"on {where}: {type(error).__name__}: {error}; that is no accident of some samples. Mend the hook "
