@@ -42,8 +42,9 @@ def traceback_text(error: BaseException) -> str:
 
 def forget_traceback(error: BaseException) -> None:
     """Take from an error what `traceback_text` gives."""
-    error.__traceback__ = None
-    error.__notes__ = [note for note in getattr(error, "__notes__", []) if not note.startswith(IN_A_WORKER)]
+    error.with_traceback(None)
+    notes: list[str] = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if not note.startswith(IN_A_WORKER)]
 
 
 def named(sample: Any) -> str:

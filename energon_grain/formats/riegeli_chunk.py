@@ -134,7 +134,7 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
         )
     values = np.empty(size, np.uint8)
     try:
-        written = decompress_into(memoryview(data)[place:], values)
+        written = decompress_into(memoryview(data)[place:], values.data)
     except cramjam.DecompressionError as error:
         raise FormatError(f"is damaged: {error}") from error
     if written != size:

@@ -184,7 +184,7 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parse(path: Path, data: bytes) -> Any:
     if path.suffix == ".json":
-        return decode_json(data, Any)
+        return decode_json(data, object)
     return parse_yaml(data, where=path.name, written_floats=False)
 
 

@@ -263,7 +263,8 @@ class EPath:
         if self.is_local():
             files = self._local_files(re.compile(folders_of_glob(pattern)).fullmatch)
         else:
-            files = (self / _PLAIN_FOLDERS.match(pattern)[0]).walk()
+            plain = _PLAIN_FOLDERS.match(pattern)
+            files = (self / plain[0] if plain else self).walk()
         yield from (path for path in files if fits(path.relative_to(self)))
 
     def copy(self, target: EPath) -> None:
