@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from energon_grain.transforms import decode
 from energon_grain.transforms.decode import Buffer, Codec
 from energon_grain.transforms.media import require_av
+from energon_grain.transforms.serialised import torch_file
 from energon_grain_torch.av import decode_av
 
 
@@ -35,15 +35,22 @@ class SampleDecoder(decode.SampleDecoder):
         if self._config["av_decode"] != "torch":
             return super()._av_codec(part)
         require_av()
-        return partial(decode_av, audio_of_videos=self._config["video_decode_audio"])
+        return partial(
+            decode_av,
+            audio_of_videos=self._config["video_decode_audio"],
+            max_part_bytes=self._config["max_part_bytes"],
+            max_pixels=self._config["max_pixels"],
+        )
 
     def _torch_codec(self, part: str) -> Callable[[Buffer], Any]:
-        return super()._torch_codec(part) if self._config["allow_pickle"] else _load_weights
+        if self._config["allow_pickle"]:
+            return super()._torch_codec(part)
+        return partial(_load_weights, max_bytes=self._config["max_part_bytes"])
 
 
-def _load_weights(data: Buffer) -> Any:
+def _load_weights(data: Buffer, *, max_bytes: int | None) -> Any:
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"holds more than tensors and plain containers, or is damaged; if you trust the data, pass "

@@ -139,7 +139,7 @@ class TargetFolder:
             if not copied or path.name in _NOT_COPIED:
                 continue
             try:
-                splits = read_split_config(source, path.name)
+                splits = read_split_config(source, path.name, shards=counts)
             except SplitError:
                 shutil.copyfile(path, meta / path.name)
             else:

@@ -91,7 +91,8 @@ def _split_part(
     folder: DataFolder, leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter
 ) -> PreparedSource:
     """The samples of the split part and the subset."""
-    splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
+    name = leaf.split_config or config.split_config or "split.yaml"
+    splits = read_split_config(folder.local, name, shards=info.shard_counts)
     part = config.split_part or leaf.split_part
     selected = select_shards(splits, part, info)
     total = sum(info.shard_counts[shard] for shard in selected.shards)

@@ -34,6 +34,8 @@ def decode_json(data: bytes, of: type[T]) -> T:
         return msgspec.json.decode(data, type=of)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"JSON must be UTF-8: {error}") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("JSON is nested too deeply") from error
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
@@ -41,6 +43,8 @@ def decode_json(data: bytes, of: type[T]) -> T:
             raise
         try:
             plain = json.loads(data)
+        except RecursionError as error:
+            raise msgspec.DecodeError("JSON is nested too deeply") from error
         except ValueError as error:
             raise msgspec.DecodeError(f"JSON is malformed: {error}") from error
         return msgspec.convert(plain, type=of)

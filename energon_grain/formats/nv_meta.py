@@ -17,6 +17,7 @@ from energon_grain.errors import DatasetNotFoundError, IndexFileError
 from energon_grain.formats.array_group import is_array_folder
 from energon_grain.formats.json_text import decode_json
 from energon_grain.storage.atomic import atomic_write_text
+from energon_grain.storage.bounded_yaml import load_yaml
 from energon_grain.storage.location import no_such_path
 
 META_FOLDER = ".nv-meta"
@@ -145,17 +146,13 @@ class _Info(msgspec.Struct, forbid_unknown_fields=True):
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
-        data: Any = yaml.load(path.read_bytes(), Loader=_yaml_loader())
+        data: Any = load_yaml(path.read_bytes())
         content = msgspec.convert(data, type=_Info)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except (yaml.YAMLError, msgspec.MsgspecError) as error:
         raise _damaged(path, error) from error
     return _info(path, content)
-
-
-def _yaml_loader() -> Any:
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _info(path: Path, content: _Info) -> DatasetInfo:

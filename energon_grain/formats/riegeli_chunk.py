@@ -7,7 +7,7 @@
                   compressed apart, each with a varint before it that says how much it was.
 
 For files that array_record's own reader cannot open, since they lie in an object store. Check sums (HighwayHash) are
-not compared, all that chunks say of their sizes is.
+not compared, all that chunks say of their sizes is: it is bounded, and no more than that is decompressed.
 https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
 """
 
@@ -27,12 +27,15 @@ BLOCK_BYTES = 1 << 16
 _BLOCK_HEADER_BYTES = 24
 _HEADER = struct.Struct("<QQQQQ")
 _RECORDS, _TRANSPOSED = ord("r"), ord("t")
-_DECOMPRESS = {
-    ord("z"): cramjam.zstd.decompress,
-    ord("b"): cramjam.brotli.decompress,
-    ord("s"): cramjam.snappy.decompress_raw,
+_DECOMPRESS_INTO = {
+    ord("z"): cramjam.zstd.decompress_into,
+    ord("b"): cramjam.brotli.decompress_into,
+    ord("s"): cramjam.snappy.decompress_raw_into,
 }
 _UNCOMPRESSED = 0
+_VARINT_BYTES = 10
+_MOST_BYTES = 1 << 31
+"""Of the records of a chunk, of which a writer puts one to some thousand into one; and of their sizes."""
 
 
 def chunk_records(data: bytes, start: int) -> list[bytes]:
@@ -76,8 +79,8 @@ def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
     compression = data[_HEADER.size]
     try:
         sizes_bytes, place = varint(data, _HEADER.size + 1)
-        sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)])
-        values = _decompressed(compression, data[place + sizes_bytes : end])
+        sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)], count * _VARINT_BYTES)
+        values = _decompressed(compression, data[place + sizes_bytes : end], decoded_bytes)
     except WireError as error:
         raise FormatError(f"is damaged: {error}") from error
     return count, decoded_bytes, sizes, values
@@ -116,17 +119,24 @@ def _without_block_headers(data: bytes, start: int) -> bytes:
     return b"".join(parts)
 
 
-def _decompressed(compression: int, data: bytes) -> bytes:
+def _decompressed(compression: int, data: bytes, most: int) -> bytes:
+    """What was compressed: as much as it announces, which is at most what the chunk announces."""
     if compression == _UNCOMPRESSED:
         return data
-    decompress = _DECOMPRESS.get(compression)
-    if decompress is None:
+    decompress_into = _DECOMPRESS_INTO.get(compression)
+    if decompress_into is None:
         raise FormatError(f"has an unknown compression, {chr(compression)!r}")
     size, place = varint(data, 0)
+    if size > min(most, _MOST_BYTES):
+        raise FormatError(
+            f"is damaged, or not for us: {size} bytes are announced where the chunk has room for {most}, and at most "
+            f"{_MOST_BYTES} are decompressed"
+        )
+    values = np.empty(size, np.uint8)
     try:
-        values = bytes(decompress(memoryview(data)[place:]))
+        written = decompress_into(memoryview(data)[place:], values.data)
     except cramjam.DecompressionError as error:
         raise FormatError(f"is damaged: {error}") from error
-    if len(values) != size:
-        raise FormatError(f"is damaged: {len(values)} bytes came of it instead of {size}")
-    return values
+    if written != size:
+        raise FormatError(f"is damaged: {written} bytes came of it instead of {size}")
+    return values.tobytes()

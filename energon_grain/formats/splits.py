@@ -6,15 +6,16 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import braceexpand
 import msgspec
 
 from energon_grain.errors import EmptyDatasetError, SplitError
+from energon_grain.formats.brace_patterns import MOST_NAMES, BracePattern
+from energon_grain.formats.json_text import decode_json
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.storage.atomic import atomic_write_text
@@ -54,14 +55,23 @@ class SelectedShards:
     unmatched_excludes: tuple[str, ...] = ()
 
 
-def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> SplitConfig:
+def read_split_config(
+    root: str | os.PathLike[str], name: str | None = None, *, shards: Collection[str] = ()
+) -> SplitConfig:
     """Read the split file `name` of the dataset at `root`.
 
     JSON or YAML by its ending. `split.yaml`, the default, falls back to `split.json`. Braces expand as in bash
-    (`shard_{000..007}.tar`), by the package `braceexpand`.
+    (`shard_{000..007}.tar`), by the rules of `brace_patterns`.
+
+    Args:
+        root: Folder of the dataset.
+        name: Of the file.
+        shards: Those of the dataset. A file names at most ten times as many and a million more; of an exclude that
+            stands for more, only the names of shards are kept.
 
     Raises:
-        SplitError: The file is missing, is not valid, or has keys other than `split_parts` and `exclude`.
+        SplitError: The file is missing, is not valid, has keys other than `split_parts` and `exclude`, or names far
+            more than there is.
     """
     meta = Path(root) / META_FOLDER
     path = meta / (name or DEFAULT_SPLIT_CONFIG)
@@ -78,11 +88,14 @@ def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> 
         ) from None
     try:
         content = msgspec.convert(_parse(path, data), type=_Split)
+        names = _Names(path, shards)
         return SplitConfig(
-            split_parts={part: _expand(shards or ()) for part, shards in content.split_parts.items()},
-            exclude=_expand(content.exclude or ()),
+            split_parts={part: names.listed(part, listed or ()) for part, listed in content.split_parts.items()},
+            exclude=names.excluded(content.exclude or ()),
             where=str(path),
         )
+    except SplitError:
+        raise
     except (ValueError, msgspec.MsgspecError) as error:
         raise SplitError(
             f"{path}: {error}. It must hold `split_parts` (lists of shards by part) and may hold `exclude`"
@@ -171,12 +184,48 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parse(path: Path, data: bytes) -> Any:
     if path.suffix == ".json":
-        return msgspec.json.decode(data)
+        return decode_json(data, object)
     return parse_yaml(data, where=path.name, written_floats=False)
 
 
-def _expand(patterns: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for pattern in patterns for name in braceexpand.braceexpand(pattern))
+class _Names:
+    """Makes the names that the patterns of a file stand for, as long as they are not far more than there are."""
+
+    def __init__(self, path: Path, shards: Collection[str]) -> None:
+        self._path = path
+        self._shards = shards
+        self._left = self._most = MOST_NAMES + 10 * len(shards)
+
+    def listed(self, part: str, patterns: Iterable[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for pattern in map(BracePattern, patterns):
+            if not self._has_room(pattern):
+                raise self._too_many(f"$.split_parts.{part}", pattern, "list only shards that it has")
+            names += pattern.names()
+        return tuple(names)
+
+    def excluded(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for pattern in map(BracePattern, patterns):
+            if self._has_room(pattern):
+                names += pattern.names()
+            elif any(pattern.begins_with(f"{shard}/") for shard in self._shards):
+                raise self._too_many("$.exclude", pattern, "exclude only samples that it has")
+            else:
+                names += filter(pattern.matches, self._shards)
+        return tuple(names)
+
+    def _has_room(self, pattern: BracePattern) -> bool:
+        if pattern.cost > self._left:
+            return False
+        self._left -= pattern.cost
+        return True
+
+    def _too_many(self, place: str, pattern: BracePattern, advice: str) -> SplitError:
+        return SplitError(
+            f"{self._path}: {place}: {pattern} stands for {pattern.counted()} names, and the dataset has "
+            f"{len(self._shards):,} shards; all patterns of the file together may stand for {self._most:,}: {advice}"
+        )
 
 
 def excluded_sample(exclude: str, info: DatasetInfo) -> tuple[str, str] | None:

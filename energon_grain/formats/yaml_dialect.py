@@ -9,19 +9,21 @@ Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of
   `1_000` is 1000 and `012` is 12, while `0x1f`, `.inf` and `2024-01-31` are text;
 * keys are text, and of equal keys the last one counts, which a warning in the log says.
 
-Beyond Energon's own reader, an empty value is None, anchors, aliases and merge keys (`<<`) work, and the standard tags
-(`!!str 12`) are obeyed. Other tags are refused: a file cannot name code to run.
+Depth and aliases are bounded, see `bounded_yaml`. Beyond Energon's own reader, an empty value is None, anchors, aliases
+and merge keys (`<<`) work, and the standard tags (`!!str 12`) are obeyed. Other tags are refused: a file cannot name
+code to run.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.bounded_yaml import SafeLoader, composed
 
 _logger = logging.getLogger("energon_grain")
 
@@ -62,20 +64,15 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
         written_floats: Whether floats come as `WrittenFloat`.
 
     Raises:
-        ConfigError: It is not valid YAML, or uses tags other than the standard ones. Names `where`, line and column.
+        ConfigError: It is not valid YAML, uses tags other than the standard ones, is nested too deeply or grows too
+            much by its aliases. Names `where`, line and column.
     """
     try:
-        loader = _Loader(data)
-        try:
-            node: Any = loader.get_single_node()
+        with composed(data, _Loader) as (_, node):
             return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
-        finally:
-            loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = _UNNAMED.sub("at line", str(error))
         raise ConfigError(f"{where}: not valid YAML: {said}") from error
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply") from None
 
 
 def dump_yaml(content: Any) -> str:
@@ -94,13 +91,7 @@ def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text_node)
 
 
-if TYPE_CHECKING:
-    _Composer = yaml.SafeLoader
-else:
-    _Composer = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_Composer):
+class _Loader(SafeLoader):
     """Composes nodes; untagged plain scalars are marked, and no other rule for scalars applies."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
@@ -116,14 +107,10 @@ class _Native:
         self._number = number
         self._where = where
         self._done: dict[int, Any] = {}
-        self._open: set[int] = set()
 
     def value(self, node: yaml.Node) -> Any:
         if id(node) in self._done:
             return self._done[id(node)]
-        if id(node) in self._open:
-            raise yaml.MarkedYAMLError(problem="an alias inside of what it stands for", problem_mark=node.start_mark)
-        self._open.add(id(node))
         if isinstance(node, yaml.ScalarNode):
             value = _scalar(node)
             if isinstance(value, WrittenFloat):
@@ -133,7 +120,6 @@ class _Native:
             value = [self.value(item) for item in node.value]
         else:
             value = self._mapping(node)
-        self._open.discard(id(node))
         self._done[id(node)] = value
         return value
 

@@ -102,6 +102,8 @@ class EnergonDataSource:
             for outcome in encoded.outcomes:
                 if type(outcome) is Dropped:
                     self._statistics.drop(outcome)
+                else:
+                    self._statistics.succeeded()
             self._statistics.settle()
             return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
         self._statistics.succeeded()

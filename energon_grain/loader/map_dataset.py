@@ -125,6 +125,8 @@ class BatchMapDataset(grain.MapDataset[Any]):
             for outcome in samples:
                 if type(outcome) is Dropped:
                     self._statistics.drop(outcome)
+                else:
+                    self._statistics.succeeded()
             self._statistics.settle()
             if not good:
                 return None

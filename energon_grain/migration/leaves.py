@@ -34,8 +34,8 @@ def leaf_findings(leaf: LeafReference) -> Iterator[Finding]:
             return
         root = open_folder(leaf.path).local
         config = read_dataset_config(root, leaf.dataset_config or DEFAULT_DATASET_CONFIG)
-        splits = read_split_config(root, leaf.split_config or config.split_config)
         info = read_info(root)
+        splits = read_split_config(root, leaf.split_config or config.split_config, shards=info.shard_counts)
     except EnergonGrainError:
         return  # said of the dataset itself
     if leaf.aux and config.kind != "crude":

@@ -17,7 +17,7 @@ def split_findings(root: Path, info: DatasetInfo, name: str | None) -> Iterator[
     """Compare the split file `name` of a dataset (None: the default one) with its shards."""
     where = f"{root / META_FOLDER / (name or DEFAULT_SPLIT_CONFIG)}"
     try:
-        config = read_split_config(root, name)
+        config = read_split_config(root, name, shards=info.shard_counts)
     except SplitError as error:
         yield refusal(where, error)
         return

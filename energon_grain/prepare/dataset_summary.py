@@ -193,7 +193,7 @@ def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[
 
 def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) -> dict[str, SplitSummary]:
     try:
-        config = read_split_config(root, name)
+        config = read_split_config(root, name, shards=info.shard_counts)
     except SplitError:
         if required:
             raise

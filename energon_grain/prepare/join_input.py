@@ -113,7 +113,7 @@ def _read(
     if (root / META_FOLDER / name).exists():
         config = read_dataset_config(root, name)
         split_config, split_part = split_config or config.split_config, config.split_part or split_part
-    splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG)
+    splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
     selected = select_shards(splits, split_part, info)
     if len(set(selected.shards)) < len(selected.shards):
         twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)

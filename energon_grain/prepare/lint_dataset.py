@@ -135,7 +135,7 @@ def _select(
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """List the shards to look at, each once, and the samples that are excluded."""
     try:
-        config = read_split_config(root, split_config)
+        config = read_split_config(root, split_config, shards=info.shard_counts)
     except SplitError:
         if split_parts is not None or split_config is not None:
             raise

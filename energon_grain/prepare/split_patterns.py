@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from braceexpand import braceexpand
-
 from energon_grain.errors import ConfigError, SplitError
+from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.storage.glob_pattern import glob_to_regex
 
 
@@ -71,9 +70,11 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
             regex = re.compile(pattern.removeprefix("re:"))
             return lambda shard: regex.search(shard) is not None
         if pattern.startswith("glob:"):
-            globs = [re.compile(glob_to_regex(one)) for one in braceexpand(pattern.removeprefix("glob:"))]
-            return lambda shard: any(one.fullmatch(shard) for one in globs)
-        regexes = [re.compile(one) for one in braceexpand(pattern)]
+            written = expand_braces(pattern.removeprefix("glob:"))
+            names = {one for one in written if not any(sign in one for sign in "*?[")}
+            globs = [re.compile(glob_to_regex(one)) for one in written if one not in names]
+            return lambda shard: shard in names or any(one.fullmatch(shard) for one in globs)
+        regexes = [re.compile(one) for one in expand_braces(pattern)]
         return lambda shard: any(one.match(shard) for one in regexes)
     except (re.error, ValueError) as error:
         hint = ""

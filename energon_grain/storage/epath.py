@@ -6,19 +6,22 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import total_ordering
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
-from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.glob_pattern import folders_of_glob, glob_to_regex
 from energon_grain.storage.location import absolute, is_url, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_file import create_object, open_object
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
+
+_PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
+"""The folders that a pattern names before its first sign with a meaning."""
 
 
 @total_ordering
@@ -231,6 +234,8 @@ class EPath:
     def walk(self) -> Iterator[EPath]:
         """All files below, sorted by folder on this machine and by name in a store.
 
+        Links to folders are followed, but not to those that they lie in.
+
         Raises:
             ReadError: The store cannot be reached, or has no lists (`https://`).
         """
@@ -239,9 +244,7 @@ class EPath:
                 if name and not name.endswith("/"):  # what some tools put in place of a folder
                     yield self / name
             return
-        for folder, folders, files in os.walk(self._location, followlinks=True):
-            folders.sort()
-            yield from (EPath(os.path.join(folder, name)) for name in sorted(files))
+        yield from self._local_files(lambda folder: True)
 
     def iterdir(self) -> Iterator[EPath]:
         """The files and folders in this folder, sorted. Raises as `walk` does."""
@@ -252,9 +255,17 @@ class EPath:
         yield from (self / name for name in names)
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """The files below that match a shell pattern; `**` stands for any folders. Raises as `walk` does."""
+        """The files below that match a shell pattern; `**` stands for any folders. Raises as `walk` does.
+
+        Looks only into folders where something may match.
+        """
         fits = re.compile(glob_to_regex(pattern)).fullmatch
-        yield from (path for path in self.walk() if fits(path.relative_to(self)))
+        if self.is_local():
+            files = self._local_files(re.compile(folders_of_glob(pattern)).fullmatch)
+        else:
+            plain = _PLAIN_FOLDERS.match(pattern)
+            files = (self / plain[0] if plain else self).walk()
+        yield from (path for path in files if fits(path.relative_to(self)))
 
     def copy(self, target: EPath) -> None:
         """Copy a file, or all files below, to a path of either kind.
@@ -290,6 +301,28 @@ class EPath:
             os.unlink(self._location)
         else:
             _client().delete(self._location)
+
+    def _local_files(self, enters: Callable[[str], Any]) -> Iterator[EPath]:
+        """The files below, in the folders that are to be entered by their names relative to this, with a slash."""
+        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+        while waiting:
+            inside, above = waiting.pop()
+            folder = os.path.join(self._location, inside)
+            try:
+                known = os.stat(folder)
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:  # gone meanwhile, a file, or not for us
+                continue
+            here = (known.st_dev, known.st_ino)
+            if here in above:
+                continue
+            folders: list[str] = []
+            for entry in entries:
+                if not entry.is_dir():
+                    yield EPath(os.path.join(folder, entry.name))
+                elif enters(f"{inside}{entry.name}/"):
+                    folders.append(f"{inside}{entry.name}/")
+            waiting += ((each, above | {here}) for each in reversed(folders))
 
     @property
     def _root(self) -> str:

@@ -113,9 +113,11 @@ def _client_files() -> list[str]:
 def _client_profile(path: str, name: str) -> Mapping[str, Any] | None:
     import yaml  # which reads JSON too
 
+    from energon_grain.storage.bounded_yaml import load_yaml
+
     try:
         with open(path, "rb") as file:
-            content = yaml.safe_load(file)
+            content = load_yaml(file.read())
         profile = (content or {}).get("profiles", {}).get(name)
         provider = None if profile is None else profile["storage_provider"]
         if provider is None:

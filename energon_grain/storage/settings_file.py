@@ -24,9 +24,11 @@ def read_settings(path: str) -> StorageSettings:
     """
     import yaml
 
+    from energon_grain.storage.bounded_yaml import load_yaml
+
     try:
         with open(path, "rb") as file:
-            content = yaml.safe_load(file)
+            content = load_yaml(file.read())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
     except yaml.YAMLError as error:

@@ -86,7 +86,7 @@ class Production:
         self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
         self._progress = start
         self._config = config
-        statistics.begin()
+        statistics.begin(first=not (start.item or start.pass_number))
         self._finish = finish
         self._workers: ChunkWorkers | None = None
         self._pace = ChunkPace(first=self._plan.batch_size)

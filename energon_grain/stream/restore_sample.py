@@ -46,6 +46,7 @@ class SampleRestorer:
         self._stage = stage
         self._on_error = on_error
         self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], on_error)
+        self._statistics.begin(first=False)
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=1, hook_lock=stage.hook_lock, statistics=self._statistics
         )

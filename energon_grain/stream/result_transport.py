@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, cast
 
+from energon_grain.datasets.error_handlers import IN_A_WORKER
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.provenance import LazyRowSources, LazySources
 from energon_grain.sources.source import Source
@@ -123,7 +124,7 @@ def _pickles(value: Any) -> bool:
 def portable_error(error: BaseException) -> Any:
     """The error with its traceback as a note, or a namesake where it cannot be pickled and made again."""
     if not isinstance(error, SkipSample):
-        error.add_note("In a worker process:\n" + "".join(traceback.format_exception(error)))
+        error.add_note(IN_A_WORKER + "".join(traceback.format_exception(error)))
     if _pickles(error) and _can_be_made_again(error):
         return error
     return _Namesake(type(error).__name__, str(error), isinstance(error, SkipSample), getattr(error, "__notes__", []))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import math
+import zipfile
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy.typing as npt
 Buffer = bytes | memoryview
 
 _OBJECT = np.dtype(object)
+_NPY_MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 10_000  # numpy's own bound
 _TENBIN_MAGIC = b"~TenBin~"
 _TENBIN_TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
 
@@ -27,6 +31,8 @@ def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
     shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
     if dtype.hasobject or not dtype.itemsize:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=allow_pickle)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} is announced")
     count = math.prod(shape)
     if len(data) - size < count * dtype.itemsize:
         raise ValueError(f"{count * dtype.itemsize} bytes of array data announced, {len(data) - size} present")
@@ -34,14 +40,32 @@ def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
 
 
-def decode_npz(data: Buffer, *, allow_pickle: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in a `.npz` file by name.
+def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | None = None) -> dict[str, Any]:
+    """The arrays in a `.npz` file by name; members that are no arrays as bytes.
 
     Raises:
-        ValueError: The file is damaged, or holds Python objects and `allow_pickle` is false.
+        ValueError: The file is damaged, holds Python objects and `allow_pickle` is false, or unpacks to more than
+            `max_bytes`.
     """
-    with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as archive:
-        return dict(archive)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        check_unpacked(archive, max_bytes)
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    return {
+        name.removesuffix(".npy"): decode_npy(member, allow_pickle=allow_pickle)
+        if member.startswith(_NPY_MAGIC)
+        else member
+        for name, member in members.items()
+    }
+
+
+def check_unpacked(archive: zipfile.ZipFile, max_bytes: int | None) -> None:
+    """Raise ValueError where an archive announces too much; no member is read further than it announces."""
+    members = archive.infolist()
+    announced = sum(member.file_size for member in members)
+    if max_bytes is not None and announced > max_bytes:
+        raise ValueError(f"unpacks to {announced} bytes; SampleDecoder(max_part_bytes={max_bytes}) unpacks no more")
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+        raise ValueError("is packed by another method than deflate")
 
 
 def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
@@ -73,10 +97,10 @@ def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
 
 
 def _npy_header_size(data: Buffer) -> int:
-    """Bytes before the array data; 0 for what is left to numpy: damaged files and the rare version 3."""
-    if data[:7] == b"\x93NUMPY\1":
+    """Bytes before the array data; 0 for damaged files, which are left to numpy."""
+    if data[:7] == _NPY_MAGIC + b"\1":
         return 10 + int.from_bytes(data[8:10], "little")
-    if data[:7] == b"\x93NUMPY\2":
+    if data[:7] in (_NPY_MAGIC + b"\2", _NPY_MAGIC + b"\3"):
         return 12 + int.from_bytes(data[8:12], "little")
     return 0
 
@@ -85,6 +109,21 @@ def _npy_header_size(data: Buffer) -> int:
 def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran order, and type. Cached: the samples of a dataset share a few headers."""
     stream = io.BytesIO(header)
-    if np.lib.format.read_magic(stream) == (1, 0):
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
         return np.lib.format.read_array_header_1_0(stream)
-    return np.lib.format.read_array_header_2_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    return _npy_header_3(header[12:])
+
+
+def _npy_header_3(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """That of version 3, whose field names may be any text: numpy has no function for it alone."""
+    if len(text) > _MOST_HEADER_BYTES:
+        raise ValueError(f"an array header of {len(text)} bytes; at most {_MOST_HEADER_BYTES} are read")
+    said = ast.literal_eval(text.decode("utf-8"))
+    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("an array header that does not say type, order and shape")
+    if not isinstance(said["shape"], tuple) or not all(type(length) is int for length in said["shape"]):
+        raise ValueError(f"an array of shape {said['shape']} is announced")
+    return said["shape"], bool(said["fortran_order"]), np.lib.format.descr_to_dtype(said["descr"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import gzip
+import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -13,7 +14,14 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.transforms.array import decode_npy, decode_npz, decode_tenbin
 from energon_grain.transforms.content import media_extension
-from energon_grain.transforms.image import IMAGE_EXTENSIONS, IMAGE_MODES, ImageDecode, decode_rows, image_codec
+from energon_grain.transforms.image import (
+    IMAGE_EXTENSIONS,
+    IMAGE_MODES,
+    MAX_PIXELS,
+    ImageDecode,
+    decode_rows,
+    image_codec,
+)
 from energon_grain.transforms.media import AV_EXTENSIONS, AVDecode, decode_lazily, decode_pyav, require_av
 from energon_grain.transforms.serialised import (
     CBOR_EXTENSIONS,
@@ -37,6 +45,7 @@ from energon_grain.transforms.text import (
 
 Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
+MAX_PART_BYTES = 1 << 31
 
 
 class SampleDecoder:
@@ -67,6 +76,8 @@ class SampleDecoder:
         video_decode_audio: bool = False,
         guess_content: bool = False,
         allow_pickle: bool = False,
+        max_part_bytes: int | None = MAX_PART_BYTES,
+        max_pixels: int | None = MAX_PIXELS,
     ) -> None:
         """Set what parts decode to.
 
@@ -78,22 +89,35 @@ class SampleDecoder:
             video_decode_audio: Whether the audio of videos is decoded too.
             guess_content: Tell images, video and audio from their first bytes rather than from the part's name.
             allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust.
+            max_part_bytes: To how many bytes a part may be unpacked (`.gz`, `npz`, archives of torch, audio); None: any
+                number. 2 GiB by default.
+            max_pixels: How many pixels an image or a frame may have; None: any number, up to Pillow's own
+                `Image.MAX_IMAGE_PIXELS`. The scans of a JPEG, and the frames of a video, may have 16 times as many
+                together. 2^27 by default, 134 million.
+
+                A part that announces more does not decode, before anything is allocated; the error policy decides
+                about its sample, as about any that is broken.
 
         Raises:
-            ConfigError: A value is not among those listed, or needs a package that is not installed.
+            ConfigError: A value is not among those listed, a bound is below 1, or an option needs a package that is not
+                installed.
         """
         _check_choice("image_decode", image_decode, tuple(IMAGE_MODES))
         _check_choice("av_decode", av_decode, get_args(AVDecode))
+        _check_bound("max_part_bytes", max_part_bytes)
+        _check_bound("max_pixels", max_pixels)
         self._config: dict[str, Any] = {
             "image_decode": image_decode,
             "av_decode": av_decode,
             "video_decode_audio": video_decode_audio,
             "guess_content": guess_content,
             "allow_pickle": allow_pickle,
+            "max_part_bytes": max_part_bytes,
+            "max_pixels": max_pixels,
         }
         self._codecs: dict[str, Codec | None] = {}
         mode = IMAGE_MODES[image_decode]
-        self._pixels = image_codec(image_decode)
+        self._pixels = image_codec(image_decode, max_pixels)
         self._image_value = self._planes_value if mode.form == "planes" else _unchanged
         self._rows_pay = mode.form != "pil" and not guess_content
 
@@ -182,7 +206,8 @@ class SampleDecoder:
         codec = self._guessing(name) if self._config["guess_content"] else self._by_extension(name, extension)
         if name == part:
             return codec
-        return _guarded(part, lambda data: _unpacked(data, codec))
+        most: int | None = self._config["max_part_bytes"]
+        return _guarded(part, lambda data: gunzip(data, most) if codec is None else codec(gunzip(data, most)))
 
     def _by_extension(self, part: str, extension: str) -> Codec | None:
         return self._media(part, extension.lower()) or self._basic(part, extension)
@@ -233,7 +258,7 @@ class SampleDecoder:
             UntrustedCodeError: It may run code, and that is not allowed.
             ConfigError: The package `torch` is not installed.
         """
-        return torch_codec(part, allowed=self._config["allow_pickle"])
+        return torch_codec(part, allowed=self._config["allow_pickle"], max_bytes=self._config["max_part_bytes"])
 
     def _basic(self, part: str, extension: str) -> Codec | None:
         allowed: bool = self._config["allow_pickle"]
@@ -246,7 +271,8 @@ class SampleDecoder:
         if extension == "npy":
             return _guarded(part, partial(decode_npy, allow_pickle=allowed))
         if extension == "npz":
-            return _guarded(part, partial(decode_npz, allow_pickle=allowed))
+            most: int | None = self._config["max_part_bytes"]
+            return _guarded(part, partial(decode_npz, allow_pickle=allowed, max_bytes=most))
         if extension in ("ten", "tb"):
             return _guarded(part, decode_tenbin)
         if extension in MSGPACK_EXTENSIONS:
@@ -278,9 +304,39 @@ def _unchanged(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return value
 
 
-def _unpacked(data: Buffer, codec: Codec | None) -> Any:
-    content = gzip.decompress(data)
-    return content if codec is None else codec(content)
+def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
+    """What gzip packed, in one member or several.
+
+    Raises:
+        ValueError: It ends early, or unpacks to more than `max_bytes`.
+        zlib.error: It is damaged.
+    """
+    most = sys.maxsize if max_bytes is None else max_bytes
+    pieces: list[bytes] = []
+    size = place = 0
+    while place < len(data):
+        member = zlib.decompressobj(wbits=_GZIP)
+        while not member.eof:
+            packed = data[place : place + _GZIP_BYTES]
+            if not packed:
+                raise ValueError("ends inside of what gzip packed")
+            pieces.append(member.decompress(packed, min(most - size + 1, sys.maxsize)))
+            size += len(pieces[-1])
+            if size > most:
+                raise ValueError(f"unpacks to more than SampleDecoder(max_part_bytes={most}) allows")
+            place += len(packed) - len(member.unused_data)
+        while data[place : place + 1] == b"\0":  # padding
+            place += 1
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+_GZIP = 16 + zlib.MAX_WBITS
+_GZIP_BYTES = 1 << 18  # unpacked at once
+
+
+def _check_bound(option: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{option}={value!r}: must be at least 1, or None for no bound")
 
 
 def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -2,6 +2,9 @@
 
 Pillow defines what an image decodes to. JPEGs go through libjpeg-turbo directly, which gives the same pixels in a
 third less time and leaves the interpreter free; whatever it does not take goes to Pillow.
+
+A few bytes can announce any size, and a scan of a progressive JPEG goes over all of it again. So the size that a file
+announces is compared with a bound before anything is decoded.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ IMAGE_EXTENSIONS = frozenset(
 )
 """Ends of part names (in lower case) that mean an image."""
 
-_MAX_JPEG_PIXELS = 179_000_000  # Pillow's bound against decompression bombs; above it Pillow decides
+MAX_PIXELS = 1 << 27
+"""Of one picture, by default: more than any camera has."""
+PASSES = 16
+"""How often as many pixels may be gone over: by the scans of a JPEG, in the frames of a video."""
 _SCALE = np.float32(255)
 
 
@@ -68,13 +74,25 @@ IMAGE_MODES = _modes()
 """By the value of `image_decode`, one for each in `ImageDecode`."""
 
 
-def image_codec(image_decode: str) -> Callable[[Buffer], Any]:
-    """The function that decodes the bytes of an image file as a mode of `IMAGE_MODES` says. Picklable."""
+def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS) -> Callable[[Buffer], Any]:
+    """The function that decodes the bytes of an image file as a mode of `IMAGE_MODES` says. Picklable.
+
+    It raises ValueError, before it decodes, where a file announces more than `max_pixels`.
+    """
     mode = IMAGE_MODES[image_decode]
+    most = sys.maxsize if max_pixels is None else max_pixels
     if mode.form == "pil":
-        return partial(_open_image, colour=mode.colour)
+        return partial(_open_image, colour=mode.colour, most=most)
     planes = mode.form == "planes" and mode.colour != "L"
-    return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled)
+    return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled, most=most)
+
+
+def check_size(width: int, height: int, most: int) -> None:
+    """Raise ValueError where a picture has more than `most` pixels."""
+    if width * height > most:
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is announced; SampleDecoder(max_pixels={most}) decodes no more"
+        )
 
 
 def decode_rows(
@@ -108,13 +126,13 @@ def decode_rows(
 
 
 def _decode(
-    data: Buffer, *, colour: str, planes: bool, scaled: bool, out: npt.NDArray[Any] | None = None
+    data: Buffer, *, colour: str, planes: bool, scaled: bool, most: int, out: npt.NDArray[Any] | None = None
 ) -> npt.NDArray[Any]:
     """The image, in `out` where that is given and has the right shape."""
     direct = out if not (scaled or planes or colour == "L") else None
-    pixels = _decode_jpeg(data, colour, planes=planes, out=direct) if data[:3] == b"\xff\xd8\xff" else None
+    pixels = _decode_jpeg(data, colour, planes, most, direct) if data[:3] == _JPEG else None
     if pixels is None:
-        image = _open_image(data, colour=colour)
+        image = _open_image(data, colour=colour, most=most)
         if planes:
             pixels = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
         else:
@@ -130,12 +148,13 @@ def _decode(
     return out
 
 
-def _decode_jpeg(data: Buffer, colour: str, *, planes: bool, out: Pixels | None = None) -> Pixels | None:
+def _decode_jpeg(data: Buffer, colour: str, planes: bool, most: int, out: Pixels | None) -> Pixels | None:
     """The pixels of a JPEG, in `out` where they fit; None where Pillow has to do it, or to say what is wrong."""
     try:
         height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
-        if stored not in _SOURCES[colour] or int(height) * int(width) > _MAX_JPEG_PIXELS:
+        if stored not in _SOURCES[colour]:
             return None
+        _check_jpeg(data, int(width), int(height), most)
         if planes:
             return _planes(simplejpeg.decode_jpeg(data, colorspace="RGBA"), len(colour))
         if out is not None and out.shape == (height, width, len(colour)):
@@ -167,9 +186,46 @@ def _planes(pixels: Pixels, count: int) -> Pixels:
     return planes
 
 
-def _open_image(data: Buffer, *, colour: str) -> Image:
+def _open_image(data: Buffer, *, colour: str, most: int) -> Image:
     """Decode with Pillow, as the given colour mode."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
+        check_size(*image.size, most)
+        if data[:3] == _JPEG:
+            _check_jpeg(data, *image.size, most)
         return image.convert(colour)
+
+
+_JPEG = b"\xff\xd8\xff"
+
+
+def _check_jpeg(data: Buffer, width: int, height: int, most: int) -> None:
+    """Raise ValueError where a JPEG has too many pixels, or too many scans of so many."""
+    check_size(width, height, most)
+    if width * height * (len(data) // _SCAN_BYTES) <= PASSES * most or _has_one_scan(data):
+        return
+    # The marker of a scan, which image data never holds, at even and at odd places: cheaper than to count bytes.
+    words = (np.frombuffer(data, "<u2", (len(data) - odd) // 2, odd) for odd in (0, 1))
+    scans = sum(int(np.count_nonzero(each == 0xDAFF)) for each in words)
+    if width * height * scans > PASSES * most:
+        raise ValueError(
+            f"a JPEG of {width} x {height} pixels and {scans} scans; SampleDecoder(max_pixels={most}) goes over "
+            f"{PASSES} times as many pixels, no more"
+        )
+
+
+_SCAN_BYTES = 10  # the shortest header of a scan
+
+
+def _has_one_scan(data: Buffer) -> bool:
+    """Whether the first scan of a JPEG is all of it; false too where that cannot be told."""
+    place, components = 2, 0
+    while place + 10 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xDA:  # start of scan
+            return data[place + 4] == components
+        if marker in (0xC0, 0xC1):  # start of a frame that is not progressive
+            components = data[place + 9]
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
+    return False

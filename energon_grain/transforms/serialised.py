@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+import zipfile
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from energon_grain.errors import ConfigError, UntrustedCodeError
+from energon_grain.transforms.array import check_unpacked
 
 Buffer = bytes | memoryview
 
@@ -47,7 +49,7 @@ def pickle_codec(part: str, *, allowed: bool) -> Callable[[Buffer], Any]:
     return pickle.loads
 
 
-def torch_codec(part: str, *, allowed: bool) -> Callable[[Buffer], Any]:
+def torch_codec(part: str, *, allowed: bool, max_bytes: int | None) -> Callable[[Buffer], Any]:
     """A function that decodes what `torch.save` wrote, to the CPU.
 
     Raises:
@@ -58,9 +60,23 @@ def torch_codec(part: str, *, allowed: bool) -> Callable[[Buffer], Any]:
     torch = _installed("torch", part, "energon-grain[torch]")
 
     def decode(data: Buffer) -> Any:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=False)
 
     return decode
+
+
+def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
+    """What `torch.save` wrote, for `torch.load`.
+
+    Raises:
+        ValueError: It is an archive that unpacks to more than `max_bytes`.
+    """
+    file = io.BytesIO(data)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            check_unpacked(archive, max_bytes)
+    file.seek(0)
+    return file
 
 
 def _check_allowed(part: str, what: str, *, allowed: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import cramjam
 import numpy as np
 import pytest
+from conftest import RunScript
 from hypothesis import given
 from hypothesis import strategies as st
 from object_server import Bucket
@@ -133,6 +136,65 @@ def test_damage_is_told_or_harmless(paths: list[str], data: st.DataObject) -> No
     chunk[data.draw(st.integers(0, min(len(chunk), 200) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(FormatError):
         assert len(chunk_records(bytes(chunk), start)) == chunk[25] + (chunk[26] << 8) + (chunk[27] << 16)
+
+
+def bomb(codec: str, unpacks_to: int, values: int, decoded_bytes: int) -> bytes:
+    """A chunk of one record that announces `values` bytes for it, and `decoded_bytes` for the records of the chunk."""
+    compress = {"z": cramjam.zstd.compress, "b": _brotli, "s": cramjam.snappy.compress_raw}[codec]
+    sizes = encode_varint(10) + bytes(compress(encode_varint(decoded_bytes).ljust(10, b"\0")))
+    data = (
+        codec.encode() + encode_varint(len(sizes)) + sizes + encode_varint(values) + bytes(compress(bytes(unpacks_to)))
+    )
+    return struct.pack("<QQQQQ", 0, len(data), 0, ord("r") | 1 << 8, decoded_bytes) + data
+
+
+def _brotli(data: bytes) -> bytes:
+    return bytes(cramjam.brotli.compress(data, level=1))
+
+
+def encode_varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 128:
+        encoded.append(number % 128 | 128)
+        number //= 128
+    return bytes([*encoded, number])
+
+
+@pytest.mark.parametrize("codec", "zbs")
+@pytest.mark.parametrize(
+    ("values", "decoded_bytes", "said"),
+    [
+        (10, 10, "is damaged"),
+        (1 << 36, 10, "68719476736 bytes are announced where the chunk has room for 10"),
+        (1 << 36, 1 << 36, "at most 2147483648 are decompressed"),
+        (1 << 20, 10, "1048576 bytes are announced where the chunk has room for 10"),
+    ],
+)
+def test_no_more_is_decompressed_than_is_announced(codec: str, values: int, decoded_bytes: int, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        chunk_records(bomb(codec, 1 << 20, values, decoded_bytes), 24)
+
+
+@pytest.mark.parametrize("codec", "zb")
+def test_chunks_take_no_more_memory_than_they_announce(run_script: RunScript, tmp_path: Path, codec: str) -> None:
+    (tmp_path / "chunk").write_bytes(bomb(codec, 1 << 28, 10, 10))
+    run = run_script(_IN_LITTLE_MEMORY, tmp_path / "chunk")
+    assert (run.returncode, run.stdout.strip()) == (0, "FormatError"), run.stderr
+
+
+_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from energon_grain.formats.riegeli_chunk import chunk_records
+data = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    chunk_records(data, 24)
+except ValueError as error:
+    print(type(error).__name__)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert after - before < 1 << 17, (before, after)
+"""
 
 
 def test_a_file_in_a_bucket(bucket: Bucket, paths: list[str], tmp_path: Path) -> None:

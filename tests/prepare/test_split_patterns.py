@@ -79,3 +79,14 @@ def test_arguments_refused(argument: str) -> None:
 def test_no_patterns() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         split_by_patterns(SHARDS, {})
+
+
+@pytest.mark.parametrize("prefix", ["", "glob:"])
+def test_patterns_without_end_are_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="stands for 1,000,000,000 names"):
+        compile_pattern(f"{prefix}sh-{{0..999999999}}.tar")
+
+
+def test_many_plain_names_cost_no_regular_expressions() -> None:
+    shards = [f"sh-{number:06}.tar" for number in range(0, 200_000, 10)]
+    assert split_by_patterns(shards, {"train": "glob:sh-{000000..199999}.tar"}) == {"train": tuple(shards)}

@@ -336,3 +336,38 @@ def test_all_that_takes_a_path_takes_one(bucket: Bucket, tmp_path: Path) -> None
         assert lint_dataset(folder / "set").findings == ()
         assert [finding for finding in migration_findings(folder / "both.yaml") if finding.severity == "error"] == []
         assert WebdatasetFileStore(folder / "set")["000000.txt"]
+
+
+def test_glob_looks_only_where_something_may_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.tar", "sub/b.tar", "sub/deep/c.tar", "other/d.tar", "other/deep/e.tar"):
+        EPath(tmp_path / name).write_bytes(b"")
+    listed: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.path.relpath(path, tmp_path)) or scandir(path))
+    folder = EPath(tmp_path)
+    for pattern, found, looked in (
+        ("*.tar", ["a.tar"], ["."]),
+        ("sub/*.tar", ["sub/b.tar"], [".", "sub"]),
+        ("*/deep/*", ["other/deep/e.tar", "sub/deep/c.tar"], [".", "other", "other/deep", "sub", "sub/deep"]),
+        ("s**c.tar", ["sub/deep/c.tar"], [".", "sub", "sub/deep"]),
+        ("none/*", [], ["."]),
+    ):
+        listed.clear()
+        assert [path.relative_to(folder) for path in folder.glob(pattern)] == found
+        assert listed == looked
+
+
+@pytest.mark.parametrize("pattern", ["*.tar", "**/*.tar", "**"])
+def test_loops_of_links_end(tmp_path: Path, pattern: str) -> None:
+    folder = tmp_path / "data"
+    EPath(folder / "sub" / "a.tar").write_bytes(b"")
+    EPath(folder / "b.tar").write_bytes(b"")
+    for name in ("self", "again", "sub/up", "sub/here"):
+        (folder / name).symlink_to(folder / name.rpartition("/")[0] if "here" in name else folder)
+    elsewhere = tmp_path / "elsewhere"
+    EPath(elsewhere / "c.tar").write_bytes(b"")
+    (elsewhere / "back").symlink_to(folder)
+    (folder / "linked").symlink_to(elsewhere)
+    found = [path.relative_to(EPath(folder)) for path in EPath(folder).glob(pattern)]
+    assert found == (["b.tar"] if pattern == "*.tar" else ["b.tar", "linked/c.tar", "sub/a.tar"])
+    assert [path.relative_to(EPath(folder)) for path in EPath(folder).walk()] == ["b.tar", "linked/c.tar", "sub/a.tar"]

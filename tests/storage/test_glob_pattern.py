@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.glob_pattern import folders_of_glob, glob_to_regex
 
 
 @given(st.text("ab/.*?[]!{}&~|^\\", max_size=8))
@@ -20,3 +20,13 @@ def test_plain_text_matches_itself_only(text: str) -> None:
     pattern = re.compile(glob_to_regex(text))
     assert pattern.fullmatch(text)
     assert not pattern.fullmatch(f"{text}a")
+
+
+PIECES = ["a", "b", "/", "*", "**", "**/", "?", "[ab]", "[!a]", "[a/]", ".", "c"]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join), st.lists(st.sampled_from(["a", "b", "ab", ".c"]), min_size=1))
+def test_what_matches_lies_in_folders_that_may_hold_it(glob: str, steps: list[str]) -> None:
+    if re.fullmatch(glob_to_regex(glob), "/".join(steps)):
+        may_hold = re.compile(folders_of_glob(glob)).fullmatch
+        assert all(may_hold("/".join(steps[:depth]) + "/") for depth in range(1, len(steps)))

@@ -6,6 +6,7 @@ import io
 import pickle
 import shutil
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_torch_files_without_code() -> None:
         SampleDecoder().decode("k.pkl", b"")
 
 
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_torch_files_unpack_to_no_more_than_allowed(allow_pickle: bool) -> None:
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(saved(torch.zeros(1 << 18)))) as source,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    assert len(packed.getvalue()) < 1 << 14
+    decoder = SampleDecoder(allow_pickle=allow_pickle, max_part_bytes=1 << 19)
+    with pytest.raises(DecodingError, match=r"part 'pth': ValueError: unpacks to .*max_part_bytes=524288\)"):
+        decoder.decode("k.pth", packed.getvalue())
+    assert decoder.decode("k.pth", saved(torch.zeros(1 << 10))).shape == (1 << 10,)
+
+
+@pytest.mark.parametrize("mode", ["torchrgb", "rgb8", "pil"])
+def test_images_have_no_more_pixels_than_allowed(mode: Any) -> None:
+    SampleDecoder(image_decode=mode, max_pixels=16).decode("a.jpg", encoded(0, (4, 4)))
+    with pytest.raises(DecodingError, match=r"part 'jpg': .* 4 x 4 pixels .*max_pixels=15\)"):
+        SampleDecoder(image_decode=mode, max_pixels=15).decode("a.jpg", encoded(0, (4, 4)))
+
+
 def test_equality_pickle_and_config_are_the_cores() -> None:
     decoder = SampleDecoder(image_decode="torchrgb8", guess_content=True)
     copy = pickle.loads(pickle.dumps(decoder))
@@ -163,6 +187,13 @@ def test_video_and_audio_as_tensors() -> None:
     assert data.audio_clips[0].tolist() == [tone.tolist(), (-tone).tolist()]
     assert data.audio_timestamps == [(0.0, 1.0)]
     assert data.video_clips == []
+    for option, bound, file in (
+        ("max_pixels", 32 * 48 - 1, ("a.avi", video)),
+        ("max_pixels", 32 * 48, ("a.avi", encode_avi([encoded(0, (32, 48))] * 17, (32, 48), frames_per_second=10))),
+        ("max_part_bytes", tone.nbytes, ("a.wav", sound.getvalue())),
+    ):
+        with pytest.raises(DecodingError, match=rf"part '[a-z]+': ValueError: .*{option}={bound}\)"):
+            SampleDecoder(av_decode="torch", **{option: bound}).decode(*file)  # type: ignore[arg-type]
     assert SampleDecoder(av_decode="torch").decode("a.mp4", b"neither") == b"neither"
 
 

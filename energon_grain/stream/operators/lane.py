@@ -51,7 +51,7 @@ class Surroundings:
         on_restore_error: `WorkerConfig.restore_error_handler`.
         in_a_row: What was dropped since the last item of any lane.
         passes_in_a_row: Passes of something repeated that ended since then.
-        failing: Whether some hook failed and did not work since.
+        failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
         replaying: Whether what was made before is made again, so that drops were counted.
     """
 

@@ -61,4 +61,5 @@ def surroundings(
         hook_lock=stage.hook_lock,
         direct=DirectReader(stage.run),
         patience=patience,
+        failing=True,
     )
