@@ -8,8 +8,7 @@ import grain
 
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError
-from energon_grain.loader.get_loader import get_savable_loader
-from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.iterator import SavableDataLoader, get_savable_loader
 
 
 class BatchIterDataset(grain.IterDataset[Any]):
