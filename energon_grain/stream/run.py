@@ -358,7 +358,7 @@ class Stream:
         """
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
-        progress = restored(cursor, self.spec, self.share, self.plan)
+        progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
         with self.turn:
             self._go_to(progress)
 
