@@ -40,7 +40,7 @@ class DeviceLoader(SavableDataLoader):
     It keeps its loader alive, and does not close it.
     """
 
-    def __init__(self, loader: SavableDataLoader, sharding: Any, *, buffer_size: int) -> None:
+    def __init__(self, loader: Any, sharding: Any, *, buffer_size: int) -> None:
         import jax
 
         if not isinstance(loader, SavableDataLoader):

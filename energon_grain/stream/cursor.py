@@ -97,7 +97,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
     # A host that met a drop remembers less than one that did not.
-    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0] if segments else [])
+    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0])
     merged: Cursor = {**first, "host": [0, 1], "history": history}
     if any(cursor["drops"] for cursor in ordered):
         drops = np.zeros(first["lanes"], np.int64)
@@ -128,8 +128,6 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
     checked = check_lanes(cursor, share)
     lanes: int = checked["lanes"]
     host, hosts = checked["host"]
-    if lanes % hosts and (checked["held"] or checked["drops"]):
-        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
     drops = np.zeros(share.local_lanes, np.int64)
     states: tuple[Any, ...] | None = None
     if checked["held"]:
@@ -262,7 +260,11 @@ def check_cursor(cursor: Any) -> Cursor:
             f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
             f"state that was changed on purpose goes without 'check')"
         )
+    hosts, lanes = given["host"][1], given["lanes"]
+    if lanes % hosts and (given["held"] or given["drops"]):
+        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
     given["host"] = list(given["host"])
+    given["history"] = [list(segment) for segment in given["history"]]
     return given
 
 
