@@ -184,7 +184,7 @@ class Stream:
                 except StopIteration:
                     break
                 except Exception:
-                    if not self._coming:
+                    if not self._coming or self._any_host is not None:  # which other hosts wait for
                         raise
                     self._failed_behind = self._behind
             return [step.batch for step in self._coming]
