@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ class Stream:
                     if not self._coming or self._any_host is not None:  # which other hosts wait for
                         raise
                     self._failed_behind = self._behind
-            return [step.batch for step in self._coming]
+            return [step.batch for step in islice(self._coming, count)]
 
     @property
     def _behind(self) -> Progress:
