@@ -81,8 +81,7 @@ if TYPE_CHECKING:
         UntrustedCodeError,
         WorkerError,
     )
-    from energon_grain.loader.get_loader import get_loader, get_savable_loader
-    from energon_grain.loader.iterator import SavableDataLoader
+    from energon_grain.loader.iterator import SavableDataLoader, get_loader, get_savable_loader
     from energon_grain.metadataset.documents import DatasetLoader, DatasetLoaderInterface, Metadataset, MetadatasetV2
     from energon_grain.metadataset.flat import traverse_metadataset
     from energon_grain.metadataset.load import load_dataset
@@ -331,8 +330,7 @@ _MODULES = {
         "VidQAWebdataset",
     ),
     "datasets.worker_config": ("WorkerConfig",),
-    "loader.get_loader": ("get_loader", "get_savable_loader"),
-    "loader.iterator": ("SavableDataLoader",),
+    "loader.iterator": ("SavableDataLoader", "get_loader", "get_savable_loader"),
     "metadataset.documents": ("DatasetLoader", "DatasetLoaderInterface", "Metadataset", "MetadatasetV2"),
     "metadataset.flat": ("traverse_metadataset",),
     "metadataset.load": ("load_dataset",),

@@ -83,6 +83,10 @@ class Fleet:
         """What a host's step delivers, padding left out."""
         return items_of(batch, self.batched)
 
+    def look_ahead(self, steps: int) -> None:
+        """Read steps ahead on all hosts."""
+        self._each(lambda stream: stream.coming(steps))
+
     def begin(self) -> None:
         """The next pass, if this one is over."""
         for stream in self.streams:

@@ -72,7 +72,7 @@ class SavableDataLoader(StreamLoader):
         """
         try:
             state = json.loads(state_dict[_KEY])
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"not a state of this loader ({type(error).__name__}: {error}); `state_dict()` returns {{{_KEY!r}: …}}"
             ) from error

@@ -5,9 +5,9 @@ A node describes; it holds no file, thread or position. Iterating over one runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -15,6 +15,15 @@ from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+
+_OF_LOADERS = frozenset(
+    (
+        *("get_state", "set_state", "state_dict", "load_state_dict", "save_state_rank", "restore_state_rank"),
+        *("save_state_global", "restore_state_global", "restore_sample", "skip", "stats"),
+    )
+)
+_SHOWN = 4
+"""Leaves that a representation names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -29,6 +38,28 @@ class SavableDataset(OneSubscript):
     """
 
     worker_config: WorkerConfig
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = SavableDataset.__repr__  # in place of what `dataclass` would write: pages
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({names_of_leaves(_identities(self))})"
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} has no samples by index, it describes a stream: give it to get_loader, or iterate over it; "
+            f"EnergonDataSource has samples by index"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in _OF_LOADERS:
+                raise AttributeError(
+                    f"a dataset has no {name}, it describes a stream: give it to get_savable_loader, whose loader has"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Any]:
         from energon_grain.stream.run import Stream
@@ -53,6 +84,24 @@ class SavableDataset(OneSubscript):
         from energon_grain.stream.pass_steps import steps_per_epoch
 
         return steps_per_epoch(self)
+
+
+def _identities(node: Any) -> Iterator[tuple[str, ...]]:
+    """Of the leaves below a node, in their order."""
+    if hasattr(node, "identity"):
+        yield node.identity
+        return
+    for field in fields(node):
+        value = getattr(node, field.name)
+        for below in value if isinstance(value, tuple) else (value,):
+            if isinstance(below, SavableDataset):
+                yield from _identities(below)
+
+
+def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
+    """One line that names the first few leaves, and says how many others there are."""
+    names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
+    return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
 
 
 BaseCoreDataset = SavableDataset

@@ -29,3 +29,6 @@ class RunSettings(SavableDataset):
             if not hasattr(self.lanes, "__index__") or self.lanes < 1:
                 raise ConfigError(f"lanes={self.lanes!r}: a positive number is meant")
             object.__setattr__(self, "lanes", operator.index(self.lanes))
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)

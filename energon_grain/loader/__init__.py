@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from energon_grain.loader.data_source import EnergonDataSource
     from energon_grain.loader.device import DeviceLoader, to_device
-    from energon_grain.loader.get_loader import get_loader, get_savable_loader
     from energon_grain.loader.iter_dataset import BatchIterDataset
-    from energon_grain.loader.iterator import SavableDataLoader
+    from energon_grain.loader.iterator import SavableDataLoader, get_loader, get_savable_loader
     from energon_grain.loader.map_dataset import BatchMapDataset
     from energon_grain.loader.orbax_handler import (
         EnergonCheckpointHandler,
@@ -48,8 +47,8 @@ _HOMES = {
     "EnergonCheckpointSave": "orbax_handler",
     "EnergonDataSource": "data_source",
     "SavableDataLoader": "iterator",
-    "get_loader": "get_loader",
-    "get_savable_loader": "get_loader",
+    "get_loader": "iterator",
+    "get_savable_loader": "iterator",
     "to_device": "device",
 }
 

@@ -30,14 +30,18 @@ def read_state(directory: Any) -> Cursor:
         StateError: There is none, it is damaged, or Grain's files are not complete.
     """
     path = directory / FILE_NAME
-    if path.exists():
+    try:
+        names = [entry.name for entry in directory.iterdir()]
+    except OSError as error:
+        raise StateError(f"{directory} is no folder with a state: {error}") from error
+    if FILE_NAME in names:
         return _read(path)
     found: dict[int, Cursor] = {}
     total = 0
-    for entry in directory.iterdir():
-        match = _GRAIN_FILE.fullmatch(entry.name)
+    for name in names:
+        match = _GRAIN_FILE.fullmatch(name)
         if match:
-            found[int(match[1])] = _read(entry)
+            found[int(match[1])] = _read(directory / name)
             total = int(match[2])
     if not found:
         raise StateError(f"{directory} holds neither {FILE_NAME} nor a state that Grain's handler wrote")
@@ -50,6 +54,6 @@ def read_state(directory: Any) -> Cursor:
 def _read(file: Any) -> Cursor:
     try:
         return check_cursor(json.loads(file.read_text()))
-    except ValueError as error:
-        reason = str(error) if isinstance(error, StateError) else f"it is damaged ({type(error).__name__}: {error})"
+    except (ValueError, OSError, RecursionError) as error:
+        reason = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
         raise StateError(f"{file} holds no usable state: {reason}; restore another checkpoint") from error

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import grain
 import numpy as np
 
 from energon_grain.errors import ConfigError
-from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.iterator import SavableDataLoader
-from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.which import SampleRecord
+from energon_grain.samples.pytree import register_value
 
 
 def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader:
     """Batches whose arrays are global `jax.Array`s, made of each process's rows and copied ahead of use.
+
+    It is another way to take batches from the same loader, which stays the caller's: one place in the stream and one
+    state, behind the last batch that either of them delivered. What was copied ahead and not delivered is what
+    `next(loader)`, or the next `to_device`, delivers.
 
     Args:
         loader: Gives this process's rows. With several processes, each must own its share of the batch dimension as the
@@ -33,14 +34,16 @@ def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: i
     return DeviceLoader(loader, sharding, buffer_size=buffer_size)
 
 
-class DeviceLoader(grain.DatasetIterator[Any]):
-    """What `to_device` returns. State, passes and `which` are those of the loader, at the last delivered batch."""
+class DeviceLoader(SavableDataLoader):
+    """What `to_device` returns: all that the loader does, with batches on devices.
 
-    def __init__(self, loader: SavableDataLoader, sharding: Any, *, buffer_size: int) -> None:
-        self._closed = True
+    It keeps its loader alive, and does not close it.
+    """
+
+    def __init__(self, loader: Any, sharding: Any, *, buffer_size: int) -> None:
         import jax
 
-        if not hasattr(loader, "stream"):
+        if not isinstance(loader, SavableDataLoader):
             raise ConfigError(
                 f"to_device: a loader is meant, what get_savable_loader gave, not a {type(loader).__name__}"
             )
@@ -57,48 +60,36 @@ class DeviceLoader(grain.DatasetIterator[Any]):
                 "but this dataset chooses for each batch by itself which dataset (or group) it is of: blend with "
                 "BlendDataset(…, per_step=True), or mix inside the batch (MixBatchDataset)"
             )
-        super().__init__()
-        self._loader = loader
+        grain.DatasetIterator.__init__(self)
+        self._loader: SavableDataLoader | None = loader
+        self._stream = loader.stream
         self._sharding = sharding
         self._buffer_size = buffer_size
-        self._buffer: deque[tuple[Any, Cursor]] = deque()
-        # Behind the last delivered batch; None while nothing is read ahead, so that the loader's own state tells.
-        self._delivered: Cursor | None = None
-        self._failed: Exception | None = None
-
-    def __iter__(self) -> DeviceLoader:
-        if not self._buffer and self._failed is None:
-            self._delivered = None
-            iter(self._loader)
-        return self
+        # Batches that come next, each with what was made of it.
+        self._placed: deque[tuple[Any, Any]] = deque()
 
     def __next__(self) -> Any:
-        self._assert_not_closed()
-        # The copy of the batches behind the first one runs while the caller works on that.
-        self._fill()
-        if self._buffer:
-            batch, self._delivered = self._buffer.popleft()
-            return batch
-        if self._failed is not None:
-            error, self._failed = self._failed, None
-            raise error
-        raise StopIteration
+        if self._closed:
+            raise ValueError("what to_device returned was closed; call to_device again, the loader goes on")
+        with self._stream.turn:
+            # The copy of the batches behind the first one runs while the caller works on that.
+            self._place_ahead()
+            next(self._stream)
+            return self._placed.popleft()[1]
 
-    def _fill(self) -> None:
-        """Read ahead. What fails is raised when the batches before it are delivered, and tried again after that."""
-        if self._delivered is None:
-            self._delivered = self._loader.get_state()
-        while len(self._buffer) < self._buffer_size and self._failed is None:
-            before = self._loader.get_state()
+    def _place_ahead(self) -> None:
+        """Place the batches that come next. A failure behind the first of them waits until it is the first."""
+        coming = self._stream.coming(self._buffer_size)
+        while self._placed and (not coming or self._placed[0][0] is not coming[0]):
+            self._placed.popleft()  # delivered by the loader itself, or of another place in the stream
+        for batch in coming[len(self._placed) :]:
+            register_value(batch)
             try:
-                batch = next(self._loader)
-                self._buffer.append((self._place(batch), self._loader.get_state()))
-            except StopIteration:
+                self._placed.append((batch, self._place(batch)))
+            except Exception:
+                if not self._placed:
+                    raise
                 return
-            except Exception as error:
-                self._failed = error
-                if self._loader.get_state() != before:
-                    self._loader.set_state(before)
 
     def _place(self, batch: Any) -> Any:
         import jax
@@ -117,60 +108,7 @@ class DeviceLoader(grain.DatasetIterator[Any]):
 
         return jax.tree_util.tree_map_with_path(place, batch)
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def get_state(self) -> Cursor:
-        """The state behind the last delivered batch."""
-        return self._loader.get_state() if self._delivered is None else self._delivered
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place."""
-        self.restore_state_rank(state)
-
-    def save_state_rank(self) -> Cursor:
-        """This host's state, with the manifest. See `SavableDataLoader`."""
-        return {**self.get_state(), "manifest": self._loader.config()}
-
-    def restore_state_rank(self, state: Mapping[str, Any] | None, *, allow_changes: bool = False) -> None:
-        """Restore what any loader of the dataset saved. See `SavableDataLoader`."""
-        self._loader.restore_state_rank(state, allow_changes=allow_changes)
-        if state is not None:
-            self._buffer.clear()
-            self._delivered = self._failed = None
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Write the state of the last delivered batch into a checkpoint (`orbax.checkpoint.v1`)."""
-        return await save_cursor(self.save_state_rank(), directory)
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Read the state from a checkpoint that any number of hosts wrote."""
-        return await load_cursor(self, directory)
-
-    def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step. See `Stream.which`."""
-        return self._loader.which(step)
-
-    def stats(self) -> dict[str, Any]:
-        """What was read so far, and what was dropped and why. See `Stream.stats`."""
-        return self._loader.stats()
-
-    def start_prefetch(self) -> None:
-        """Begin to read ahead now."""
-        self._loader.start_prefetch()
-
-    def close(self) -> None:
-        """Close the loader and let go of the batches on the device."""
-        if not self._closed:
-            self._buffer.clear()
-            self._loader.close()
-        super().close()
-
-    def __enter__(self) -> DeviceLoader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def _release(self) -> None:
+        # The loader stays open where others hold it.
+        self._placed.clear()
+        self._loader = None

@@ -8,8 +8,7 @@ import grain
 
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError
-from energon_grain.loader.get_loader import get_savable_loader
-from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.iterator import SavableDataLoader, get_savable_loader
 
 
 class BatchIterDataset(grain.IterDataset[Any]):
@@ -31,7 +30,9 @@ class BatchIterDataset(grain.IterDataset[Any]):
         return get_savable_loader(self._dataset)
 
     def __str__(self) -> str:
-        return "BatchIterDataset"
+        return f"BatchIterDataset({self._dataset!r})"
+
+    __repr__ = __str__
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuse to be cut up between worker processes: reading ahead is the loader's own work.

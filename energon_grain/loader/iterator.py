@@ -1,18 +1,23 @@
-"""The loader: a `grain.DatasetIterator` over whole batches."""
+"""From a dataset to a loader: a `grain.DatasetIterator` over whole batches."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import grain
 
+from energon_grain.datasets.cache_pool import CachePool
+from energon_grain.datasets.dataset import SavableDataset, config_to_run
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.samples.pytree import register_value
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.end_of_life import close_with
+from energon_grain.stream.host_processes import with_agreement
+from energon_grain.stream.idle_arguments import IdleArguments, check_idle
 from energon_grain.stream.run import Stream
 from energon_grain.stream.stream_loader import StreamLoader
 
@@ -33,8 +38,9 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
 
     _framework: ClassVar[str] = "`jax.distributed`"
 
+    _closed = True  # until all of `__init__` has worked: the base class closes itself on deletion
+
     def __init__(self, stream: Stream) -> None:
-        self._closed = True  # until all below has worked: the base class closes itself on deletion
         super().__init__()
         self._stream = stream
         # At the end of a program the base class calls `close` when modules are empty already: this comes before.
@@ -44,7 +50,6 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
         return jax_processes()
 
     def __next__(self) -> Any:
-        self._assert_not_closed()
         batch = super().__next__()
         if "jax" in sys.modules:
             register_value(batch)
@@ -75,12 +80,50 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
 
     def close(self) -> None:
         """End threads and processes, and release files. Further `next` calls raise ValueError."""
-        if not self._closed and self._at_end.detach() is not None:
-            self._stream.close()
+        if not self._closed:
+            self._release()
         super().close()
+
+    def _release(self) -> None:
+        if self._at_end.detach() is not None:
+            self._stream.close()
 
     def __enter__(self) -> SavableDataLoader:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def get_savable_loader(
+    dataset: SavableDataset,
+    *,
+    worker_config: WorkerConfig | None = None,
+    prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
+    **idle: Unpack[IdleArguments],
+) -> SavableDataLoader:
+    """A loader for a dataset: a `grain.DatasetIterator` with threads, read-ahead and state.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        worker_config: In place of the dataset's own.
+        prefetch_factor: Batches that are made ahead for each worker.
+        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+            `NoCachePool`.
+        **idle: See `IdleArguments`.
+
+    Raises:
+        ConfigError: The dataset's configuration is wrong.
+        EmptyDatasetError: There is no sample, or no complete batch.
+    """
+    check_idle(idle)
+    config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
+    return SavableDataLoader(
+        Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
+    )
+
+
+def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:
+    """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
+    return get_savable_loader(dataset, **options)

@@ -79,7 +79,9 @@ class BatchMapDataset(grain.MapDataset[Any]):
         self._open()
 
     def __str__(self) -> str:
-        return f"BatchMapDataset({', '.join('/'.join(leaf.key) for leaf in self._spec.leaves)})"
+        return f"BatchMapDataset({self._dataset!r})"
+
+    __repr__ = __str__
 
     def __len__(self) -> int:
         steps = self._plan.remaining(0, 0)

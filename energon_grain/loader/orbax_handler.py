@@ -16,11 +16,8 @@ import orbax.checkpoint as ocp
 
 from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_file import read_state, write_state
-from energon_grain.loader.device import DeviceLoader
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.loader.jax_processes import gather_over_jax, is_primary
-
-Loader = SavableDataLoader | DeviceLoader
 
 
 class EnergonCheckpointHandler(ocp.CheckpointHandler):
@@ -36,7 +33,7 @@ class EnergonCheckpointHandler(ocp.CheckpointHandler):
         if is_primary():
             write_state(directory, cursor)
 
-    def restore(self, directory: Any, args: EnergonCheckpointRestore) -> Loader:
+    def restore(self, directory: Any, args: EnergonCheckpointRestore) -> SavableDataLoader:
         """Restore the loader in place and begin to read ahead.
 
         Raises:
@@ -57,10 +54,10 @@ class EnergonCheckpointSave(ocp.args.CheckpointArgs):
     """Argument of `CheckpointManager.save`.
 
     Attributes:
-        item: The loader (or what `to_device` made of it).
+        item: The loader, or what `to_device` made of it: both have one state, behind the last batch delivered.
     """
 
-    item: Loader
+    item: SavableDataLoader
 
     def __post_init__(self) -> None:
         _check_loader(self, self.item)
@@ -76,7 +73,7 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
         allow_changes: Go on at the saved position although the configuration or the data changed.
     """
 
-    item: Loader
+    item: SavableDataLoader
     allow_changes: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +81,7 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
 
 
 def _check_loader(argument: EnergonCheckpointSave | EnergonCheckpointRestore, item: Any) -> None:
-    if not isinstance(item, Loader):
+    if not isinstance(item, SavableDataLoader):
         raise ConfigError(
             f"{type(argument).__name__}: a loader is meant, what get_savable_loader or to_device gave, not a "
             f"{type(item).__name__}"

@@ -1,20 +1,26 @@
 """The state of a stream: one small JSON object.
 
     {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
-     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "", "skipped": []}
+     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "", "skipped": [],
+     "check": "8c…"}
 
 `host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
 without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
 (filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
 that were jumped over. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
-setting that differs.
+setting that differs. `check` is the checksum over all of that: BLAKE2b of eight bytes, of its JSON with sorted keys and
+no spaces. A cursor without one, as older releases wrote it, is taken as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +38,12 @@ Cursor = dict[str, Any]
 
 _logger = logging.getLogger("energon_grain")
 _INTEGERS = ("step", "pass", "pass_step", "item", "lanes")
+_FIELDS = frozenset(
+    (*_INTEGERS, "version", "ended", "fingerprint", "history", "host", "drops", "held", "skipped", "manifest", "check")
+)
+_LARGEST = 1 << 53
+"""Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def to_cursor(
@@ -55,7 +67,14 @@ def to_cursor(
     }
     if manifest is not None:
         cursor["manifest"] = manifest
+    cursor["check"] = _checksum(cursor)
     return cursor
+
+
+def _checksum(cursor: Mapping[str, Any]) -> str:
+    """16 hex digits that change with anything else in the cursor."""
+    said = {name: value for name, value in cursor.items() if name != "check"}
+    return hashlib.blake2b(_CANONICAL.encode(said).encode(), digest_size=8).hexdigest()
 
 
 def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
@@ -78,7 +97,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
     # A host that met a drop remembers less than one that did not.
-    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0] if segments else [])
+    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0])
     merged: Cursor = {**first, "host": [0, 1], "history": history}
     if any(cursor["drops"] for cursor in ordered):
         drops = np.zeros(first["lanes"], np.int64)
@@ -90,6 +109,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         for host, cursor in enumerate(ordered):
             lanes[host::hosts] = _held_of(cursor, first["lanes"] // hosts)
         merged["held"] = pack_integers([value for lane in lanes for value in (len(lane), *lane)])
+    merged["check"] = _checksum(merged)
     return merged
 
 
@@ -112,9 +132,11 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
     states: tuple[Any, ...] | None = None
     if checked["held"]:
         if program is None:
-            raise StateError("the state is of a dataset that filters, groups or packs, which this one does not")
+            raise StateError(
+                "the state is of a dataset that filters, groups or packs ('held' is not empty), which this one does not"
+            )
         saved = _held_of(checked, lanes // hosts)
-        states = tuple(read_state(program, values) for values in _own(saved, checked, share, "holds"))
+        states = tuple(_lane_state(program, values) for values in _own(saved, checked, share, "holds"))
     if checked["drops"]:
         drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "was dropped"), np.int64)
     elif states is None and hosts > 1 and hosts != share.hosts:
@@ -217,53 +239,127 @@ def check_cursor(cursor: Any) -> Cursor:
     if not isinstance(cursor, Mapping):
         raise StateError(f"a state is a JSON object, not a {type(cursor).__name__}")
     given = dict(cast("Mapping[str, Any]", cursor))
-    if given.get("version") != VERSION:
-        raise StateError(f"the state has version {given.get('version')!r}; this release reads version {VERSION}")
-    for name in _INTEGERS:
-        if not isinstance(given.get(name), int) or isinstance(given[name], bool) or given[name] < 0:
-            raise StateError(f"the state's {name!r} is {given.get(name)!r}; a non-negative integer is meant")
-    if not isinstance(given.get("ended"), bool):
-        raise StateError(f"the state's 'ended' is {given.get('ended')!r}; true or false is meant")
-    host = given.get("host")
-    if not _integers(host, 2) or not 0 <= cast("list[int]", host)[0] < cast("list[int]", host)[1]:
-        raise StateError(f"the state's 'host' is {host!r}; [host, hosts] is meant")
-    history = given.get("history")
-    if not isinstance(history, list) or not all(_integers(segment, 5) for segment in cast("list[Any]", history)):
-        raise StateError("the state's 'history' is malformed; a list of [step, pass, pass step, item, G] is meant")
+    version = given.get("version")
+    if type(version) is not int or version != VERSION:
+        raise StateError(f"the state has version {reprlib.repr(version)}; this release reads version {VERSION}")
+    for name in given:
+        if name not in _FIELDS:
+            raise StateError(f"the state has {reprlib.repr(name)}, which no state has: it is damaged")
     for name in ("drops", "held"):
-        if not isinstance(given.setdefault(name, ""), str):
-            raise StateError(f"the state's {name!r} is {given[name]!r}; a text is meant")
-    skipped = given.setdefault("skipped", [])
-    if not isinstance(skipped, list) or not all(_integers(entry, 2) for entry in cast("list[Any]", skipped)):
-        raise StateError("the state's 'skipped' is malformed; a list of [step, steps] is meant")
-    given["host"] = list(cast("list[int]", host))
+        given.setdefault(name, "")
+    given.setdefault("skipped", [])
+    try:
+        checksum = _checksum(given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
+    for name, (fits, meant) in _SHAPES.items():
+        if (name in given and not fits(given[name])) or (name not in given and name != "manifest"):
+            raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; {meant} is meant")
+    if given["pass_step"] > given["step"]:
+        raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
+    if given.setdefault("check", checksum) != checksum:
+        raise StateError(
+            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
+            f"state that was changed on purpose goes without 'check')"
+        )
+    hosts, lanes = given["host"][1], given["lanes"]
+    if lanes % hosts and (given["held"] or given["drops"]):
+        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
+    given["host"] = list(given["host"])
+    given["history"] = [list(segment) for segment in given["history"]]
     return given
 
 
-def _integers(value: Any, count: int) -> bool:
-    if not isinstance(value, (list, tuple)):
+def _not_native(given: Mapping[str, Any]) -> str:
+    """The first field that is no JSON."""
+    for name, value in given.items():
+        try:
+            _CANONICAL.encode(value)
+        except (TypeError, ValueError, RecursionError):
+            return name
+    raise AssertionError
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _rows(value: Any, count: int) -> bool:
+    """Whether a value is a list of lists of so many numbers."""
+    return isinstance(value, list | tuple) and all(_row(row, count) for row in cast("Sequence[Any]", value))
+
+
+def _row(value: Any, count: int) -> bool:
+    if not isinstance(value, list | tuple):
         return False
-    entries = cast("list[Any]", value)
-    return len(entries) == count and all(isinstance(entry, int) for entry in entries)
+    row = cast("Sequence[Any]", value)
+    return len(row) == count and all(_whole(entry) for entry in row)
+
+
+def _is_history(value: Any) -> bool:
+    if not _rows(value, 5) or not value:
+        return False
+    steps = [row[0] for row in value]
+    return all(before < step for before, step in pairwise(steps)) and all(row[4] > 0 for row in value)
+
+
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_INTEGERS, (_whole, "a number, 0 or more and below 2**53,")),
+    "lanes": (lambda value: _whole(value) and value > 0, "a positive number"),
+    "ended": (lambda value: isinstance(value, bool), "true or false"),
+    "fingerprint": (lambda value: isinstance(value, str), "a text"),
+    "host": (lambda value: _row(value, 2) and value[0] < value[1], "[host, hosts]"),
+    "history": (_is_history, "a list of [step, pass, pass step, item, G], in the order of steps,"),
+    "drops": (lambda value: isinstance(value, str), "a text"),
+    "held": (lambda value: isinstance(value, str), "a text"),
+    "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
+    "manifest": (lambda value: isinstance(value, Mapping), "an object"),
+}
+"""What each field may be, and how to say so."""
+
+
+def _lane_state(program: Program, values: list[int]) -> Any:
+    """The state of one lane.
+
+    Raises:
+        StateError: The integers are not those of a state of the program.
+    """
+    try:
+        state = read_state(program, values)
+        if any(not _whole(position) for _, position in program.root.held(state)):
+            raise StateError("a position in it is out of range")
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise StateError(f"the state's 'held' does not fit the lanes of this dataset: {error}") from error
+    return state
+
+
+def _unpacked(cursor: Mapping[str, Any], name: str) -> list[int]:
+    try:
+        values = unpack_integers(cursor[name])
+    except StateError as error:
+        raise StateError(f"the state's {name!r} is damaged: {error}") from error
+    if not all(map(_whole, values)):
+        raise StateError(f"the state's {name!r} is damaged: it holds {reprlib.repr(max(values))}, numbers are small")
+    return values
 
 
 def _held_of(cursor: Mapping[str, Any], lanes: int) -> list[list[int]]:
     """The integers of each lane."""
-    values = unpack_integers(cursor["held"])
+    values = _unpacked(cursor, "held")
     found: list[list[int]] = []
     at = 0
     while at < len(values):
         found.append(values[at + 1 : at + 1 + values[at]])
         at += 1 + values[at]
     if len(found) != lanes or at != len(values):
-        raise StateError(f"the state holds {len(found)} lanes (or a part of one), but {lanes} are meant")
+        raise StateError(f"the state's 'held' is of {len(found)} lanes (or a part of one), but {lanes} are meant")
     return found
 
 
 def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
     if not cursor["drops"]:
         return np.zeros(lanes, np.int64)
-    drops = unpack_integers(cursor["drops"])
+    drops = _unpacked(cursor, "drops")
     if len(drops) != lanes:
-        raise StateError(f"the state counts drops of {len(drops)} lanes, but has {lanes}")
+        raise StateError(f"the state's 'drops' are of {len(drops)} lanes, but {lanes} are meant")
     return np.asarray(drops, np.int64)

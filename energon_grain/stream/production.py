@@ -134,7 +134,7 @@ class Production:
             end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
             on_success=self._statistics.succeeded,
-            patience=self._patience(),
+            patience=spec.patience,
         )
 
     def _takes_batches(self) -> bool:
@@ -153,7 +153,7 @@ class Production:
             self._pace,
             self._statistics,
             self._config.restore_error_handler,
-            self._patience(),
+            self._spec.patience,
         )
         return LaneProgram(
             program=program,
@@ -165,9 +165,6 @@ class Production:
             begins=start.item == 0 and not self._spec.endless,
             batch_size=self._plan.batch_size,
         )
-
-    def _patience(self) -> int:
-        return max(1000, 2 * sum(len(source) for source in self._stage.sources))
 
     def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
         """Chunks, done: by workers, or when they are asked for."""

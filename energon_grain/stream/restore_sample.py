@@ -58,10 +58,10 @@ class SampleRestorer:
             StateError: It is not a restore key of this dataset, or a hook drops or fails on it now.
             FatalSampleError: A hook failed as no policy may skip.
         """
-        key = _tuples(restore_key)
         try:
+            key = _tuples(restore_key)
             self._check(key)
-        except (LookupError, TypeError, ValueError, AttributeError, StateError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(
                 f"{reprlib.repr(restore_key)} is not a restore key of this dataset ({error}): pass the "
                 f"`__restore_key__` of a sample or batch that a loader with the same configuration delivered"
@@ -85,6 +85,8 @@ class SampleRestorer:
             checked_reference(self._spec.program, reference)
         elif kind == "batch":
             pass_number, step, item, padding, *members = rest
+            if padding is not None and not isinstance(padding, tuple):
+                raise ValueError(f"its padding is {padding!r}")
             for number in (pass_number, step, item, *(padding or ())):
                 _number(number)
             if self._spec.batch is None or not members or any(place >= len(members) for place in padding or ()):
@@ -153,7 +155,7 @@ class SampleRestorer:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
+    if type(value) is not int or not 0 <= value < 1 << 53:
         raise ValueError(f"{value!r} is not a number that can be in it")
     return value
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,7 +50,8 @@ class Stream:
     Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
     if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
     stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
-    ends them.
+    ends them. Whoever looks ahead (`coming`) leaves the state where it is: it is always that behind the last step that
+    `next` delivered. Several threads may call `next`; each gets steps of its own.
 
     Args:
         spec: The compiled dataset.
@@ -100,11 +104,15 @@ class Stream:
         self._written: tuple[Any, str] = (None, "")
         self._empty_steps = 0
         self._progress = self._beginning()
+        self._coming: deque[Step] = deque()  # read, but not delivered
+        self._none_left = False  # behind those that are coming
+        self._failed_behind: Progress | None = None
+        self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
         self._release: weakref.finalize[Any, Any] | None = None
         self._end_pool: weakref.finalize[Any, Any] | None = None
         self._starting = threading.RLock()  # for `close`, from another thread
-        self._closed = False
+        self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
                 f"a pass of {self.plan.length} samples has no complete batch of {self.plan.global_batch} "
@@ -146,18 +154,53 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        if self._progress.ended:
-            self._begin_pass()
+        with self.turn:
+            if self._progress.ended:
+                self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
         return self
 
     def __next__(self) -> Any:
-        if self._closed:
-            raise ValueError("the stream was closed")
-        if self._progress.ended:
-            raise StopIteration
-        step = self._advance()
+        with self.turn:
+            if self._closed_at:
+                raise ValueError(
+                    f"this loader was closed at {self._closed_at}; make a new one, and restore the state to go on"
+                )
+            if self._progress.ended:
+                raise StopIteration
+            step = self._advance()
         self._statistics.delivered(step.samples, step.drops)
         return step.batch
+
+    def coming(self, count: int) -> list[Any]:
+        """The batches that `next` will deliver, at most `count`: fewer where the pass ends or reading fails before.
+
+        What fails behind the first of them is tried again, and raised, when it is the first.
+        """
+        with self.turn:
+            while len(self._coming) < count and not (self._behind.ended or self._closed_at):
+                if self._coming and self._behind is self._failed_behind:
+                    break
+                try:
+                    self._coming.append(self._read())
+                except StopIteration:
+                    break
+                except Exception:
+                    if not self._coming or self._any_host is not None:  # which other hosts wait for
+                        raise
+                    self._failed_behind = self._behind
+            return [step.batch for step in islice(self._coming, count)]
+
+    @property
+    def _behind(self) -> Progress:
+        """The place behind what was read."""
+        return self._coming[-1].progress if self._coming else self._progress
+
+    def _go_to(self, progress: Progress) -> None:
+        """Forget what was read ahead, and be at a place."""
+        self._stop()
+        self._coming.clear()
+        self._progress = progress
+        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _advance(self) -> Step:
         """The next step, behind which the stream now is.
@@ -166,26 +209,41 @@ class Stream:
             StopIteration: The pass is over.
         """
         try:
-            with self._starting:
-                steps = self._steps or self._start()
-            step = next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
-            skipped = self._progress.skipped
-            self._progress = step.progress
-            if step.progress.skipped != skipped:
-                self._progress = dataclasses.replace(step.progress, skipped=skipped)
+            step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
             self._statistics.settle()
-            self._progress = dataclasses.replace(self._progress, ended=True)
-            self._stop()
+            self._go_to(dataclasses.replace(self._progress, ended=True))
+            raise
+        skipped = self._progress.skipped
+        self._progress = step.progress
+        if step.progress.skipped != skipped:
+            self._progress = dataclasses.replace(step.progress, skipped=skipped)
+        return step
+
+    def _read(self) -> Step:
+        """The step behind those that were read.
+
+        Raises:
+            StopIteration: The pass is over.
+        """
+        if self._none_left:
+            raise StopIteration
+        try:
+            with self._starting:
+                steps = self._steps or self._start()
+            return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+        except StopIteration:
+            self._none_left = True
             raise
         except BufferClosed:
-            raise ValueError("the stream was closed while its next batch was waited for") from None
+            raise ValueError(
+                f"this loader was closed at {self._closed_at} while its next batch was waited for"
+            ) from None
         except BaseException:
             # What failed is tried again by the next call, from the same place on.
             self._stop()
             self._statistics.failed()
             raise
-        return step
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it.
@@ -193,12 +251,16 @@ class Stream:
         Raises:
             StopIteration: They do not: the pass is over on all of them.
         """
-        agreed = self._progress
+        agreed = self._behind
         while True:
             try:
                 step = next(steps, None)
             except BaseException:
-                self._progress = agreed  # the others do not ask again about steps that all found empty
+                # The others do not ask again about steps that all found empty.
+                if self._coming:
+                    self._coming[-1] = dataclasses.replace(self._coming[-1], progress=agreed)
+                else:
+                    self._progress = agreed
                 raise
             if not self.plan.pads:  # the pass ends with the first host that has no full batch
                 if any_host(step is None) or step is None:
@@ -214,13 +276,8 @@ class Stream:
             if step is not None:
                 agreed = step.progress.without(self._empty_steps)
 
-    def _begin_pass(self) -> None:
-        self._stop()
-        self._progress = next_pass(self._progress, self.spec, self.plan, self.share.hosts)
-        self.plan = PassPlan.of(self.spec, self.share.hosts, self._progress.pass_number)
-
     def _start(self) -> Iterator[Step]:
-        if self._closed:
+        if self._closed_at:
             raise BufferClosed
         self._empty_steps = 0
         pool = self._workers_ready()
@@ -232,7 +289,7 @@ class Stream:
             statistics=self._statistics,
             config=self.config,
             pool=pool,
-            start=self._progress,
+            start=self._behind,
             finish=self._finish,
         )
         if pool is not None and not assembly_seeds_globals(self.spec):
@@ -260,14 +317,14 @@ class Stream:
         return self._pool
 
     def _stop(self) -> None:
-        self._steps = None
+        self._steps, self._none_left = None, False
         if self._release is not None:
             self._release()
             self._release = None
 
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
-        if self._workers and self._steps is None and not self._progress.ended and not self._closed:
+        if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
             self._start()
 
     def cursor(self, *, with_manifest: bool = False) -> Cursor:
@@ -302,10 +359,9 @@ class Stream:
         """
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
-        progress = restored(cursor, self.spec, self.share, self.plan)
-        self._stop()
-        self._progress = progress
-        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+        progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
+        with self.turn:
+            self._go_to(progress)
 
     def skip(self, steps: int) -> None:
         """Jump over steps of this pass, which count as delivered; the cursor records it.
@@ -322,8 +378,11 @@ class Stream:
         steps = operator.index(steps)
         if steps < 0:
             raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
-        if not steps:
-            return
+        if steps:
+            with self.turn:
+                self._skip(steps)
+
+    def _skip(self, steps: int) -> None:
         before = self._progress
         left = 0 if before.ended else self.plan.remaining(before.pass_step, before.item)
         if left is not None and steps > left:
@@ -331,15 +390,16 @@ class Stream:
         if self.spec.program is not None:
             self._skip_by_making(steps)
             return
-        self._stop()
         pass_step, item = before.pass_step + steps, before.item + steps * self.plan.global_batch
-        self._progress = dataclasses.replace(
-            before,
-            step=before.step + steps,
-            pass_step=pass_step,
-            item=item,
-            ended=self.plan.over(pass_step, item),
-            skipped=(*before.skipped, (before.step, steps)),
+        self._go_to(
+            dataclasses.replace(
+                before,
+                step=before.step + steps,
+                pass_step=pass_step,
+                item=item,
+                ended=self.plan.over(pass_step, item),
+                skipped=(*before.skipped, (before.step, steps)),
+            )
         )
 
     def _skip_by_making(self, steps: int) -> None:
@@ -385,9 +445,10 @@ class Stream:
 
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
-        self._closed = True
+        self._closed_at = self._closed_at or _caller()
         with self._starting:
             self._stop()
+            self._coming.clear()
             if self._end_pool is not None:
                 self._end_pool()
             self._stage.close()
@@ -397,3 +458,11 @@ class Stream:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _caller() -> str:
+    """File and line from where the program called this library."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
+        frame = frame.f_back
+    return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -161,6 +161,11 @@ class StreamSpec:
             return self.counted(pass_number) << _PASS_BITS
         return self.order.start(pass_number)
 
+    @property
+    def patience(self) -> int:
+        """Samples in a row that may be dropped on the way to one item of a lane."""
+        return max(1000, 2 * sum(len(leaf.leaf.source) for leaf in self.leaves))
+
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
         return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
+from energon_grain.datasets.dataset import names_of_leaves
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.host_processes import HostProcesses, broadcast_state, gather_cursor
@@ -42,8 +43,14 @@ class StreamLoader:
     def __bool__(self) -> bool:
         return True
 
-    def __str__(self) -> str:
-        return f"{type(self).__name__}({', '.join('/'.join(leaf.key) for leaf in self._stream.spec.leaves)})"
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({names_of_leaves(leaf.key[:-1] for leaf in self._stream.spec.leaves)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied, it owns threads and open files: send the dataset, make a loader of "
+            f"it there, and give it the state"
+        )
 
     @property
     def stream(self) -> Stream:

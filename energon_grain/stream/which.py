@@ -99,15 +99,17 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
     """Whether a history leads to where the progress is, with passes as they are cut now."""
     if progress.drops.any() or spec.program is not None:
         return True  # nobody asks, until the next pass begins
-    pass_number, item, _ = _place(spec, hosts, progress.history, progress.step)
+    pass_number, item, _ = _place(spec, hosts, progress.history, progress.step, progress.pass_number + 1)
     if spec.order.passes is None:
         return item == progress.item
     behind = (progress.pass_number + 1, 0) if progress.ended else (progress.pass_number, progress.item)
     return (pass_number, item) == behind
 
 
-def _place(spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int) -> tuple[int, int, int]:
-    """(pass, first item, items) of a step."""
+def _place(
+    spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int, until: int | None = None
+) -> tuple[int, int, int]:
+    """(pass, first item, items) of a step; of the beginning of pass `until`, where the step lies behind that."""
     number = max(at for at, segment in enumerate(history) if segment[0] <= step)
     start, pass_number, pass_step, item, size = history[number]
     ahead = step - start
@@ -118,7 +120,7 @@ def _place(spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int) 
         shape = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
         left = shape.remaining(pass_step, item)
         assert left is not None
-        if ahead < left:
+        if ahead < left or (until is not None and pass_number >= until):
             return pass_number, item + ahead * size, size
         ahead -= left
         pass_number, pass_step, item = pass_number + 1, 0, 0

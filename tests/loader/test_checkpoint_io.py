@@ -58,6 +58,28 @@ def test_the_async_checkpointer_writes_the_state_at_the_call(
     loader.close()
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_loader_below_a_device_loader_is_saved_at_its_last_delivered_batch(
+    train: Train, tmp_path: Path, background: bool
+) -> None:
+    loader = get_loader(train(broken=BROKEN, num_workers=1))
+    device = to_device(loader, buffer_size=3)
+    with ocp.training.Checkpointer(tmp_path) as checkpointer:
+        keys(device, 6)
+        if background:
+            response = checkpointer.save_checkpointables_async(6, {"pytree": weights(), "data": loader})
+            expected = keys(device, 6)
+            assert response is not None
+            response.result()
+        else:
+            checkpointer.save_checkpointables(6, {"pytree": weights(), "data": loader})
+            expected = keys(device, 6)
+        other = get_loader(train(broken=BROKEN))
+        checkpointer.load_checkpointables(6, {"pytree": weights(), "data": other})
+    assert keys(to_device(other), 6) == expected
+    loader.close()
+
+
 def test_a_changed_stream_is_refused(train: Train, tmp_path: Path) -> None:
     ocp.save_checkpointables(tmp_path / "saved", {"data": get_loader(train())})
     with pytest.raises(FingerprintError, match=r"passes: saved 1, now 2"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 import pytest
 
@@ -43,10 +44,11 @@ def pipelines(dataset: Any) -> dict[str, grain.IterDataset[Any]]:
         "plain": batches,
         "map": batches.map(doubled),
         "thread": grain.experimental.ThreadPrefetchIterDataset(batches.map(doubled), prefetch_buffer_size=2),
+        "device": grain.experimental.device_put(batches, jax.devices()[0], cpu_buffer_size=3, device_buffer_size=2),
     }
 
 
-@pytest.mark.parametrize("kind", ["plain", "map", "thread"])
+@pytest.mark.parametrize("kind", ["plain", "map", "thread", "device"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_checkpoints_between_transformations(train: Train, kind: str, num_workers: int) -> None:
     def fresh() -> Any:
@@ -62,8 +64,23 @@ def test_checkpoints_between_transformations(train: Train, kind: str, num_worker
         other = fresh()
         other.set_state(json.loads(states[step]))
         for expected in batches[step : step + 4]:
-            np.testing.assert_equal(next(other), expected)
+            np.testing.assert_equal(jax.device_get(next(other)), jax.device_get(expected))
         other.close()
+
+
+def test_grains_prefetch_around_a_loader_keeps_its_state(train: Train) -> None:
+    plain = get_loader(train(broken=BROKEN))
+    states, batches = [plain.get_state()], []
+    for _ in range(8):
+        batches.append(next(plain).__key__)
+        states.append(plain.get_state())
+    around = grain.experimental.ThreadPrefetchDatasetIterator(get_loader(train(broken=BROKEN)), 3)
+    for batch, state in zip(batches[:4], states[1:], strict=False):
+        assert next(around).__key__ == batch
+        assert around.get_state() == state
+    around.set_state(states[2])
+    assert [next(around).__key__ for _ in range(3)] == batches[2:5]
+    around.close()
 
 
 @pytest.mark.parametrize("kind", ["plain", "map", "thread"])

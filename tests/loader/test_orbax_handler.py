@@ -82,15 +82,24 @@ def test_what_is_no_loader_is_refused(train: Train, argument: Any) -> None:
         to_device(train())
 
 
-def test_the_loader_on_the_device_is_saved_at_its_last_delivered_batch(train: Train, tmp_path: Path) -> None:
-    device_loader = to_device(get_loader(train(broken=BROKEN)), buffer_size=3)
-    keys(device_loader, 4)
-    save(tmp_path, 4, EnergonCheckpointSave(device_loader))
-    expected = keys(device_loader, 4)
-    other = to_device(get_loader(train(broken=BROKEN)))
-    keys(other, 1)
-    assert restore(tmp_path, 4, EnergonCheckpointRestore(other)) is other
-    assert keys(other, 4) == expected
+@pytest.mark.parametrize("saved", ["loader", "device"])
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "grains"])
+def test_below_a_device_loader_the_last_delivered_batch_is_saved(
+    train: Train, tmp_path: Path, saved: str, ours: bool
+) -> None:
+    loader = get_loader(train(broken=BROKEN))
+    device = to_device(loader, buffer_size=3)
+    keys(device, 4)
+    item = {"loader": loader, "device": device}[saved]
+    save(tmp_path, 4, EnergonCheckpointSave(item) if ours else grain.checkpoint.CheckpointSave(item))
+    expected = keys(device, 4)
+    other = get_loader(train(broken=BROKEN))
+    other_device = to_device(other)
+    keys(other_device, 1)
+    item = {"loader": other, "device": other_device}[saved]
+    argument = EnergonCheckpointRestore(item) if ours else grain.checkpoint.CheckpointRestore(item)
+    assert restore(tmp_path, 4, argument) is item
+    assert keys(other_device, 4) == expected
 
 
 def grain_files(folder: Path, loaders: list[Any]) -> None:

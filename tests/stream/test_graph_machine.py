@@ -125,6 +125,13 @@ class Machine(RuleBasedStateMachine):
         else:
             assert sorted(map(repr, got)) == sorted(map(repr, expected))
 
+    @rule(steps=st.integers(1, 4))
+    def look_ahead(self, steps: int) -> None:
+        before = self.fleet.save()
+        with unless_refused():
+            self.fleet.look_ahead(steps)
+        assert self.fleet.save() == before
+
     @rule()
     def save(self) -> None:
         self.saved.append(self.fleet.save())

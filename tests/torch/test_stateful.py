@@ -53,12 +53,33 @@ def test_a_file_of_torch_save(train: Train, tmp_path: Path) -> None:
         assert told(next(loader)) == expected
 
 
-@pytest.mark.parametrize("state", [{}, {"energon_grain": "{"}, {"energon_grain": 5}, {"energon_grain": "{}"}, {"x": 1}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"energon_grain": "{"},
+        {"energon_grain": 5},
+        {"energon_grain": "{}"},
+        {"energon_grain": "[" * 100_000},
+        {"x": 1},
+    ],
+)
 def test_what_is_no_state(train: Train, state: Any) -> None:
     with get_savable_loader(train()) as loader:
         with pytest.raises(StateError):
             loader.load_state_dict(state)
         assert told(next(loader))
+
+
+def test_a_damaged_state_is_found(train: Train) -> None:
+    with get_savable_loader(train()) as loader:
+        for _ in range(3):
+            next(loader)
+        text = loader.state_dict()["energon_grain"]
+        assert '"item": 12,' in text
+        with pytest.raises(StateError, match="its 'check' is"):
+            loader.load_state_dict({"energon_grain": text.replace('"item": 12,', '"item": 16,')})
+        loader.load_state_dict({"energon_grain": text})
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
