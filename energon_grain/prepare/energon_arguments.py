@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import braceexpand
-
 from energon_grain.errors import ConfigError
+from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.report import PrepareProgress
@@ -100,6 +99,6 @@ def prepare_with_energon_arguments(
 
 def _expand(path: str) -> Iterable[str]:
     try:
-        return braceexpand.braceexpand(path)
+        return expand_braces(path)
     except ValueError as error:
         raise ConfigError(f"{path!r}: {error}. A brace that belongs to the name is written \\{{.") from error
