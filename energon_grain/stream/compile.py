@@ -220,7 +220,7 @@ def _repeat(branch: Branch, top: _Top) -> None:
     if not (top.endless or top.epochs):
         return
     if isinstance(branch, IndexBranch):
-        branch.passes = None
+        branch.repeat_for_ever()
     elif branch.node.finite:
         branch.node = RepeatNode(branch.node, None)
 

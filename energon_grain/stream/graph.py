@@ -287,7 +287,7 @@ class GraphCompiler:
             number = None if times is None else int(times)
             return LaneBranch(RepeatNode(branch.node, number), {"repeat": number, "of": branch.told}, branch.batches)
         if repeats is None:
-            branch.passes = None
+            branch.repeat_for_ever()
             return branch
         if not isinstance(branch.passes, EqualPasses):
             raise ConfigError(
