@@ -24,6 +24,7 @@ from energon_grain.metadataset.references import (
     PATH_DOC,
     SPLIT_CONFIG_DOC,
     SPLIT_DOC,
+    SUBFLAVOR_DOC,
     SUBFLAVORS_DOC,
     DatasetReference,
 )
@@ -97,7 +98,7 @@ class MetadatasetReference:
     path: str = key(PathText(), PATH_DOC)
     weight: Fraction = key(Amount("weight"), "Share of the stream, relative to the other weights.", default=Fraction(1))
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
-    subflavor: str | None = key(Text(), "Old way to write `subflavors: {__subflavor__: …}`.", default=None)
+    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
@@ -110,13 +111,11 @@ class MetadatasetReference:
 
     def entry(self) -> BlendEntry:
         """The same in the newer form."""
-        subflavors = self.subflavors
-        if self.subflavor is not None:
-            subflavors = {"__subflavor__": self.subflavor, **(subflavors or {})}
         node = DatasetReference(
             path=self.path,
             split_part=self.split_part,
-            subflavors=subflavors,
+            subflavor=self.subflavor,
+            subflavors=self.subflavors,
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
             dataset_config=self.dataset_config,
             split_config=self.split_config,

@@ -107,6 +107,18 @@ def test_nested_files_flatten_and_tags_merge(folder: Folder) -> None:
     assert counts["c"] == pytest.approx(600, abs=80)
 
 
+def test_the_older_form_of_subflavors_is_read_from_samples(folder: Folder) -> None:
+    path = write_v2(folder, "tags.yaml", train={"blend": [{"path": "a", "subflavor": "x"}, {"path": "b"}]})
+    options: dict[str, Any] = {"max_samples_per_sequence": None, "shuffle_buffer_size": None}
+    expected = {"a": "x", "b": None}
+    samples = iter(get_train_dataset(path, batch_size=None, **options))
+    for _ in range(20):
+        sample = next(samples)
+        assert sample.__subflavor__ == expected[Path(sample.__sources__[0].dataset_path).name]
+    batch = next(iter(get_train_dataset(path, batch_size=20, **options)))
+    assert batch.__subflavor__ == [expected[leaf] for leaf, _ in rows(batch)]
+
+
 def test_an_epochized_blend_is_exact(folder: Folder) -> None:
     path = write_v2(
         folder,
