@@ -59,10 +59,7 @@ def streams(path: Any, hosts: int = 1, batch_size: int = 5, **options: Any) -> l
 
 def rows(batch: Any) -> list[tuple[str, str]]:
     """(leaf, key) of each sample of a batch."""
-    return [
-        (sources[0].dataset_path.rsplit("/", 1)[1], key)
-        for sources, key in zip(batch.__sources__, batch.__key__, strict=True)
-    ]
+    return [(sources[0].dataset_path.name, key) for sources, key in zip(batch.__sources__, batch.__key__, strict=True)]
 
 
 def taken(stream: Stream, steps: int) -> list[tuple[str, str]]:
@@ -114,7 +111,7 @@ def test_the_older_form_of_subflavors_is_read_from_samples(folder: Folder) -> No
     samples = iter(get_train_dataset(path, batch_size=None, **options))
     for _ in range(20):
         sample = next(samples)
-        assert sample.__subflavor__ == expected[Path(sample.__sources__[0].dataset_path).name]
+        assert sample.__subflavor__ == expected[sample.__sources__[0].dataset_path.name]
     batch = next(iter(get_train_dataset(path, batch_size=20, **options)))
     assert batch.__subflavor__ == [expected[leaf] for leaf, _ in rows(batch)]
 
