@@ -122,7 +122,9 @@ def check_page_runs(page: Path, tmp_path: Path) -> None:
     """Run a page in an empty folder below `tmp_path`, in a process of its own."""
     environment = dict(os.environ)
     environment["PATH"] = os.pathsep.join([str(command_folder(tmp_path)), environment["PATH"]])
-    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(REPOSITORY), str(REPOSITORY / "adapters"), environment.get("PYTHONPATH", "")]
+    ).rstrip(os.pathsep)
     environment["JAX_PLATFORMS"] = "cpu"
     folder = tmp_path / "page"
     folder.mkdir()
