@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +11,9 @@ from energon_grain.errors import FatalSampleError, StateError
 from energon_grain.stream.sample_copy import apart
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
+
+Batches = tuple[tuple[int, int], ...]
+"""Pairs of the number of a value and the number of a batch, in ascending order."""
 
 
 def call_hook(
@@ -58,9 +61,24 @@ class HookGenerator:
     """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
 
     Nothing runs before the first value is asked for.
+
+    Attributes:
+        batches: (number of a value, batch that it was made for) where the hook asked; those that are there already are
+            what it is told when it runs again.
     """
 
-    __slots__ = ("_draw", "_function", "_generator", "_lock", "_outer", "_seeds", "_value")
+    __slots__ = (
+        "_batch",
+        "_draw",
+        "_function",
+        "_generator",
+        "_lock",
+        "_made",
+        "_outer",
+        "_seeds",
+        "_value",
+        "batches",
+    )
 
     def __init__(
         self,
@@ -71,8 +89,13 @@ class HookGenerator:
         lock: AbstractContextManager[Any],
         *,
         epoch: int,
+        batch: Callable[[], int | None] | None = None,
+        batches: Batches = (),
     ) -> None:
-        self._draw = Draw(key, number, [-1], [epoch])
+        self._draw = Draw(key, number, [-1], [epoch], batch_index=None if batch is None else self._batch_of)
+        self._batch = batch
+        self._made = 0
+        self.batches = batches
         self._seeds = SeededGlobals(self._draw.seed) if hook.restore_seeds else None
         self._lock = lock
         self._function = hook.function
@@ -90,13 +113,26 @@ class HookGenerator:
             try:
                 with nullcontext() if self._seeds is None else self._seeds:
                     generator = self._generator or self._begin()
-                    return apart(next(generator))
+                    value = apart(next(generator))
+                    self._made += 1
+                    return value
             except RuntimeError as error:
                 if isinstance(error.__cause__, StopIteration):
                     raise _stopped(self._function) from error
                 raise
             finally:
                 current.draw = self._outer
+
+    def _batch_of(self, _: int) -> int | None:
+        """The batch that the value is made for which the hook is running."""
+        known = next((batch for number, batch in self.batches if number == self._made), None)
+        if known is not None:
+            return known
+        assert self._batch is not None
+        batch = self._batch()
+        if batch is not None:
+            self.batches = (*self.batches, (self._made, batch))
+        return batch
 
     def _begin(self) -> Iterator[Any]:
         try:
