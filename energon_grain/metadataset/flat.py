@@ -100,7 +100,7 @@ class TraversedDatasetReference:
     subflavors: dict[str, Any]
 
 
-def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDatasetReference]:
+def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedDatasetReference]:
     """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
 
     The datasets of a join are listed one by one, without its arrays.
@@ -109,7 +109,7 @@ def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDa
         ConfigError: A document is not valid.
         DatasetNotFoundError: A nested metadataset is missing.
     """
-    tree = load_metadataset(source, split_part=split_part, require_data=False)
+    tree = load_metadataset(path, split_part=split_part, require_data=False)
     return [
         TraversedDatasetReference(
             path=EPath(dataset.path),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from energon_grain.storage.epath import EPath
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from energon_grain.storage.epath import EPath
 
 S = TypeVar("S")
 
