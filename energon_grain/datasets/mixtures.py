@@ -118,11 +118,11 @@ class ConcatDataset(SavableDataset):
 
 
 def _pairs(
-    node: SavableDataset, second: str, entries: tuple[Weighted | Iterable[Weighted], ...]
+    node: SavableDataset, second: str, entries: tuple[Any, ...]
 ) -> tuple[tuple[SavableDataset, ...], tuple[Weight, ...]]:
     """The datasets, and the number of each; 1 where there is none."""
     if len(entries) == 1 and isinstance(entries[0], Iterable) and not isinstance(entries[0], SavableDataset):
-        inside = tuple(entries[0])
+        inside: tuple[Any, ...] = tuple(entries[0])
         if all(isinstance(each, SavableDataset | tuple) for each in inside):
             entries = inside
     if not entries:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 NAMES = Path(__file__).parents[1] / "fixtures" / "energon_names.txt"
-ROOT = Path()
+ROOT = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 Found = tuple[str, ast.AST]
 """A module, and what it defines."""
 
@@ -162,5 +162,4 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    ROOT = Path(sys.argv[1])
     print("\n".join(sorted(set(lines()))))
