@@ -33,7 +33,7 @@ class Draw:
         positions: Positions,
         indices: list[int],
         epochs: list[int],
-        batch_index: int | Callable[[int], int | None] | None = None,
+        batch_index: int | Callable[[int], int] | None = None,
     ) -> None:
         self._key = key
         self._positions = positions
@@ -70,13 +70,12 @@ class Draw:
         Raises:
             RuntimeError: The sample is read ahead of a generator, filter, packer or the like, so nobody can tell yet.
         """
-        batch = self._batch(self.place) if callable(self._batch) else self._batch
-        if batch is None:
+        if self._batch is None:
             raise RuntimeError(
                 "the number of the batch is not known in this hook: its samples go through generators, filters, groups "
                 "or packs before they become batches. Use current_sample_index, or `rng` for random numbers"
             )
-        return batch
+        return self._batch if isinstance(self._batch, int) else self._batch(self.place)
 
     @property
     def seed(self) -> int:

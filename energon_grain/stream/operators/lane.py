@@ -12,7 +12,7 @@ from energon_grain.datasets.draw_context import Positions
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hook_call import HookGenerator, call_hook
+from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
 from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
 from energon_grain.stream.spec import HookSpec
 
@@ -128,9 +128,19 @@ class Lane:
             self.around.succeeded(hook.name)
         return result
 
-    def run(self, hook: HookSpec, key: int, number: Positions, value: Any, **batches: Any) -> HookGenerator:
-        """Call a hook that is a generator function; `batches` are `batch` and `batches` of `HookGenerator`."""
-        return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number, **batches)
+    def run(
+        self,
+        hook: HookSpec,
+        key: int,
+        number: Positions,
+        value: Any,
+        *,
+        maker: MakesItems | None = None,
+        batches: Batches = (),
+    ) -> HookGenerator:
+        """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
+        lock = self._lock(hook)
+        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
         return nullcontext() if hook.concurrent else self.around.hook_lock

@@ -208,8 +208,8 @@ class GenerateNode:
 
     def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
         """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
-        batch = (lambda: lane.around.batch) if self.knows_batches else None
-        return lane.run(self.hook, key, NumberOf(self.child, source), value, batch=batch, batches=batches)
+        maker = lane.around if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -263,7 +263,7 @@ class _Generate:
             self._made += 1
             if self._lane.around.failing:
                 self._lane.around.succeeded(self._node.hook.name)
-            return (self._made - 1, self._source, self._generator.batches), value
+            return (self._made - 1, self._source, self._generator.draw.batches), value
 
     def _finish(self) -> None:
         self._generator = self._source = self._value = None
@@ -274,7 +274,7 @@ class _Generate:
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        batches = () if self._generator is None else self._generator.batches
+        batches = () if self._generator is None else self._generator.draw.batches
         return self._child.state(), self._source, self._made, batches
 
     def expect(self, items: float) -> None:
