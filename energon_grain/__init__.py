@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from energon_grain.datasets.error_handlers import log_exception, reraise_exception
     from energon_grain.datasets.file_store_cache_pool import FileCacheLazy, FileStoreCachePool
     from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
-    from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset, get_val_datasets
+    from energon_grain.datasets.get_datasets import (
+        get_dataset_from_config,
+        get_train_dataset,
+        get_val_dataset,
+        get_val_datasets,
+    )
     from energon_grain.datasets.joined_webdataset_factory import JoinedWebdatasetFactory
     from energon_grain.datasets.jsonl_factories import CrudeJsonlDatasetFactory, DefaultCrudeJsonlDatasetFactory
     from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset
@@ -268,6 +273,7 @@ __all__ = [
     "first_fit_decreasing",
     "generic_batch",
     "generic_concat",
+    "get_dataset_from_config",
     "get_loader",
     "get_savable_loader",
     "get_train_dataset",
@@ -297,7 +303,7 @@ _MODULES = {
     "datasets.error_handlers": ("log_exception", "reraise_exception"),
     "datasets.file_store_cache_pool": ("FileCacheLazy", "FileStoreCachePool"),
     "datasets.file_store_views": ("DecodeFileStore", "FileStoreDecoder", "PrimaryFileStore"),
-    "datasets.get_datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
+    "datasets.get_datasets": ("get_dataset_from_config", "get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "datasets.joined_webdataset_factory": ("JoinedWebdatasetFactory",),
     "datasets.jsonl_factories": ("CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory"),
     "datasets.loaded_dataset": ("DatasetBlendMode", "LoadedDataset"),

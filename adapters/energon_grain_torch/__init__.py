@@ -17,6 +17,7 @@ from energon_grain_torch import random_generator as random_generator
 from energon_grain_torch import tensors as tensors
 from energon_grain_torch.av import AVData as AVData
 from energon_grain_torch.decode import SampleDecoder as SampleDecoder
+from energon_grain_torch.get_datasets import get_dataset_from_config as get_dataset_from_config
 from energon_grain_torch.get_datasets import get_train_dataset as get_train_dataset
 from energon_grain_torch.get_datasets import get_val_dataset as get_val_dataset
 from energon_grain_torch.get_datasets import get_val_datasets as get_val_datasets
@@ -36,6 +37,7 @@ _OURS = (
     "SavableDataLoader",
     "TaskEncoder",
     "WorkerConfig",
+    "get_dataset_from_config",
     "get_loader",
     "get_savable_loader",
     "get_train_dataset",

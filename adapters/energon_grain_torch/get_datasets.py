@@ -25,6 +25,7 @@ def _with_defaults(function: F) -> F:
     return cast("F", call)
 
 
+get_dataset_from_config = _with_defaults(get_datasets.get_dataset_from_config)
 get_train_dataset = _with_defaults(get_datasets.get_train_dataset)
 get_val_dataset = _with_defaults(get_datasets.get_val_dataset)
 get_val_datasets = _with_defaults(get_datasets.get_val_datasets)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.mixtures import BlendDataset, Weight
+from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 
@@ -189,7 +189,8 @@ class MixBatchDataset(BatchDataset):
     """Batches mixed of the items of several datasets: a `BatchDataset` over a `BlendDataset`.
 
     Args:
-        *dataset_weights: (dataset, weight) for each; usually datasets that batch by themselves, with batches of one.
+        *dataset_weights: (dataset, weight) for each, or one iterable of them; usually datasets that batch by
+            themselves, with batches of one.
         batch_size: Items (batches of the datasets) that are mixed into one batch.
         batch_mix_fn: Makes one batch of a list of batches: `homogeneous_concat_mix`, `generic_concat`, one of yours.
             Default: the list of batches.
@@ -202,7 +203,7 @@ class MixBatchDataset(BatchDataset):
 
     def __init__(
         self,
-        *dataset_weights: tuple[SavableDataset, Weight] | SavableDataset,
+        *dataset_weights: Weighted | Iterable[Weighted],
         batch_size: int,
         batch_mix_fn: Callable[[list[Any]], Any] = list_of_batches,
         per_step: bool | int = False,

@@ -80,7 +80,7 @@ class SavableDataset(OneSubscript):
         return self
 
     def __len__(self) -> int:
-        """Steps per host of one pass; of one pass over the data where the dataset is endless."""
+        """Steps per host of one pass; of one pass over what is repeated where the dataset is endless."""
         from energon_grain.stream.pass_steps import steps_per_epoch
 
         return steps_per_epoch(self)

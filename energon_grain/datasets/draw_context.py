@@ -63,15 +63,17 @@ class Draw:
     def batch_index(self) -> int:
         """Number of the batch that is being made, on this host and in this pass (or in the endless stream).
 
-        In hooks on samples: of the batch that the sample belongs to unless samples before it are dropped.
+        In hooks on samples: of the batch that the sample belongs to unless samples before it are dropped. In a
+        generator hook: of the batch for which the value is made, asked anew for each value; a value that is made again
+        for a saved state or a restore key gets the number that it got first.
 
         Raises:
-            RuntimeError: The sample is read ahead of a filter, packer or the like, so nobody can tell yet.
+            RuntimeError: The sample is read ahead of a generator, filter, packer or the like, so nobody can tell yet.
         """
         if self._batch is None:
             raise RuntimeError(
-                "the number of the batch is not known in this hook: its samples go through filters, groups or packs "
-                "before they become batches. Use current_sample_index, or `rng` for random numbers"
+                "the number of the batch is not known in this hook: its samples go through generators, filters, groups "
+                "or packs before they become batches. Use current_sample_index, or `rng` for random numbers"
             )
         return self._batch if isinstance(self._batch, int) else self._batch(self.place)
 

@@ -16,7 +16,7 @@ from energon_grain.sources.file_store import FileStore, T_co
 class FileStoreDecoder(Protocol):
     """Decodes a file by its name; a `SampleDecoder` is one."""
 
-    def decode(self, fname: str, data: bytes) -> Any:
+    def decode(self, fname: str, data: bytes, /) -> Any:
         """The value of a file.
 
         Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset
@@ -15,6 +15,7 @@ from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
+from energon_grain.metadataset.load import Source, load_metadataset
 from energon_grain.metadataset.tree import (
     ArrayReference,
     Blend,
@@ -25,6 +26,9 @@ from energon_grain.metadataset.tree import (
     TreeLeaf,
     TreeNode,
 )
+from energon_grain.transforms.decode import SampleDecoder
+
+_DECODER = SampleDecoder()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,45 @@ class LeafOptions:
     part_filter: Callable[[str], bool] | Collection[str] | None = None
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
+
+
+def loaded_datasets(
+    source: Source,
+    *,
+    training: bool,
+    worker_config: WorkerConfig,
+    decoder: SampleDecoder | None = _DECODER,
+    task_encoder: TaskEncoder | None = None,
+    split_part: str,
+    subflavors: Mapping[str, Any] | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    subset: Any = None,
+    trusted_modules: Collection[str] = (),
+    **options: Any,
+) -> LoadedDatasets:
+    """The datasets of a split; see `DatasetLoaderInterface.get_datasets`."""
+    if task_encoder is None:
+        task_encoder = TaskEncoder[Any, Any, Any, Any]()
+        task_encoder.decoder = decoder
+    known = [each.name for each in fields(LeafOptions)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
+    tree = load_metadataset(
+        source,
+        split_part=split_part,
+        subflavors=subflavors,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        subset=subset,
+    )
+    leaf_options = LeafOptions(
+        worker_config=worker_config,
+        task_encoder=task_encoder,
+        training=training,
+        trusted_modules=tuple(trusted_modules),
+        **options,
+    )
+    return training_datasets(tree, leaf_options)
 
 
 def training_datasets(tree: TreeNode, options: LeafOptions) -> LoadedDatasets:

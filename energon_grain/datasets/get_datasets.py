@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Unpack
 
 from energon_grain.datasets.batching import LastBatch, choose_last_batch
@@ -11,7 +11,12 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
 from energon_grain.datasets.deprecated_arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.entry_arguments import checked_entry
-from energon_grain.datasets.from_metadataset import LeafOptions, training_datasets, validation_datasets
+from energon_grain.datasets.from_metadataset import (
+    LeafOptions,
+    loaded_datasets,
+    training_datasets,
+    validation_datasets,
+)
 from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
@@ -245,6 +250,58 @@ def get_val_datasets(
         (_validation_run([dataset], options, seed, lanes, **arguments), reference)
         for dataset, reference in validation_datasets(_tree(path, split_part=split_part, subset=subset), options)
     ]
+
+
+def get_dataset_from_config(
+    path: str | os.PathLike[str],
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_part: str | None = None,
+    training: bool = True,
+    subflavors: Mapping[str, Any] | None = None,
+    worker_config: WorkerConfig | None = None,
+    sample_type: type[Any] | None = None,
+    shuffle_over_epochs: int | None = 1,
+    subset: Any = None,
+    **options: Any,
+) -> SavableDataset:
+    """Describe the samples of one prepared dataset, or JSONL file, by themselves: neither encoded nor batched.
+
+    Args:
+        path: Folder of the dataset, or the file.
+        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`.
+        split_config: See there.
+        split_part: Default: `train`.
+        training: Whether samples are shuffled.
+        subflavors: Tags of every sample, in place of those of equal names in the dataset's own configuration.
+        worker_config: See there.
+        sample_type: See there.
+        shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
+        subset: See there.
+        **options: As in `DatasetLoader.get_datasets`.
+
+    Raises:
+        ConfigError: An argument is not valid.
+        DatasetNotFoundError: There is no prepared dataset at the path.
+    """
+    worker_config, encoder, _ = checked_entry(worker_config, options.pop("task_encoder", None), 0)
+    if "decoder" not in options:
+        options["task_encoder"] = encoder
+    [loaded] = loaded_datasets(
+        DatasetLoader(path=os.fspath(path)),
+        training=training,
+        split_part=split_part or "train",
+        worker_config=worker_config,
+        subflavors=subflavors,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs,
+        subset=subset,
+        sample_type=sample_type,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        **options,
+    ).datasets
+    return loaded.dataset
 
 
 def _validation_run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -16,6 +16,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 
 Weight = int | float | Fraction
+Weighted = tuple[SavableDataset, Weight] | SavableDataset
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -26,7 +27,7 @@ class BlendDataset(SavableDataset):
     share of their dataset.
 
     Args:
-        *dataset_weights: (dataset, weight) for each child; weights above 0, of any sum.
+        *dataset_weights: (dataset, weight) for each child, or one iterable of them; weights above 0, of any sum.
         schedule: In place of the weights: `[(from_position, weights), …]`, beginning at position 0 of this blend. A
             weight of 0 pauses a child.
         per_step: Choose the child once for a whole global step in place of once for each item, so that all hosts' items
@@ -44,7 +45,7 @@ class BlendDataset(SavableDataset):
 
     def __init__(
         self,
-        *dataset_weights: tuple[SavableDataset, Weight] | SavableDataset,
+        *dataset_weights: Weighted | Iterable[Weighted],
         schedule: Sequence[tuple[int, Sequence[Weight]]] | None = None,
         per_step: bool | int = False,
         worker_config: WorkerConfig | None = None,
@@ -72,8 +73,8 @@ class BlendEpochizedDataset(SavableDataset):
     after ten epochs each was seen 7 times.
 
     Args:
-        *dataset_repetitions: (dataset, repetitions) for each child; above 0. Give fractions as `fractions.Fraction` or
-            decimal numbers, which count as they are written.
+        *dataset_repetitions: (dataset, repetitions) for each child, or one iterable of them; above 0. Give fractions
+            as `fractions.Fraction` or decimal numbers, which count as they are written.
         worker_config: Default: that of the first child.
 
     Raises:
@@ -85,7 +86,7 @@ class BlendEpochizedDataset(SavableDataset):
 
     def __init__(
         self,
-        *dataset_repetitions: tuple[SavableDataset, Weight] | SavableDataset,
+        *dataset_repetitions: Weighted | Iterable[Weighted],
         worker_config: WorkerConfig | None = None,
     ) -> None:
         datasets, repetitions = _pairs(self, "repetitions", dataset_repetitions)
@@ -100,7 +101,8 @@ class ConcatDataset(SavableDataset):
     """Finite datasets one after the other.
 
     Args:
-        *datasets: In order; of a (dataset, weight) pair, as `build_val_datasets` gets them, the dataset.
+        *datasets: In order, or one iterable of them; of a (dataset, weight) pair, as `build_val_datasets` gets them,
+            the dataset.
         worker_config: Default: that of the first one.
 
     Raises:
@@ -109,18 +111,20 @@ class ConcatDataset(SavableDataset):
 
     datasets: tuple[SavableDataset, ...]
 
-    def __init__(
-        self, *datasets: SavableDataset | tuple[SavableDataset, Weight], worker_config: WorkerConfig | None = None
-    ) -> None:
+    def __init__(self, *datasets: Weighted | Iterable[Weighted], worker_config: WorkerConfig | None = None) -> None:
         parts, _ = _pairs(self, "weight", datasets)
         object.__setattr__(self, "worker_config", worker_config or parts[0].worker_config)
         object.__setattr__(self, "datasets", parts)
 
 
 def _pairs(
-    node: SavableDataset, second: str, entries: Sequence[tuple[SavableDataset, Weight] | SavableDataset]
+    node: SavableDataset, second: str, entries: tuple[Any, ...]
 ) -> tuple[tuple[SavableDataset, ...], tuple[Weight, ...]]:
     """The datasets, and the number of each; 1 where there is none."""
+    if len(entries) == 1 and isinstance(entries[0], Iterable) and not isinstance(entries[0], SavableDataset):
+        inside: tuple[Any, ...] = tuple(entries[0])
+        if all(isinstance(each, SavableDataset | tuple) for each in inside):
+            entries = inside
     if not entries:
         raise ConfigError(
             f"{type(node).__name__}: there is nothing to combine; pass datasets, or (dataset, {second}) pairs"

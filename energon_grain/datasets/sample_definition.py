@@ -51,8 +51,10 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
         return SampleDefinition(decoder=decoder, part_filter=_parts(leaf, config, crude=True))
     if config.sample_loader is not None:
         raise ConfigError(
-            f"{root}: `sample_loader` runs code that lies beside the data, which is not supported; use a `field_map`, "
-            f"or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+            f"{root}: `sample_loader` runs code that lies beside the data, which is refused. Import its functions "
+            f"in the program and pass them: StandardWebdatasetFactory({root!r}, sample_type=…, sample_loader=function, "
+            f"part_filter=function, split_part=…, training=…, worker_config=…).build() is the same dataset. Or use a "
+            f"`field_map`; or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
         )
     sample_type = None
     if config.sample_type is not None:

@@ -107,7 +107,12 @@ class WorkerConfig:
 
     def config(self) -> dict[str, Any]:
         """What describes it in logs; JSON-native."""
-        return {"rank": self.rank, "world_size": self.world_size, "num_workers": self.num_workers}
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "data_parallel_group": None if self.data_parallel_group is None else self.world_size,  # its size
+        }
 
 
 def _jax_process() -> tuple[int, int]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import difflib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
@@ -24,16 +24,27 @@ from energon_grain.metadataset.references import (
     PATH_DOC,
     SPLIT_CONFIG_DOC,
     SPLIT_DOC,
+    SUBFLAVOR_DOC,
     SUBFLAVORS_DOC,
     DatasetReference,
 )
 from energon_grain.metadataset.values import Amount, Passes, PathText, Tags, Text
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import no_such_path
 from energon_grain.storage.read_whole import read_whole
 
+if TYPE_CHECKING:
+    from energon_grain.datasets.loaded_dataset import LoadedDatasets
+    from energon_grain.datasets.worker_config import WorkerConfig
+    from energon_grain.metadataset.flat import TraversedDatasetReference
+
 
 class DatasetLoaderInterface(ABC):
-    """Something that says which node to load for a split part."""
+    """Something that says which node to load for a split part.
+
+    Programs that were written for Energon may call its methods: `get_datasets`, `traverse`, `prepare` and
+    `post_initialize`. `get_train_dataset` takes it as it is.
+    """
 
     __slots__ = ()
 
@@ -49,6 +60,72 @@ class DatasetLoaderInterface(ABC):
         Raises:
             ConfigError: There is no such split.
         """
+
+    def get_datasets(
+        self,
+        *,
+        training: bool,
+        split_part: str,
+        worker_config: WorkerConfig,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        subset: Any = None,
+        **options: Any,
+    ) -> LoadedDatasets:
+        """The leaves of a split as datasets that can be run, each with its weight or its repetitions.
+
+        They are what a task encoder's `build_train_datasets` and `build_val_datasets` get; nothing is batched.
+
+        Args:
+            training: Whether samples are shuffled.
+            split_part: The split, and the part of datasets that name none.
+            worker_config: Of the datasets.
+            subflavors: Tags that override all others.
+            shuffle_over_epochs_multiplier: Combined with those of all levels.
+            subset: A range by percentages, taken of every leaf; by numbers too for a dataset by itself.
+            **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder`, with cookers; further arguments
+                of `get_train_dataset` about leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
+                `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`,
+                `trusted_modules`.
+
+        Raises:
+            ConfigError: A document or an argument is not valid.
+            DatasetNotFoundError: A file or a dataset is missing.
+        """
+        from energon_grain.datasets.from_metadataset import loaded_datasets  # the layer above: for Energon's spelling
+
+        return loaded_datasets(
+            self,
+            training=training,
+            split_part=split_part,
+            worker_config=worker_config,
+            subflavors=subflavors,
+            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+            subset=subset,
+            **options,
+        )
+
+    def traverse(self, mds_path: None = None, *, split_part: str) -> list[TraversedDatasetReference]:
+        """The datasets that a split comes to; see `traverse_metadataset`."""
+        from energon_grain.metadataset.flat import traverse_metadataset
+
+        del mds_path
+        return traverse_metadataset(self, split_part=split_part)
+
+    def prepare(self, split_part: str | None = None) -> Sequence[EPath]:
+        """Write the indices of all joins, of all splits, as `prepare_metadataset` does, and say where they lie."""
+        del split_part
+        if self.file is None:
+            return ()
+        from energon_grain.formats.join_index import index_file_name
+        from energon_grain.metadataset.prepare_joins import prepare_metadataset
+
+        joins = prepare_metadataset(self.file).joins
+        return [EPath(join.folder / index_file_name(join.name)) for join in joins]
+
+    def post_initialize(self, mds_path: None = None) -> None:
+        """Accepted for compatibility: what the document refers to is read when it is used."""
+        del mds_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +174,7 @@ class MetadatasetReference:
     path: str = key(PathText(), PATH_DOC)
     weight: Fraction = key(Amount("weight"), "Share of the stream, relative to the other weights.", default=Fraction(1))
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
-    subflavor: str | None = key(Text(), "Old way to write `subflavors: {__subflavor__: …}`.", default=None)
+    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
@@ -110,13 +187,11 @@ class MetadatasetReference:
 
     def entry(self) -> BlendEntry:
         """The same in the newer form."""
-        subflavors = self.subflavors
-        if self.subflavor is not None:
-            subflavors = {"__subflavor__": self.subflavor, **(subflavors or {})}
         node = DatasetReference(
             path=self.path,
             split_part=self.split_part,
-            subflavors=subflavors,
+            subflavor=self.subflavor,
+            subflavors=self.subflavors,
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
             dataset_config=self.dataset_config,
             split_config=self.split_config,

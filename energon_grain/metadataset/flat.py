@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from energon_grain.metadataset.load import Source, load_metadataset
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeLeaf, TreeNode
-from energon_grain.storage.location import is_url
+from energon_grain.storage.epath import EPath
 
 _ONE = Fraction(1)
 Schedule = tuple[tuple[int, tuple[Fraction, ...]], ...]
@@ -89,19 +88,19 @@ class TraversedDatasetReference:
     """A leaf of a metadataset, as `traverse_metadataset` gives it.
 
     Attributes:
-        path: The dataset: a path, or the text of a URL.
+        path: The dataset.
         split_part: The part that is read.
-        aux: Auxiliary stores by name, likewise.
+        aux: Where auxiliary stores lie, by name.
         subflavors: Tags of all levels, without those of the dataset's own `dataset.yaml`.
     """
 
-    path: Path | str
+    path: EPath
     split_part: str
-    aux: dict[str, Path | str]
+    aux: dict[str, EPath]
     subflavors: dict[str, Any]
 
 
-def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDatasetReference]:
+def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedDatasetReference]:
     """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
 
     The datasets of a join are listed one by one, without its arrays.
@@ -110,21 +109,17 @@ def traverse_metadataset(source: Source, *, split_part: str) -> list[TraversedDa
         ConfigError: A document is not valid.
         DatasetNotFoundError: A nested metadataset is missing.
     """
-    tree = load_metadataset(source, split_part=split_part, require_data=False)
+    tree = load_metadataset(path, split_part=split_part, require_data=False)
     return [
         TraversedDatasetReference(
-            path=_path(dataset.path),
+            path=EPath(dataset.path),
             split_part=dataset.split_part,
-            aux={name: _path(aux.path) for name, aux in dataset.aux.items()},
+            aux={name: EPath(aux.path) for name, aux in dataset.aux.items()},
             subflavors=dict(dataset.subflavors),
         )
         for leaf in leaves_of(tree)
         for dataset in (leaf.datasets if isinstance(leaf, Join) else (leaf,))
     ]
-
-
-def _path(path: str) -> Path | str:
-    return path if is_url(path) else Path(path)
 
 
 _Course = tuple[tuple[int, Fraction], ...]

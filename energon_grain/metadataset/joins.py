@@ -21,8 +21,10 @@ from energon_grain.metadataset.references import (
     PASSES_DOC,
     SPLIT_CONFIG_DOC,
     SPLIT_DOC,
+    SUBFLAVOR_DOC,
     SUBFLAVORS_DOC,
     SUBSET_DOC,
+    fold_subflavor,
 )
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.values import Choice, Passes, PathText, SubsetRange, Tags, Text
@@ -93,6 +95,7 @@ class JoinDatasetReference:
         default="error",
     )
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
+    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
     split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
@@ -100,6 +103,7 @@ class JoinDatasetReference:
 
     def __post_init__(self) -> None:
         check(self)
+        fold_subflavor(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +232,7 @@ class MetadatasetJoin:
         default=None,
     )
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
+    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
     subset: Subset | None = key(SubsetRange(), SUBSET_DOC, default=None)
@@ -238,3 +243,4 @@ class MetadatasetJoin:
 
     def __post_init__(self) -> None:
         check(self)
+        fold_subflavor(self)

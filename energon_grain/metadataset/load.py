@@ -27,23 +27,23 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderIn
 """A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
 
 
-def load_dataset(source: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
+def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
     """Read a metadataset, or describe a dataset by itself. What it refers to is not opened.
 
     Args:
-        source: A path, the content of a metadataset as a mapping, or a document, which passes unchanged.
+        path: A path, the content of a metadataset as a mapping, or a document, which passes unchanged.
         root: Folder that the paths in a mapping are relative to; default: the working folder.
 
     Raises:
         ConfigError: The metadataset is not valid; names the place in the document.
         DatasetNotFoundError: There is nothing at the path.
     """
-    if isinstance(source, DatasetLoaderInterface):
-        return source
-    if isinstance(source, Mapping):
-        document = parse_document(source)
+    if isinstance(path, DatasetLoaderInterface):
+        return path
+    if isinstance(path, Mapping):
+        document = parse_document(path)
         return document if root is None else replace(document, path=join(located(root), "metadataset"))
-    path = located(source)
+    path = located(path)
     if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):

@@ -17,6 +17,7 @@ PATH_DOC = "A prepared dataset folder, a .jsonl file or another metadataset (.ya
 SPLIT_DOC = "The split part to read, or the split of a nested metadataset; default: the one that is being loaded."
 SUBFLAVORS_DOC = "Tags for every sample. What an outer reference says wins."
 PASSES_DOC = "Passes shuffled as one; -1 draws with replacement, null keeps the order. Multiplies with outer ones."
+SUBFLAVOR_DOC = "Older way to write `subflavors: {__subflavor__: …}`."
 DATASET_CONFIG_DOC = "Name of another dataset.yaml in the dataset's .nv-meta folder."
 SPLIT_CONFIG_DOC = "Name of another split.yaml in the dataset's .nv-meta folder."
 NAME_DOC = "The identity of this dataset in the random order; with it, path and subset may change and the order stays."
@@ -110,6 +111,7 @@ class DatasetReference:
 
     path: str = key(PathText(), PATH_DOC)
     split_part: str | None = key(Text(), SPLIT_DOC, default=None)
+    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
     subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
     shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
     dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
@@ -123,3 +125,11 @@ class DatasetReference:
 
     def __post_init__(self) -> None:
         check(self)
+        fold_subflavor(self)
+
+
+def fold_subflavor(node: Any) -> None:
+    """Move the `subflavor` of a checked form into its `subflavors`, unless these say `__subflavor__` themselves."""
+    if node.subflavor is not None:
+        object.__setattr__(node, "subflavors", {"__subflavor__": node.subflavor, **(node.subflavors or {})})
+        object.__setattr__(node, "subflavor", None)

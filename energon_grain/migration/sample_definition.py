@@ -23,7 +23,8 @@ from energon_grain.transforms.serialised import CBOR_EXTENSIONS, MSGPACK_EXTENSI
 
 _TO_COOK = (
     "write a `field_map` if one is enough; else make the dataset crude (`__class__: CrudeWebdataset`) and move the "
-    "code into a cooker of your task encoder, where it also works in Energon"
+    "code into a cooker of your task encoder, where it also works in Energon. As it is, the code goes on working if "
+    "the program imports it and passes it on: StandardWebdatasetFactory(path, sample_loader=function, …)"
 )
 
 

@@ -59,9 +59,12 @@ class SampleField:
 def find_sample_type(name: str) -> type[Sample]:
     """Return the sample type called `name`: one of ours, or `package.module:Class`, which is imported.
 
+    One of ours is found by the name of its dataset class, too: `CaptioningWebdataset`.
+
     Raises:
         ConfigError: There is none, or it is no dataclass derived from `Sample`.
     """
+    name = _of_dataset_class(name)
     if name in SAMPLE_TYPES:
         return SAMPLE_TYPES[name]
     if ":" in name:
@@ -76,7 +79,7 @@ def find_sample_type(name: str) -> type[Sample]:
 
 def class_reference(name: str) -> dict[str, str]:
     """Return the `__module__` and `__class__` that name a sample type in `dataset.yaml`, for us and for Energon."""
-    module, _, cls = name.rpartition(":")
+    module, _, cls = _of_dataset_class(name).rpartition(":")
     return {"__module__": module or _ENERGON_MODULES.get(cls, "megatron.energon"), "__class__": cls}
 
 
@@ -91,6 +94,11 @@ def data_fields(sample_type: type[Sample]) -> tuple[SampleField, ...]:
             default = repr(field.default_factory())
         fields.append(SampleField(name=field.name, annotation=_annotation(field.type), default=default))
     return tuple(fields)
+
+
+def _of_dataset_class(name: str) -> str:
+    sample_type = f"{name.removesuffix('Webdataset')}Sample"
+    return sample_type if name.endswith("Webdataset") and sample_type in SAMPLE_TYPES else name
 
 
 def _annotation(annotation: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,17 @@ class Sample:
     """Files that the sample was made from."""
     __valid__: npt.NDArray[np.bool_] | None = None
     """Where the type serves as a batch: (batch,) which rows are samples; the others are padding. None: all."""
+
+    @property
+    def __subflavor__(self) -> Any:
+        """What a metadataset says as `subflavor:`, the older form of `subflavors: {__subflavor__: …}`; else None.
+
+        Where the type serves as a batch: a list of them.
+        """
+        tags: Any = self.__subflavors__
+        if isinstance(tags, list):
+            return [(each or {}).get("__subflavor__") for each in cast("list[Any]", tags)]
+        return (tags or {}).get("__subflavor__")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # No zero-argument super(): `slots=True` makes the class anew, and the cell would hold the old one.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from energon_grain.storage.epath import EPath
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,8 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     constructed in 0.2 µs instead of 0.9 µs.
     """
 
-    dataset_path: str | Path
-    """Root of the dataset, as it was opened."""
+    dataset_path: EPath
+    """Root of the dataset."""
     index: int | str
     """Dataset-wide number of the sample; its key where the sample was looked up by key."""
     shard_name: str

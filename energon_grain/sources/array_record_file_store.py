@@ -16,6 +16,7 @@ from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record_folder import ArrayRecordFolder
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.opened_stores import remember, reopen
+from energon_grain.storage.epath import shared_epath
 
 
 class ArrayRecordFileStore(FileStore[Any]):
@@ -69,8 +70,9 @@ class ArrayRecordFileStore(FileStore[Any]):
         index = self._records.index
         rows = self._records.read(samples, index.keys(samples))
         shards = map(index.shards.__getitem__, index.shard_of(samples).tolist())
+        path = shared_epath(self.get_path())
         return [
-            (row[part], SourceInfo(dataset_path=self.get_path(), index=key, shard_name=shard, file_names=(key,)))
+            (row[part], SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
             for key, (_, part), row, shard in zip(keys, found, rows, shards, strict=True)
         ]
 

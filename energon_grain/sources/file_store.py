@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from energon_grain.samples.source_info import SourceInfo, add_source_info
 
@@ -14,11 +14,20 @@ T_co = TypeVar("T_co", covariant=True)
 class FileStore(ABC, Generic[T_co]):
     """Random access by key: `store[key]`, or `store.get(key, sample)` inside a cooker.
 
-    Reading several keys at once is the primitive, so that a store can sort and coalesce; one by one is a convenience on
-    top. Stores are thread-safe and picklable: a copy in another process opens its own files.
+    A store of your own has `get_path` and either `read`, which can sort and coalesce several keys, or `__getitem__` for
+    one. Stores are thread-safe and picklable: a copy in another process opens its own files.
     """
 
-    @abstractmethod
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Check that a subclass says how values are read.
+
+        Raises:
+            TypeError: It does not.
+        """
+        if cls.read is FileStore.read and cls.__getitem__ is FileStore.__getitem__:
+            raise TypeError(f"{cls.__name__} has neither `read` nor `__getitem__`, one of which gives a store's values")
+        return super().__new__(cls)
+
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
         """Read the values of several keys, in their order; repeated keys are fine.
 
@@ -26,10 +35,15 @@ class FileStore(ABC, Generic[T_co]):
             KeyNotFoundError: The store has nothing under one of the keys.
             ReadError: Bytes could not be read after retries.
         """
+        return [self[key] for key in keys]
 
-    @abstractmethod
     def __contains__(self, key: object) -> bool:
-        """Whether there is something under a key. Reads no data."""
+        """Whether there is something under a key. Our own stores read no data for it; by default the value is read."""
+        try:
+            self[key]  # type: ignore[index]
+        except KeyError:
+            return False
+        return True
 
     @abstractmethod
     def get_path(self) -> str:

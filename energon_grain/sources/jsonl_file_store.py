@@ -13,6 +13,7 @@ from energon_grain.formats.jsonl_file import JsonlFile
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import PART, JsonlSource
+from energon_grain.storage.epath import shared_epath
 
 
 class JsonlFileStore(FileStore[bytes]):
@@ -62,7 +63,7 @@ class JsonlFileStore(FileStore[bytes]):
         if not keys:
             return []
         lines = cast("list[bytes]", self._source.read(np.array(numbers, np.int64)).columns[PART])
-        path, shard = self.get_path(), self._source.shard
+        path, shard = shared_epath(self.get_path()), self._source.shard
         return [
             (line, SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
             for key, line in zip(keys, lines, strict=True)

@@ -10,6 +10,7 @@ from typing import Any
 from energon_grain.errors import ConfigError, KeyNotFoundError, RangeError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
+from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -77,7 +78,7 @@ class ObjectFileStore(FileStore[bytes]):
         return [(contents[key], self._source(key)) for key in keys]
 
     def _source(self, key: str) -> SourceInfo:
-        return SourceInfo(dataset_path=self._base, index=key, shard_name=self._base, file_names=(key,))
+        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
 
     def _content(self, item: tuple[str, str]) -> bytes:
         key, url = item

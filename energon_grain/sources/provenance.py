@@ -9,6 +9,7 @@ import msgspec
 
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.source import SampleLocation
+from energon_grain.storage.epath import shared_epath
 
 
 class LazyTuple(msgspec.Struct, gc=False, eq=False):
@@ -104,4 +105,6 @@ class ChainedSources(LazyTuple, gc=False, eq=False):
 
 def _info(source: Any, place: SampleLocation) -> SourceInfo:
     names = tuple(f"{place.key}.{part}" for part in place.parts)
-    return SourceInfo(dataset_path=source.path, index=place.index, shard_name=place.shard, file_names=names)
+    return SourceInfo(
+        dataset_path=shared_epath(source.path), index=place.index, shard_name=place.shard, file_names=names
+    )

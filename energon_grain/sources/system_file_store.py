@@ -13,6 +13,7 @@ import numpy as np
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
+from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, located
 
@@ -70,7 +71,7 @@ class SystemFileStore(FileStore[bytes]):
         return [(self._content(self._path(key)), self._source(key)) for key in keys]
 
     def _source(self, key: str) -> SourceInfo:
-        return SourceInfo(dataset_path=self._base, index=key, shard_name=self._base, file_names=(key,))
+        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
 
     def _content(self, path: str) -> bytes:
         size = self._files.size(path)

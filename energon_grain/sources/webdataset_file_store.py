@@ -19,6 +19,7 @@ from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.opened_stores import remember, reopen
+from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
@@ -85,8 +86,9 @@ class WebdatasetFileStore(FileStore[bytes]):
         data = self._payloads(shard, self._index.part_offset[row], self._index.part_size[row])
         self._pages.touch(sample)
         names = map(self._index.shards.__getitem__, shard.tolist())
+        path = shared_epath(self.get_path())
         return [
-            (value, SourceInfo(dataset_path=self.get_path(), index=key, shard_name=name, file_names=(key,)))
+            (value, SourceInfo(dataset_path=path, index=key, shard_name=name, file_names=(key,)))
             for key, value, name in zip(keys, data, names, strict=True)
         ]
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
@@ -339,6 +339,12 @@ class EPath:
 
     def _with(self, path: PurePosixPath) -> EPath:
         return EPath(self._root + str(path))
+
+
+@lru_cache(maxsize=1024)
+def shared_epath(path: str) -> EPath:
+    """The `EPath` of an absolute path or a URL: one object for what thousands of samples refer to."""
+    return EPath(path)
 
 
 def _client() -> ObjectClient:

@@ -28,6 +28,7 @@ class IndexBranch:
         drops: Whether it has a filter, so that positions are not items.
         same_pass: Every pass is the first again.
         batches: Whether its samples are batches.
+        one_pass: Where it is endless: positions of one pass over what is repeated.
     """
 
     leaves: list[LeafPart]
@@ -37,12 +38,15 @@ class IndexBranch:
     drops: bool = False
     same_pass: bool = False
     batches: bool = False
+    one_pass: int = 0
 
     def samples(self) -> int:
-        """Positions of a pass; endless: of one pass over all leaves."""
-        if self.passes is not None:
-            return self.passes.length(0)
-        return sum(len(leaf.resolved.source) for leaf in self.leaves)
+        """Positions of a pass; endless: of one pass over what is repeated."""
+        return self.one_pass if self.passes is None else self.passes.length(0)
+
+    def repeat_for_ever(self) -> None:
+        """Make it endless."""
+        self.one_pass, self.passes = self.samples(), None
 
     def over(self, router: Router) -> RouteTree:
         """The routes with a router of one child on top."""
@@ -56,7 +60,11 @@ class IndexBranch:
         """The order of the branch, whose leaves are counted from 0."""
         orders = [leaf.order(lanes, runs) for leaf, runs in zip(self.leaves, self.runs(), strict=True)]
         return IndexMap(
-            routes=self.routes, table=LeafTable(orders, lanes), passes=self.passes, same_pass=self.same_pass
+            routes=self.routes,
+            table=LeafTable(orders, lanes),
+            passes=self.passes,
+            same_pass=self.same_pass,
+            samples=self.samples(),
         )
 
 
@@ -105,7 +113,7 @@ class Feeds:
         if isinstance(branch, LaneBranch):
             return branch.node
         if endless:
-            branch.passes = None
+            branch.repeat_for_ever()
         node = FeedNode(
             index=len(self.nodes),
             order=branch.index_map(self.lanes),

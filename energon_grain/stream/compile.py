@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from energon_grain.datasets.batching import BatchDataset
 from energon_grain.datasets.cache_pool import CachePool
@@ -23,7 +23,7 @@ from energon_grain.stream.branches import Branch, IndexBranch, LaneBranch
 from energon_grain.stream.graph import Context, GraphCompiler
 from energon_grain.stream.hook_specs import hook_spec, with_own_name
 from energon_grain.stream.operators.batching import GroupNode
-from energon_grain.stream.operators.mapping import Keep
+from energon_grain.stream.operators.mapping import Keep, MapNode
 from energon_grain.stream.operators.operator import Node
 from energon_grain.stream.operators.packing import PackNode
 from energon_grain.stream.operators.passes import RepeatNode
@@ -96,7 +96,7 @@ def compile_dataset(
     _repeat(branch, top)
     program = None
     if not isinstance(branch, IndexBranch):
-        program = Program(root=branch.node, feeds=tuple(compiler.feeds.nodes))
+        program = Program(root=_outermost(branch.node), feeds=tuple(compiler.feeds.nodes))
         runs = compiler.feeds.runs
     else:
         runs = {leaf.number: each for leaf, each in zip(branch.leaves, branch.runs(), strict=True)}
@@ -115,6 +115,11 @@ def compile_dataset(
         ragged=compiler.ragged and top.batch is None,
         cache_pool=cache_pool,
     )
+
+
+def _outermost(node: Node) -> Node:
+    """The root of lanes, where hooks that nothing but the batch of a step stands above know that."""
+    return replace(node, child=_outermost(node.child), outermost=True) if isinstance(node, MapNode) else node
 
 
 def _settings(dataset: SavableDataset) -> RunSettings:
@@ -254,7 +259,7 @@ def _repeat(branch: Branch, top: _Top) -> None:
     if not (top.endless or top.epochs):
         return
     if isinstance(branch, IndexBranch):
-        branch.passes = None
+        branch.repeat_for_ever()
     elif branch.node.finite:
         branch.node = RepeatNode(branch.node, None)
 

@@ -56,6 +56,7 @@ class Context:
         stripe: Batch size of the batches that are formed right above; else 1.
         endless: Whether all that is here is repeated for ever: then passes have no meaning, and batches, groups and
             packs go over the ends of them.
+        iterated: Whether a function from stream to stream stands above.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class Context:
     in_lane: bool = False
     stripe: int = 1
     endless: bool = False
+    iterated: bool = False
 
     def below(self, *, forms: bool = False, stripe: int = 1) -> Context:
         """Below a stateful node; `forms`: one that batches, groups or packs."""
@@ -176,7 +178,8 @@ class GraphCompiler:
             return self.add_hook(self.compile(node.dataset, at), hook, at)
         child = self.compile(node.dataset, at.below())
         key = self._key(at, f"generate {hook.name}")
-        return LaneBranch(GenerateNode(self._node(child, at), hook, key), {"generate": child.told})
+        generate = GenerateNode(self._node(child, at), hook, key, knows_batches=not at.iterated)
+        return LaneBranch(generate, {"generate": child.told})
 
     def add_hook(self, branch: Branch, hook: HookSpec, at: Context) -> Branch:
         """A hook on each item: in the pure stage wherever that gives the same."""
@@ -212,7 +215,7 @@ class GraphCompiler:
         )
 
     def _iterate(self, node: IterMapDataset, at: Context) -> Branch:
-        child = self.compile(node.dataset, at.below())
+        child = self.compile(node.dataset, dataclasses.replace(at.below(), iterated=True))
         told = {"iter_map": node.inputs_per_call, "of": child.told}
         iterate = IterateNode(
             child=self._node(child, at),
@@ -296,7 +299,7 @@ class GraphCompiler:
             number = None if times is None else int(times)
             return LaneBranch(RepeatNode(branch.node, number), {"repeat": number, "of": branch.told}, branch.batches)
         if repeats is None:
-            branch.passes = None
+            branch.repeat_for_ever()
             return branch
         if not isinstance(branch.passes, EqualPasses):
             raise ConfigError(

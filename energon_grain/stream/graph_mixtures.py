@@ -58,6 +58,7 @@ class Mixtures:
                 passes=None,
                 told=told,
                 batches=batches,
+                one_pass=sum(branch.samples() for branch in branches),
             )
         weights = router.weights[0]
         blend = BlendNode(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from energon_grain.datasets.draw_context import Draw, Positions, current
 from energon_grain.errors import FatalSampleError, StateError
 from energon_grain.stream.sample_copy import apart
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
+
+Batches = tuple[tuple[int, int], ...]
+"""Pairs of the number of a value and the number of a batch, in ascending order."""
 
 
 def call_hook(
@@ -54,13 +57,51 @@ def _stopped(function: Any) -> FatalSampleError:
     )
 
 
+class MakesItems(Protocol):
+    """Who makes items, for the batches of steps."""
+
+    batch: int | None
+    """Number, in the pass, of the batch that items are made for; None: nobody can tell."""
+
+
+class ValuesDraw(Draw):
+    """The draw of a generator hook, whose values may become parts of different batches.
+
+    Attributes:
+        made: Values made so far.
+        batches: (number of a value, batch that it was made for) where the hook asked; those that are there already are
+            what it is told when it runs again.
+        maker: Who knows the batch; None: nobody.
+    """
+
+    __slots__ = ("batches", "made", "maker")
+
+    made: int
+    batches: Batches
+    maker: MakesItems | None
+
+    @property
+    def batch_index(self) -> int:
+        """The batch that the value is made for which the hook is running."""
+        known = next((batch for number, batch in self.batches if number == self.made), None)
+        if known is not None:
+            return known
+        if self.maker is None or self.maker.batch is None:
+            return super().batch_index  # which raises
+        self.batches = (*self.batches, (self.made, self.maker.batch))
+        return self.maker.batch
+
+
 class HookGenerator:
     """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
 
     Nothing runs before the first value is asked for.
+
+    Attributes:
+        draw: What the hook is told.
     """
 
-    __slots__ = ("_draw", "_function", "_generator", "_lock", "_outer", "_seeds", "_value")
+    __slots__ = ("_function", "_generator", "_lock", "_outer", "_seeds", "_value", "draw")
 
     def __init__(
         self,
@@ -71,9 +112,14 @@ class HookGenerator:
         lock: AbstractContextManager[Any],
         *,
         epoch: int,
+        maker: MakesItems | None = None,
+        batches: Batches = (),
     ) -> None:
-        self._draw = Draw(key, number, [-1], [epoch])
-        self._seeds = SeededGlobals(self._draw.seed) if hook.restore_seeds else None
+        self.draw = ValuesDraw(key, number, [-1], [epoch])
+        self.draw.made = 0
+        self.draw.batches = batches
+        self.draw.maker = maker
+        self._seeds = SeededGlobals(self.draw.seed) if hook.restore_seeds else None
         self._lock = lock
         self._function = hook.function
         self._value = value
@@ -86,11 +132,13 @@ class HookGenerator:
     def __next__(self) -> Any:
         self._outer = current.draw
         with self._lock:
-            current.draw = self._draw
+            current.draw = self.draw
             try:
                 with nullcontext() if self._seeds is None else self._seeds:
                     generator = self._generator or self._begin()
-                    return apart(next(generator))
+                    value = apart(next(generator))
+                    self.draw.made += 1
+                    return value
             except RuntimeError as error:
                 if isinstance(error.__cause__, StopIteration):
                     raise _stopped(self._function) from error
@@ -116,7 +164,7 @@ class HookGenerator:
             yield
         finally:
             self._lock.__enter__()
-            current.draw = self._draw
+            current.draw = self.draw
             if self._seeds is not None:
                 self._seeds.__enter__()
 

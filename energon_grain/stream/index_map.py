@@ -65,12 +65,14 @@ class IndexMap:
         table: Draws of all leaves.
         passes: Of a finite stream; None: endless.
         same_pass: Every pass is the first again.
+        samples: Positions of the first pass; endless: of one pass over what is repeated.
     """
 
     routes: RouteTree | None
     table: LeafTable
     passes: Passes | None
     same_pass: bool
+    samples: int
 
     def length(self, pass_number: int) -> int | None:
         """Positions of a pass; None: endless."""

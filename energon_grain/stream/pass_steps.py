@@ -17,8 +17,7 @@ def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
     if remaining is not None:
         return progress.pass_step + remaining
     if spec.program is None:
-        samples = sum(len(leaf.leaf.source) for leaf in spec.leaves)
-        return max(1, samples // plan.global_batch)
+        return max(1, spec.order.samples // plan.global_batch)
     items = spec.program.root.items()
     return max(1, items // plan.global_batch if plan.drops_last or spec.endless else -(-items // plan.global_batch))
 

@@ -197,6 +197,8 @@ class Production:
         while True:
             item = self._progress.item
             step = item // plan.global_batch
+            if isinstance(self._assembly, LaneProgram):
+                self._assembly.begin_batch(step)
             samples, keys, valid, next_item = self._collect(item)
             if isinstance(samples, MadeBatch):
                 self._progress = self._behind(next_item, 1)

@@ -101,7 +101,7 @@ class SampleRestorer:
         kind, *rest = key
         if kind == "sample":
             return self._sample(*rest, step=step)
-        return self._item(*rest) if kind == "item" else self._batch(*rest)
+        return self._item(*rest, step=step) if kind == "item" else self._batch(*rest)
 
     def _sample(self, leaf: int, child: int, *, step: int | None) -> Any:
         order, first = self._order_of(leaf)
@@ -135,11 +135,12 @@ class SampleRestorer:
         feed = max((feed for feed in feeds if feed.first_leaf <= leaf), key=lambda feed: feed.first_leaf)
         return feed.order, feed.first_leaf
 
-    def _item(self, pass_number: int, lane: int, reference: Any) -> Any:
+    def _item(self, pass_number: int, lane: int, reference: Any, *, step: int | None) -> Any:
         assert self._spec.program is not None
         around = surroundings(
             self._spec.program, self._stage, ChunkPace(first=1), self._statistics, self._on_error, _PATIENCE
         )
+        around.batch = step
         return rebuild_item(self._spec.program, around, pass_number, lane, reference)
 
     def _batch(self, pass_number: int, step: int, item: int, padding: tuple[int, ...] | None, *keys: Any) -> Any:

@@ -435,7 +435,7 @@ class Stream:
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.
 
-        Where the stream is endless: of one pass over the data.
+        Where the stream is endless: of one pass over what is repeated.
         """
         progress, plan = self._progress, self.plan
         if progress.ended:

@@ -158,7 +158,7 @@ class SampleDecoder:
                 return decode_rows(self._pixels, column, groups, self._image_value)
         return list(map(codec, column))
 
-    def decode(self, fname: str, data: Buffer) -> Any:
+    def decode(self, fname: str, raw: Buffer) -> Any:
         """Decode one file by its whole name, `folder/key.part`; a name without a part stays bytes.
 
         Raises:
@@ -168,7 +168,7 @@ class SampleDecoder:
         """
         key, _, part = fname.rpartition("/")[2].partition(".")
         codec = self.decoder_for(part if key and part else "")
-        return data if codec is None else codec(data)
+        return raw if codec is None else codec(raw)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Decode a dictionary of parts. Entries whose names begin with `__` are no parts and stay.

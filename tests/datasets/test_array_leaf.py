@@ -24,6 +24,7 @@ from energon_grain import (
     stateless,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_crude_dataset
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -48,7 +49,7 @@ def test_samples(frames: Path) -> None:
     assert third["image"].tolist() == numbered(ROWS, 3, 2)[3].tolist()
     assert third["jpg"].tolist() == [6, 7]  # a row, whatever its array is called
     (source,) = third["__sources__"]
-    assert (source.dataset_path, source.index) == (str(frames), 3)
+    assert (source.dataset_path, source.index) == (EPath(frames), 3)
     assert source.file_names == ("3.image", "3.jpg", "3.n")
 
 

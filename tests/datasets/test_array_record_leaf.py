@@ -26,6 +26,7 @@ from energon_grain.errors import DatasetNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.dataset_summary import summarize_dataset
 from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -78,7 +79,7 @@ def test_samples(pair: tuple[Path, Path]) -> None:
     assert [sample.text for sample in samples] == [f"text {number}" for number in range(50, 60)]
     assert samples[0].__key__ == "050"
     (source,) = samples[0].__sources__
-    assert (source.dataset_path, source.shard_name) == (str(records), "shard_005.array_record")
+    assert (source.dataset_path, source.shard_name) == (EPath(records), "shard_005.array_record")
     assert source.file_names == ("050.txt",)
 
 

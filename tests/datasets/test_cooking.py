@@ -27,6 +27,7 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_crude_dataset, make_text_dataset
 
 
@@ -63,7 +64,7 @@ def test_without_a_cooker_samples_are_dicts(dataset: Path) -> None:
     assert sample["json"]["number"] == 0
     assert sample["__sources__"] == (
         SourceInfo(
-            dataset_path=str(dataset), index=0, shard_name="shard_000.tar", file_names=("000000.txt", "000000.json")
+            dataset_path=EPath(dataset), index=0, shard_name="shard_000.tar", file_names=("000000.txt", "000000.json")
         ),
     )
 
@@ -182,7 +183,7 @@ def test_the_decorator() -> None:
 
 
 def test_basic_sample_keys() -> None:
-    source = SourceInfo(dataset_path="d", index=0, shard_name="s", file_names=("k.txt",))
+    source = SourceInfo(dataset_path=EPath("d"), index=0, shard_name="s", file_names=("k.txt",))
     base: Mapping[str, Any] = {
         "__key__": "k",
         "__restore_key__": ("sample", 0, 1),

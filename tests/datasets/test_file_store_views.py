@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon_grain import EPath, FileStore, FileStoreCachePool, SourceInfo
 from energon_grain.datasets.file_store_views import DecodeFileStore, PrimaryFileStore
 from energon_grain.errors import DecodingError, KeyNotFoundError
 from energon_grain.sources.system_file_store import SystemFileStore
@@ -70,3 +71,49 @@ def test_what_is_stored_and_what_is_made_of_it(tmp_path: Path) -> None:
     assert inner.decoded("000002.json", data) == data
     with pytest.raises(DecodingError, match=rf"{root}: 000002\.json"):
         part.decoded(".json", b"{")
+
+
+class OneByOne(FileStore[bytes]):
+    """A store as Energon has it: two methods."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        info = SourceInfo(dataset_path=EPath("/somewhere"), index=key, shard_name="x", file_names=(key,))
+        return self.files[key], info
+
+    def get_path(self) -> str:
+        return "/somewhere"
+
+
+class Shouting(SampleDecoder):
+    def decode(self, fname: str, raw: bytes) -> str:
+        return f"{fname}: {raw.decode().upper()}"
+
+
+def test_a_store_of_ones_own_needs_two_methods(tmp_path: Path) -> None:
+    store = OneByOne({"a.txt": b"one", "b.txt": b"two"})
+    sample = {"__sources__": None}
+    assert store.get("a.txt", sample) == b"one"
+    assert [source.index for source in sample["__sources__"] or ()] == ["a.txt"]
+    assert [value for value, _ in store.read(["b.txt", "a.txt"])] == [b"two", b"one"]
+    assert "a.txt" in store
+    assert "c.txt" not in store
+    shouted = DecodeFileStore(store, decoder=Shouting())
+    assert shouted.get("a.txt") == "a.txt: ONE"
+    assert "c.txt" not in shouted
+    part = PrimaryFileStore(DecodeFileStore(store, decoder=SampleDecoder()), "b")
+    assert (part.get(".txt"), ".jpg" in part) == ("two", False)
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    assert pool.get_lazy(shouted, "b.txt").get() == "b.txt: TWO"
+    pool.close()
+
+
+def test_a_store_says_how_values_are_read() -> None:
+    class Silent(FileStore[bytes]):
+        def get_path(self) -> str:
+            return "/somewhere"
+
+    with pytest.raises(TypeError, match="Silent has neither `read` nor `__getitem__`"):
+        Silent()

@@ -12,6 +12,7 @@ from metadatasets import write_v2
 
 from energon_grain import Cooker, DefaultTaskEncoder, TaskEncoder, WorkerConfig, cooker, get_val_dataset, stateless
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError, StaleIndexError
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_crude_dataset
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -37,7 +38,7 @@ def test_samples(notes: Path) -> None:
     third = samples[3]
     assert (third["__key__"], third["__shard__"], third["__subflavors__"]) == ("3", "notes.jsonl", {})
     (source,) = third["__sources__"]
-    assert (source.dataset_path, source.index, source.file_names) == (str(notes), 3, ("3.json",))
+    assert (source.dataset_path, source.index, source.file_names) == (EPath(notes), 3, ("3.json",))
 
 
 def test_subset_and_subflavors(notes: Path, tmp_path: Path) -> None:

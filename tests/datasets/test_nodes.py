@@ -95,8 +95,8 @@ def test_every_node(name: str) -> None:
     copy = pickle.loads(pickle.dumps(node))
     assert type(copy) is type(node)
     assert copy.worker_config == node.worker_config
-    with pytest.raises(ConfigError, match="a dataset is meant, not a list"):
-        make([below])
+    with pytest.raises(ConfigError, match="a dataset is meant, not a str"):
+        make("below")
 
 
 def test_the_own_worker_config_wins() -> None:
@@ -224,6 +224,8 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
             r"sample_encoder \(generator\) is a generator",
         ),
         (lambda: MixBatchDataset(batch_size=2), r"BlendDataset: there is nothing to combine"),
+        (lambda: BlendDataset([]), r"BlendDataset: there is nothing to combine"),
+        (lambda: BlendDataset("path"), r"BlendDataset: a dataset is meant, not a str"),
         (lambda: MixBatchDataset((leaf(), 1), batch_size=0), r"MixBatchDataset: batch_size=0"),
         (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: a number above 0 is meant"),
         (lambda: blend(float("nan")), r"weight of dataset 0 is nan"),
@@ -262,3 +264,16 @@ def test_pairs_in_a_concatenation(text_dataset: Callable[..., Path]) -> None:
     """What `build_val_datasets` gets fits `ConcatDataset` as it is."""
     part = leaf(str(text_dataset(12)))
     assert ConcatDataset((part, 1), part) == ConcatDataset(part, part)
+
+
+@pytest.mark.parametrize("several", [tuple, list, iter])
+def test_mixtures_take_one_iterable(several: Callable[[Any], Any]) -> None:
+    a, b = leaf("a"), leaf("b")
+    pairs = [(a, 0.6), (b, 0.4)]
+    assert BlendDataset(several(pairs)) == BlendDataset(*pairs)
+    assert BlendEpochizedDataset(several(pairs)) == BlendEpochizedDataset(*pairs)
+    assert ConcatDataset(several(pairs)) == ConcatDataset(several([a, b])) == ConcatDataset(a, b)
+    mixed = MixBatchDataset(several(pairs), batch_size=2, batch_mix_fn=homogeneous_concat_mix)
+    assert mixed == MixBatchDataset(*pairs, batch_size=2, batch_mix_fn=homogeneous_concat_mix)
+    assert BlendDataset(several([(a, 2)])) == BlendDataset((a, 2))
+    assert BlendDataset(several([a, b])) == BlendDataset(a, b)

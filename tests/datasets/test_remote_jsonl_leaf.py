@@ -20,6 +20,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
@@ -131,7 +132,7 @@ def test_what_samples_tell_of_where_they_are_from(bucket: Bucket, folder: Path) 
     assert [sample["json"]["n"] for sample in samples] == list(range(200))
     assert (samples[3]["__key__"], samples[3]["__shard__"]) == ("3", "one.jsonl")
     (source,) = samples[3]["__sources__"]
-    assert (source.dataset_path, source.index, source.file_names) == (url, 3, ("3.json",))
+    assert (source.dataset_path, source.index, source.file_names) == (EPath(url), 3, ("3.json",))
 
 
 def test_malformed_lines_are_named_by_url_and_line(bucket: Bucket) -> None:

@@ -48,4 +48,4 @@ def test_without_a_file_lines_are_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_levels_and_description() -> None:
     config = WorkerConfig(0, 2, 4, worker_log_level=1, data_parallel_group=object())
     assert [config.should_log(level) for level in (0, 1, 2)] == [True, True, False]
-    assert config.config() == {"rank": 0, "world_size": 2, "num_workers": 4}
+    assert config.config() == {"rank": 0, "world_size": 2, "num_workers": 4, "data_parallel_group": 2}

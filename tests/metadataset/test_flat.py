@@ -19,6 +19,7 @@ from energon_grain.metadataset.flat import (
 )
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, LeafReference, TreeNode
+from energon_grain.storage.epath import EPath
 
 
 def leaf(name: str) -> LeafReference:
@@ -134,16 +135,16 @@ splits:
       - {join: [{path: d}, {path: e}], joiner: {__module__: m, __class__: C}}
 """)
     assert traverse_metadataset(file, split_part="train") == [
-        TraversedDatasetReference(path=tmp_path / "a", split_part="train", aux={}, subflavors={"k": 1}),
-        TraversedDatasetReference(path="msc://store/b", split_part="train", aux={}, subflavors={"k": 1}),
+        TraversedDatasetReference(path=EPath(tmp_path) / "a", split_part="train", aux={}, subflavors={"k": 1}),
+        TraversedDatasetReference(path=EPath("msc://store/b"), split_part="train", aux={}, subflavors={"k": 1}),
         TraversedDatasetReference(
-            path=tmp_path / "c",
+            path=EPath(tmp_path) / "c",
             split_part="x",
-            aux={"media": tmp_path / "files", "remote": "msc://store/x"},
+            aux={"media": EPath(tmp_path / "files"), "remote": EPath("msc://store/x")},
             subflavors={},
         ),
-        TraversedDatasetReference(path=tmp_path / "d", split_part="train", aux={}, subflavors={}),
-        TraversedDatasetReference(path=tmp_path / "e", split_part="train", aux={}, subflavors={}),
+        TraversedDatasetReference(path=EPath(tmp_path) / "d", split_part="train", aux={}, subflavors={}),
+        TraversedDatasetReference(path=EPath(tmp_path) / "e", split_part="train", aux={}, subflavors={}),
     ]
 
 

@@ -205,6 +205,24 @@ def test_old_and_new_documents_nest(write: Write, tmp_path: Path) -> None:
     assert str(only_leaf(tree.children[1]).place) == f"{tmp_path}/old.yaml: $.splits.train.datasets[1]"
 
 
+def test_the_older_form_of_subflavors(write: Write) -> None:
+    write("inner.yaml", "train: {blend: [{path: a, subflavor: in, subflavors: {k: 1}}, {path: b, subflavor: in}]}")
+    joined = "{join: [{path: c}, {path: d, subflavor: own}], subflavor: all, subflavors: {k: 2}}"
+    plain = "{path: e, subflavor: old, subflavors: {__subflavor__: new}}"
+    tree = load(write("meta.yaml", f"train: {{blend: [{{path: inner.yaml, subflavor: outer}}, {joined}, {plain}]}}"))
+    a, b, join, e = leaves_of(tree)
+    assert isinstance(a, LeafReference)
+    assert isinstance(b, LeafReference)
+    assert isinstance(join, Join)
+    assert isinstance(e, LeafReference)
+    assert a.subflavors == {"__subflavor__": "outer", "k": 1}
+    assert b.subflavors == {"__subflavor__": "outer"}
+    assert [leaf.subflavors for leaf in join.datasets] == [{"__subflavor__": "all", "k": 2}] * 2
+    assert e.subflavors == {"__subflavor__": "new"}
+    with pytest.raises(ConfigError, match=r"subflavor: text"):
+        load(write("meta.yaml", "train: {path: a, subflavor: {k: 1}}"))
+
+
 def test_the_tree_has_the_shape_of_the_files(write: Write) -> None:
     write("inner.yaml", "train: {blend_epochized: [{path: a, repetitions: 0.5}, {path: b}]}")
     tree = load(write("meta.yaml", "train: {concat: [{path: inner.yaml}, {path: c}]}"))

@@ -23,6 +23,8 @@ def v2(node: Any) -> dict[str, Any]:
 VALID = [
     v2({"path": "a"}),
     v2({"path": "a", "split_part": None, "shuffle_over_epochs_multiplier": None, "subflavors": {"a": [1]}}),
+    v2({"path": "a", "subflavor": "s", "subflavors": {"k": 1}}),
+    v2({"join": [{"path": "a", "subflavor": "s"}], "subflavor": "t"}),
     v2({"path": "a", "subset": {"range": [10, "end"]}, "name": "n", "shuffle_over_epochs_multiplier": -1}),
     v2({"path": "a", "subset": {"range": ["2.5%", "50%"]}}),
     v2({"path": "a", "subset": [0, 5]}),

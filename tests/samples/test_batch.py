@@ -10,6 +10,7 @@ from energon_grain.samples.batch import Batch
 from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.image import CaptioningSample
 from energon_grain.samples.source_info import SourceInfo
+from energon_grain.storage.epath import EPath
 
 
 @edataclass
@@ -24,7 +25,7 @@ class WithNotes(Captions):
 
 
 def sample(index: int, height: int = 2, subflavors: dict[str, Any] | None = None) -> CaptioningSample:
-    info = SourceInfo(dataset_path="/d", index=index, shard_name="s", file_names=())
+    info = SourceInfo(dataset_path=EPath("/d"), index=index, shard_name="s", file_names=())
     return CaptioningSample(
         __key__=str(index),
         __restore_key__=(index,),

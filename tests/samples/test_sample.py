@@ -15,6 +15,7 @@ from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQ
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.text import TextSample
+from energon_grain.storage.epath import EPath
 
 TYPES = [
     TextSample, ImageSample, CaptioningSample, ImageClassificationSample, VQASample, MultiChoiceVQASample, VidQASample,
@@ -33,7 +34,7 @@ class Scored(TextSample):
 
 
 def source(index: int = 0) -> SourceInfo:
-    return SourceInfo(dataset_path="/data", index=index, shard_name="s.tar", file_names=(f"{index}.txt",))
+    return SourceInfo(dataset_path=EPath("/data"), index=index, shard_name="s.tar", file_names=(f"{index}.txt",))
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -4,15 +4,16 @@ import pytest
 
 from energon_grain.samples.source_info import SourceInfo, add_source_info, get_source_info
 from energon_grain.samples.text import TextSample
+from energon_grain.storage.epath import EPath
 
-A = SourceInfo(dataset_path="/d", index=0, shard_name="s.tar", file_names=("a.txt",))
-B = SourceInfo(dataset_path="/d", index="b", shard_name="s.tar", file_names=("b.txt", "b.json"))
+A = SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))
+B = SourceInfo(dataset_path=EPath("/d"), index="b", shard_name="s.tar", file_names=("b.txt", "b.json"))
 
 
 def test_source_info_is_frozen_hashable_and_compares_by_value():
     with pytest.raises(AttributeError):
         A.index = 1  # type: ignore[misc]
-    assert len({A, B, SourceInfo(dataset_path="/d", index=0, shard_name="s.tar", file_names=("a.txt",))}) == 2
+    assert len({A, B, SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))}) == 2
     assert "index=0" in repr(A)
 
 

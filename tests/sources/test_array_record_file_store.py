@@ -11,6 +11,7 @@ from records import msgpack_record, write_shards
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
+from energon_grain.storage.epath import EPath
 
 SAMPLES = [
     {"__key__": "a/b", "jpg": b"1", "left.jpg": b"2"},
@@ -32,7 +33,7 @@ def test_parts_by_name(store: ArrayRecordFileStore, tmp_path: Path) -> None:
     found = store.read(keys)
     assert [value for value, _ in found] == [b"5", b"2", b"1", b"5"]
     assert found[1][1].shard_name == "shard_000.array_record"
-    assert (found[1][1].dataset_path, found[1][1].file_names) == (str(tmp_path), ("a/b.left.jpg",))
+    assert (found[1][1].dataset_path, found[1][1].file_names) == (EPath(tmp_path), ("a/b.left.jpg",))
     assert store.read([]) == []
     assert store.get_path() == str(tmp_path)
 

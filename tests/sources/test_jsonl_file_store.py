@@ -8,6 +8,7 @@ import pytest
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.storage.epath import EPath
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_by_number(store: JsonlFileStore) -> None:
         b'{"a": 2}',
     ]
     path = store.get_path()
-    info = SourceInfo(dataset_path=path, index="1.json", shard_name="x.jsonl", file_names=("1.json",))
+    info = SourceInfo(dataset_path=EPath(path), index="1.json", shard_name="x.jsonl", file_names=("1.json",))
     assert store["1.json"] == (b'{"a": 1}\n', info)
     assert pickle.loads(pickle.dumps(store)) == store
 

@@ -11,6 +11,7 @@ from object_server import Bucket, Fault
 from energon_grain.errors import ConfigError, KeyNotFoundError, ReadError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.object_file_store import ObjectFileStore
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 
 OBJECTS = {
@@ -38,7 +39,7 @@ def test_objects_by_their_names(bucket: Bucket, url: str) -> None:
         folder, _, name = key.partition("/")
         if folder == "files":
             assert name in store
-            source = SourceInfo(dataset_path=url, index=name, shard_name=url, file_names=(name,))
+            source = SourceInfo(dataset_path=EPath(url), index=name, shard_name=url, file_names=(name,))
             assert store[name] == (OBJECTS[key], source)
     assert [store.get(key) for key in ("sub/../a.txt", "./a.txt")] == [b"a", b"a"]
     assert [value for value, _ in store.read(["a.txt", "empty", "a.txt"])] == [b"a", b"", b"a"]

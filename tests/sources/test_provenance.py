@@ -14,6 +14,7 @@ from energon_grain.prepare.join_input import read_join_input
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.provenance import LazyRowSources, LazySources
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
 
 
@@ -25,7 +26,7 @@ def source(tmp_path: Path) -> WebDatasetSource:
 def test_behaves_as_a_tuple(source: WebDatasetSource) -> None:
     lazy = LazySources(source, 3)
     info = SourceInfo(
-        dataset_path=source.path, index=3, shard_name="shard_001.tar", file_names=("000003.txt", "000003.json")
+        dataset_path=EPath(source.path), index=3, shard_name="shard_001.tar", file_names=("000003.txt", "000003.json")
     )
     assert not isinstance(lazy, Sequence)
     assert len(lazy) == 1
@@ -60,3 +61,11 @@ def test_rows_name_what_all_members_have(tmp_path: Path) -> None:
     assert alone == LazySources(source.members[0], 2)
     assert [len(both), len(alone)] == [2, 1]
     assert type(pickle.loads(pickle.dumps(both))) is tuple
+
+
+def test_paths_are_shared_objects_that_lead_on(source: WebDatasetSource) -> None:
+    first, second = LazySources(source, 0)[0].dataset_path, LazySources(source, 3)[0].dataset_path
+    assert first is second  # thousands of samples refer to it
+    assert (first / ".nv-meta").is_dir()
+    assert pickle.loads(pickle.dumps(first)) == first == EPath(source.path)
+    assert len({first, EPath(source.path)}) == 1

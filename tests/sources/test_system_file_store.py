@@ -11,6 +11,7 @@ import pytest
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.storage.epath import EPath
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_files_by_their_paths(folder: Path) -> None:
     for key in ("a.txt", "sub/large.bin", "empty", "link.txt", "sub/../a.txt", "./a.txt"):
         assert key in store
         content = (folder / key).read_bytes()
-        source = SourceInfo(dataset_path=str(folder), index=key, shard_name=str(folder), file_names=(key,))
+        source = SourceInfo(dataset_path=EPath(folder), index=key, shard_name=str(folder), file_names=(key,))
         assert store[key] == (content, source)
     assert [value for value, _ in store.read(["a.txt", "empty", "a.txt"])] == [b"a", b"", b"a"]
     assert store.get_path() == str(folder)

@@ -20,6 +20,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
@@ -68,7 +69,7 @@ def test_every_file_by_its_name(dataset: Path) -> None:
         assert key in store
         assert store[key] == (
             content,
-            SourceInfo(dataset_path=str(dataset), index=key, shard_name=shard, file_names=(key,)),
+            SourceInfo(dataset_path=EPath(dataset), index=key, shard_name=shard, file_names=(key,)),
         )
         assert store.get(key) == content
     assert store.get_path() == str(dataset)

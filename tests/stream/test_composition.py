@@ -19,7 +19,7 @@ LANES = 48
 def order(router: Router | None, leaves: int) -> IndexMap:
     routes = None if router is None else RouteTree(router, [None] * leaves)
     table = LeafTable([LeafOrder(n=10, key=number) for number in range(leaves)], LANES)
-    return IndexMap(routes=routes, table=table, passes=None, same_pass=False)
+    return IndexMap(routes=routes, table=table, passes=None, same_pass=False, samples=1)
 
 
 def counted_one_by_one(routed: IndexMap, edges: npt.NDArray[np.int64], leaves: int) -> list[list[int]]:

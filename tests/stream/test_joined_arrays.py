@@ -115,7 +115,7 @@ def test_merged_into_a_type(folder: Path, split: str) -> None:
         assert (row.score if found is None else (row.score.shape, row.score.dtype, int(row.score))) == (
             found if found is None else ((), np.int32, found)
         )
-        sources = [(Path(source.dataset_path).name, source.index) for source in row.__sources__]
+        sources = [(source.dataset_path.name, source.index) for source in row.__sources__]
         scored = [] if found is None else [("scores", SCORED.index(row.__key__))]
         assert sources == [("ds", int(row.__key__)), ("emb.zarr", int(row.__key__)), *scored]
     assert keys == (KEYS[:30] if split == "train" else KEYS[30:])
@@ -134,7 +134,7 @@ def test_merged_into_crude_samples(folder: Path) -> None:
         assert row["txt"] == f"text {row['__key__']}"
         assert row["emb"].tolist() == row_of(row["__key__"])
         assert ("score" in row) == (row["__key__"] in SCORED)
-        assert [Path(source.dataset_path).name for source in row["__sources__"]][:2] == ["crude", "emb.zarr"]
+        assert [source.dataset_path.name for source in row["__sources__"]][:2] == ["crude", "emb.zarr"]
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -144,7 +144,7 @@ def test_joiners_get_bare_rows(folder: Path, named: bool) -> None:
     assert [row.vector.tolist() for row in found] == list(map(row_of, KEYS[:30]))
     assert [row.score is None for row in found] == [key not in SCORED for key in KEYS[:30]]
     for row in found:
-        sources = [(Path(source.dataset_path).name, source.index) for source in row.__sources__]
+        sources = [(source.dataset_path.name, source.index) for source in row.__sources__]
         assert sources[:2] == [("ds", int(row.__key__)), ("emb.zarr", int(row.__key__))]
         assert len(sources) == 2 + (row.score is not None)
 

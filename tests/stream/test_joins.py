@@ -91,7 +91,7 @@ def test_the_example_of_the_documentation(folder: Path, module: str) -> None:
         ("s6", "ds1:s6", "ds2:s6", None),
     ]
     assert [row.__restore_key__ for row in found] == [("sample", 0, number) for number in range(3)]
-    assert [[Path(source.dataset_path).name for source in row.__sources__] for row in found] == [
+    assert [[source.dataset_path.name for source in row.__sources__] for row in found] == [
         ["ds1", "ds2", "ds3"],
         ["ds1", "ds2", "ds3"],
         ["ds1", "ds2"],
@@ -130,7 +130,7 @@ def test_without_a_joiner_fields_are_merged(folder: Path) -> None:
     assert [type(row) for row in found] == [TextSample] * 3
     assert [row.text for row in found] == ["ds2:s1", "ds2:s3", "ds2:s6"]  # of equal fields the last counts
     sources = found[0].__sources__
-    assert [Path(source.dataset_path).name for source in sources] == ["ds1", "ds2"]
+    assert [source.dataset_path.name for source in sources] == ["ds1", "ds2"]
 
 
 class Cooks(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -242,7 +242,7 @@ def test_joiners_with_sources_of_their_own(folder: Path, module: str) -> None:
     path = write_v2(folder, train={"join": join, "joiner": {"__module__": module, "__function__": "named"}})
     found = rows(path, trusted_modules=[module])
     sources = [row["__sources__"] if isinstance(row, dict) else row.__sources__ for row in found]
-    names = [[Path(source.dataset_path).name for source in each or ()] for each in sources]
+    names = [[source.dataset_path.name for source in each or ()] for each in sources]
     assert names == [["ds2"], [], ["ds1", "ds2"], ["ds1"], ["ds1", "ds2"]]
 
 

@@ -70,6 +70,7 @@ from energon_grain import (
     get_val_dataset,
     merge_cursors,
 )
+from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
 
 
@@ -156,9 +157,7 @@ def test_w16_repetitions_are_what_they_say(text_dataset: MakeDataset, multiplier
     for _ in range(3):
         batches = list(stream)
         assert len(batches) == 33
-        seen.update(
-            batch.__key__[0] for batch in batches if batch.__sources__[0][0].dataset_path.rstrip("/") == str(path)
-        )
+        seen.update(batch.__key__[0] for batch in batches if batch.__sources__[0][0].dataset_path == EPath(path))
     assert seen == {f"{i:06d}": 6 for i in range(13)}
 
 

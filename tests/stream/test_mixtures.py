@@ -22,9 +22,13 @@ from energon_grain import (
     BlendEpochizedDataset,
     ConcatDataset,
     ConfigError,
+    EpochizeDataset,
+    MapDataset,
+    RepeatDataset,
     SavableDataset,
     Stream,
     WorkerConfig,
+    get_loader,
     get_train_dataset,
     get_val_dataset,
     merge_cursors,
@@ -55,10 +59,7 @@ def streams(path: Any, hosts: int = 1, batch_size: int = 5, **options: Any) -> l
 
 def rows(batch: Any) -> list[tuple[str, str]]:
     """(leaf, key) of each sample of a batch."""
-    return [
-        (sources[0].dataset_path.rsplit("/", 1)[1], key)
-        for sources, key in zip(batch.__sources__, batch.__key__, strict=True)
-    ]
+    return [(sources[0].dataset_path.name, key) for sources, key in zip(batch.__sources__, batch.__key__, strict=True)]
 
 
 def taken(stream: Stream, steps: int) -> list[tuple[str, str]]:
@@ -103,6 +104,18 @@ def test_nested_files_flatten_and_tags_merge(folder: Folder) -> None:
     assert counts["c"] == pytest.approx(600, abs=80)
 
 
+def test_the_older_form_of_subflavors_is_read_from_samples(folder: Folder) -> None:
+    path = write_v2(folder, "tags.yaml", train={"blend": [{"path": "a", "subflavor": "x"}, {"path": "b"}]})
+    options: dict[str, Any] = {"max_samples_per_sequence": None, "shuffle_buffer_size": None}
+    expected = {"a": "x", "b": None}
+    samples = iter(get_train_dataset(path, batch_size=None, **options))
+    for _ in range(20):
+        sample = next(samples)
+        assert sample.__subflavor__ == expected[sample.__sources__[0].dataset_path.name]
+    batch = next(iter(get_train_dataset(path, batch_size=20, **options)))
+    assert batch.__subflavor__ == [expected[leaf] for leaf, _ in rows(batch)]
+
+
 def test_an_epochized_blend_is_exact(folder: Folder) -> None:
     path = write_v2(
         folder,
@@ -125,6 +138,31 @@ def test_an_epochized_blend_is_exact(folder: Folder) -> None:
     again: Counter[tuple[str, str]] = Counter(taken(endless, sum(total.values()) // 5))
     assert sum(again.values()) == sum(total.values()) // 5 * 5
     assert max(again.values()) <= 20
+
+
+def one_of(sample: Any) -> Any:
+    yield sample
+
+
+def test_the_length_of_an_endless_epochized_blend_is_that_of_its_epoch(folder: Folder) -> None:
+    node = {"blend_epochized": [{"path": "a", "repetitions": 2}, {"path": "b", "repetitions": 3}]}
+    path = write_v2(folder, "counted.yaml", train=node)
+    nested = {"blend_epochized": [{"path": "counted.yaml", "repetitions": 1.5}, {"path": "c"}]}
+    for file, samples in ((path, 2 * 55 + 3 * 31), (write_v2(folder, "above.yaml", train=nested), 165 + 139 + 20)):
+        arguments: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        for hosts in (1, 2):
+            arguments["worker_config"] = config(0, hosts)
+            finite = get_train_dataset(file, batch_size=5, repeat=False, last_batch="drop", **arguments)
+            endless = get_train_dataset(file, batch_size=5, **arguments)
+            assert len(endless) == len(finite) == samples // 5 // hosts
+            with get_loader(endless) as loader:
+                assert len(loader) == samples // 5 // hosts
+    arguments = {**arguments, "worker_config": config()}
+    a, b = (get_train_dataset(folder / name, batch_size=None, repeat=False, **arguments) for name in "ab")
+    repeated = RepeatDataset(BlendEpochizedDataset((a, 2), (b, 3)))
+    assert len(MapDataset(repeated, one_of)) == 203  # operators of lanes count the same
+    assert len(BlendDataset((repeated, 1), (get_train_dataset(folder / "c", batch_size=None, **arguments), 1))) == 223
+    assert len(EpochizeDataset(repeated, num_epochs=2)) == 406
 
 
 def test_states_of_passes_of_different_length_restore(folder: Folder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -17,10 +18,13 @@ from stream_hosts import MakeDataset, config
 from energon_grain import (
     AugmentTaskEncoder,
     DefaultTaskEncoder,
+    IterMapDataset,
+    MapDataset,
     SkipSample,
     Stream,
     TaskEncoder,
     TextSample,
+    current_draw,
     get_train_dataset,
     stateless,
 )
@@ -249,6 +253,88 @@ def test_the_batch_of_a_sample_is_not_known_before_a_packer(text_dataset: MakeDa
     with pytest.raises(Exception, match=r"without a single item|failed"):
         take(Stream.of(dataset), 1)
     assert "the number of the batch is not known in this hook" in str(told[0])
+
+
+class Numbered(TaskEncoder):
+    """Three values of each sample, with the batch that each was made for, and the one that the first was made for."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        first = self.current_batch_index
+        for turn in range(3):
+            yield number(sample), turn, first, self.current_batch_index
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"rows": samples, "step": self.current_batch_index, "__restore_key__": ()}
+
+
+class NumberedAndFinished(Numbered):
+    def postencode_sample(self, sample: Any) -> Any:
+        if sample[0] % 5 == 0 and sample[1] == 1:
+            raise SkipSample
+        return *sample, self.current_batch_index
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("encoder", [Numbered, NumberedAndFinished])
+def test_values_of_a_generator_know_their_batch(text_dataset: MakeDataset, hosts: int, encoder: type[Numbered]) -> None:
+    path = text_dataset(60)
+    options: dict[str, Any] = {"batch_size": 7, "repeat": True, "virtual_epoch_length": 9, "lanes": 4}
+    for host in range(hosts):
+        dataset = train(path, encoder(), worker_config=config(host, hosts), **options)
+        with Stream.of(dataset) as stream, Stream.of(dataset) as resumed:
+            expected = None
+            for epoch in range(3):
+                for step, batch in enumerate(stream, 9 * epoch):
+                    assert batch["step"] == step
+                    assert {row[-1] for row in batch["rows"]} == {step}
+                    assert {row[3] for row in batch["rows"]} == {step}
+                    assert all(first <= step for _, _, first, *_ in batch["rows"])
+                    again = stream.restore_sample(json.loads(json.dumps(batch["__restore_key__"])))
+                    assert again == batch
+                    # What a generator was told before the state was saved, it is told again.
+                    assert expected in (None, batch)
+                    resumed.restore(stream.cursor())
+                    expected = next(iter(resumed))
+
+
+def test_held_values_keep_the_batch_that_they_were_made_for(text_dataset: MakeDataset) -> None:
+    class Encoder(TaskEncoder):
+        def preencode_sample(self, sample: Any) -> Any:
+            for turn in range(3):
+                text = f"{number(sample)} {turn} {self.current_batch_index}"
+                yield TextSample.derive_from(sample, text=text)
+
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return [samples[:1], samples[1:]]
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return [sample.text for sample in samples]
+
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+    dataset = train(text_dataset(40), Encoder(), packing_buffer_size=4, batch_size=2, repeat=True, lanes=2)
+    with Stream.of(dataset) as stream, Stream.of(dataset) as resumed:
+        for step in range(30):
+            cursor = stream.cursor()
+            packs = next(stream)
+            assert all(int(text.split()[2]) <= step for pack in packs for text in pack)
+            resumed.restore(cursor)
+            assert next(resumed) == packs
+
+
+def test_a_generator_below_a_function_of_the_stream_cannot_tell(text_dataset: MakeDataset) -> None:
+    def values(sample: Any) -> Any:
+        yield current_draw().batch_index
+
+    def same(stream: Any) -> Any:
+        yield from stream
+
+    samples = get_train_dataset(
+        text_dataset(24), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None
+    )
+    with pytest.raises(Exception, match="the number of the batch is not known in this hook"):
+        next(iter(IterMapDataset(MapDataset(samples, values, failure_tolerance=1), same)))
 
 
 class Watched(TaskEncoder):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch_rank_programs as programs
 from torch_encoders import PackingHooks, SkippingHooks, told
 from torch_ranks import on_ranks
@@ -93,3 +94,13 @@ def test_batches_are_the_same_bit_for_bit(tmp_path: Path) -> None:
             return [(batch.__key__, batch.caption, told(batch.image)[1], batch.__restore_key__) for batch in found]
 
     assert batches(energon_grain_torch, 2) == batches(energon_grain, 2)
+
+
+def test_one_dataset_from_its_configuration_has_tensors_too(tmp_path: Path) -> None:
+    make_captioning_dataset(tmp_path / "images", n=4, shards=1)
+    host = energon_grain_torch.WorkerConfig(0, 1, 0)
+    dataset = energon_grain_torch.get_dataset_from_config(tmp_path / "images", training=False, worker_config=host)
+    same = energon_grain.get_dataset_from_config(tmp_path / "images", training=False)
+    for ours, core in zip(dataset, same, strict=True):
+        assert isinstance(ours.image, torch.Tensor)
+        assert told(ours.image)[1] == told(core.image)[1]

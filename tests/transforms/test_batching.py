@@ -15,6 +15,7 @@ from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.text import TextSample
+from energon_grain.storage.epath import EPath
 from energon_grain.transforms.batching import (
     batch_list,
     batch_pad_stack,
@@ -141,7 +142,7 @@ def test_errors_name_the_field():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_crude_samples_beside_typed_ones_are_named(first: int) -> None:
-    source = SourceInfo(dataset_path="/data/recs", index=1, shard_name="a.tar", file_names=("b.txt",))
+    source = SourceInfo(dataset_path=EPath("/data/recs"), index=1, shard_name="a.tar", file_names=("b.txt",))
     samples = [
         CrudeSample(__key__="b", __restore_key__=None, __subflavors__=None, __sources__=(source,), txt="b"),
         TextSample(__key__="a", __restore_key__=None, __subflavors__=None, __sources__=(), text="a"),

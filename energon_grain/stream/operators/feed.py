@@ -51,9 +51,8 @@ class FeedNode:
         return self.order.passes is not None
 
     def items(self) -> int:
-        """Samples of a pass."""
-        length = self.order.length(0)
-        return sum(self.leaf_sizes) if length is None else length
+        """Samples of a pass; endless: of one pass over what is repeated."""
+        return self.order.samples
 
     def rounds(self, lane: int, pass_number: int) -> int:
         """Rounds that a lane has in a pass."""

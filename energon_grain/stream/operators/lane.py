@@ -12,7 +12,7 @@ from energon_grain.datasets.draw_context import Positions
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hook_call import HookGenerator, call_hook
+from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
 from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
 from energon_grain.stream.spec import HookSpec
 
@@ -53,6 +53,7 @@ class Surroundings:
         passes_in_a_row: Passes of something repeated that ended since then.
         failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
         replaying: Whether what was made before is made again, so that drops were counted.
+        batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
     """
 
     on_drop: Callable[[int, HookSpec, Exception, Any], None]
@@ -68,6 +69,7 @@ class Surroundings:
     passes_in_a_row: int = 0
     failing: bool = False
     replaying: bool = False
+    batch: int | None = None
 
     def succeeded(self, hook: str) -> None:
         """A hook works again (""; those of the pure stage): its failures are no longer in a row."""
@@ -119,16 +121,26 @@ class Lane:
     samples: Samples = field(default_factory=dict[Position, list[Any]])
     replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
 
-    def call(self, hook: HookSpec, key: int, number: Positions, value: Any) -> Any:
+    def call(self, hook: HookSpec, key: int, number: Positions, value: Any, *, batch: int | None = None) -> Any:
         """Call a hook on a value; `key` is the node's in this lane, `number` (at place 0) the item's."""
-        result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
+        result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=batch)
         if self.around.failing:
             self.around.succeeded(hook.name)
         return result
 
-    def run(self, hook: HookSpec, key: int, number: Positions, value: Any) -> HookGenerator:
-        """Call a hook that is a generator function."""
-        return HookGenerator(hook, key, number, value, self._lock(hook), epoch=self.pass_number)
+    def run(
+        self,
+        hook: HookSpec,
+        key: int,
+        number: Positions,
+        value: Any,
+        *,
+        maker: MakesItems | None = None,
+        batches: Batches = (),
+    ) -> HookGenerator:
+        """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
+        lock = self._lock(hook)
+        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
         return nullcontext() if hook.concurrent else self.around.hook_lock

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.hook_call import HookGenerator
+from energon_grain.stream.hook_call import Batches, HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
@@ -24,11 +24,13 @@ class MapNode(Transparent):
         child: What it is applied to.
         hook: Takes and returns a value; may raise to drop it.
         key: 64-bit key of the node.
+        outermost: Whether what it returns is an item of the lane, so that the batch is known.
     """
 
     child: Node
     hook: HookSpec
     key: int
+    outermost: bool = False
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The map of a lane."""
@@ -50,7 +52,8 @@ class MapNode(Transparent):
         """The hook applied to what is below."""
         value = self.child.rebuild(reference, lane)
         key = fold(self.key, lane.number, lane.pass_number)
-        return lane.call(self.hook, key, NumberOf(self.child, reference), value)
+        batch = lane.around.batch if self.outermost else None
+        return lane.call(self.hook, key, NumberOf(self.child, reference), value, batch=batch)
 
 
 class _Map:
@@ -69,8 +72,9 @@ class _Map:
             if item is None:
                 return None
             reference, value = item
+            batch = lane.around.batch if node.outermost else None
             try:
-                return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value)
+                return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value, batch=batch)
             except Exception as error:
                 lane.drop(node.child, reference, node.hook, error, value)
 
@@ -105,18 +109,22 @@ class Keep:
 class GenerateNode:
     """A generator hook: each item becomes any number of items.
 
-    The state is the item that is being worked on and how many items came of it; going on runs the generator again and
-    leaves those out. A reference is (number among them, reference of the item below).
+    The state is the item that is being worked on, how many items came of it, and which batches the hook was told that
+    they are made for, where it asked; going on runs the generator again and leaves those items out. A reference is
+    (number among them, reference of the item below, batches up to it).
 
     Attributes:
         child: What it is applied to.
         hook: A generator function.
         key: 64-bit key of the node.
+        knows_batches: Whether the hook is told which batch it makes an item for: not where a function from stream to
+            stream asks for its items, which is run again without this being known.
     """
 
     child: Node
     hook: HookSpec
     key: int
+    knows_batches: bool
 
     @property
     def finite(self) -> bool:
@@ -131,10 +139,10 @@ class GenerateNode:
         """The generator of a lane."""
         if state is None:
             return _Generate(self, lane, self.child.open(lane, None))
-        below, source, made = state
+        below, source, made, batches = state
         operator = _Generate(self, lane, self.child.open(lane, below))
         if source is not None:
-            operator.resume(source, self.child.rebuild(source, lane), made)
+            operator.resume(source, self.child.rebuild(source, lane), made, batches)
         return operator
 
     def held(self, state: State) -> Iterable[Position]:
@@ -144,32 +152,40 @@ class GenerateNode:
             yield from self.child.positions(state[1])
 
     def write(self, state: State, writer: IntegerWriter) -> None:
-        """The state below; 0, or 1 + items made of the item that is being worked on, and that."""
-        below, source, made = state
+        """The state below; 0, or 1 + the number of items made so far and the reference of the next one."""
+        below, source, made, batches = state
         self.child.write(below, writer)
         if source is None:
             writer.integer(0)
         else:
-            writer.integer(1 + made)
-            self.child.write_reference(source, writer)
+            writer.integer(1)
+            self.write_reference((made, source, batches), writer)
 
     def read(self, reader: IntegerReader) -> State:
         """What `write` wrote."""
         below = self.child.read(reader)
-        made = reader.integer()
-        if not made:
-            return below, None, 0
-        return below, self.child.read_reference(reader), made - 1
+        if not reader.integer():
+            return below, None, 0, ()
+        made, source, batches = self.read_reference(reader)
+        return below, source, made, batches
 
     def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """Number, and the reference below."""
-        writer.integer(reference[0])
-        self.child.write_reference(reference[1], writer)
+        """Twice the number, one more where there are batches; the reference below; then how many batches, and those."""
+        number, source, batches = reference
+        writer.integer(2 * number + bool(batches))
+        self.child.write_reference(source, writer)
+        if batches:
+            writer.integer(len(batches))
+            for made, batch in batches:
+                writer.integer(made)
+                writer.integer(batch)
 
     def read_reference(self, reader: IntegerReader) -> Reference:
         """What `write_reference` wrote."""
-        number = reader.integer()
-        return number, self.child.read_reference(reader)
+        number, has_batches = divmod(reader.integer(), 2)
+        source = self.child.read_reference(reader)
+        count = reader.integer() if has_batches else 0
+        return number, source, tuple((reader.integer(), reader.integer()) for _ in range(count))
 
     def number(self, reference: Reference) -> int:
         """A hash of both."""
@@ -181,8 +197,8 @@ class GenerateNode:
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook run again, up to the item."""
-        made, source = reference
-        generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane))
+        made, source, batches = reference
+        generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane), batches)
         generator.skip(made)
         return generator.again(made)
 
@@ -190,9 +206,10 @@ class GenerateNode:
         """Key of the hook's random numbers in a lane."""
         return fold(self.key, lane.number, lane.pass_number)
 
-    def run(self, lane: Lane, key: int, source: Reference, value: Any) -> HookGenerator:
-        """Call the hook on an item from below."""
-        return lane.run(self.hook, key, NumberOf(self.child, source), value)
+    def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
+        """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
+        maker = lane.around if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -212,16 +229,16 @@ class _Generate:
         self._value: Any = None
         self._made = 0
 
-    def resume(self, source: Reference, value: Any, made: int) -> None:
+    def resume(self, source: Reference, value: Any, made: int, batches: Batches) -> None:
         """Work on an item of which some items were made before."""
-        self._start(source, value)
+        self._start(source, value, batches)
         assert self._generator is not None
         self._generator.skip(made)
         self._made = made
 
-    def _start(self, source: Reference, value: Any) -> None:
+    def _start(self, source: Reference, value: Any, batches: Batches = ()) -> None:
         self._source, self._value, self._made = source, value, 0
-        self._generator = self._node.run(self._lane, self._key, source, value)
+        self._generator = self._node.run(self._lane, self._key, source, value, batches)
 
     def next(self) -> Item | None:
         while True:
@@ -246,7 +263,7 @@ class _Generate:
             self._made += 1
             if self._lane.around.failing:
                 self._lane.around.succeeded(self._node.hook.name)
-            return (self._made - 1, self._source), value
+            return (self._made - 1, self._source, self._generator.draw.batches), value
 
     def _finish(self) -> None:
         self._generator = self._source = self._value = None
@@ -257,7 +274,8 @@ class _Generate:
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        return self._child.state(), self._source, self._made
+        batches = () if self._generator is None else self._generator.draw.batches
+        return self._child.state(), self._source, self._made, batches
 
     def expect(self, items: float) -> None:
         self._child.expect(items)

@@ -72,6 +72,10 @@ class LaneProgram:
                 opened.begin(pass_number)
                 self._states[local] = opened.state()
 
+    def begin_batch(self, number: int) -> None:
+        """Tell hooks the number, in the pass, of the batch that the next items are for."""
+        self._around.batch = number
+
     def _open(self, local: int) -> Operator:
         """The operator of a local lane, and with it those of the lanes that the same step will ask for.
 
