@@ -87,7 +87,11 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
         return path
     location = located(path)
     if not is_url(location):
-        return DataFolder(location=location, local=Path(location), store=LocalFiles())
+        return DataFolder(
+            location=location,
+            local=Path(location),
+            store=LocalFiles(indexed_by=f"energon-grain prepare {location} --tar-index-only"),
+        )
     settings = storage_settings()
     mirror = mirror_dataset(location)
     return DataFolder(location=location, local=mirror.folder, store=RemoteFiles(settings))
@@ -132,6 +136,24 @@ def look_again(folder: DataFolder) -> None:
     _up_to_date.pop(str(folder.local), None)
 
 
+def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
+    """Write a damaged file of the mirror of a remote dataset anew, in place, so that maps of it show what is right.
+
+    A file that is not in the store, as it was made here, stays as it is.
+
+    Args:
+        folder: The dataset.
+        path: The file, in the mirror.
+        size_bytes: Of the file.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    mirror = Mirror(folder.location, shared_client(storage_settings()))
+    with contextlib.suppress(MissingObjectError), mirror.locked():
+        mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
+
+
 def _bring_up_to_date(mirror: Mirror) -> None:
     with mirror.locked():
         for attempt in range(_ATTEMPTS):
@@ -152,7 +174,9 @@ def _copy_columns(mirror: Mirror, found: dict[str, bool]) -> None:
         header = read_header(columnar_folder(mirror.folder), mirror.folder)
         assert header is not None  # just written
         sizes = {
-            f"{name}.npy": column_file_bytes(dtype, header.columns[name].rows) for name, dtype in COLUMN_TYPES.items()
+            f"{name}.npy": column_file_bytes(dtype, column.rows, block_sums=column.block_sums)
+            for name, dtype in COLUMN_TYPES.items()
+            if (column := header.columns[name])
         }
         mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
         _remove_old_columns(columnar_folder(mirror.folder), header.generation)

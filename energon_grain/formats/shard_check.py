@@ -42,7 +42,7 @@ def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int]
 def _check_ends(
     folder: DataFolder, index: ColumnarIndex, numbers: Sequence[int], paths: list[str], advice: str
 ) -> None:
-    ends = [int(index.shard_sample_start(number)[-1]) for number in numbers]
+    ends = [index.shard_end(number) for number in numbers]
     try:
         tails = folder.store.tails(paths, ends)
     except RangeError as error:
@@ -67,6 +67,7 @@ def _check_beginnings(
     first = index.shard_first
     places = [place for place, number in enumerate(numbers) if first[number] < first[number + 1]]
     samples = first[[numbers[place] for place in places]]
+    index.check(samples)
     rows = index.part_start[samples]
     starts: list[int] = (np.asarray(index.part_offset[rows], np.int64) - BLOCK).tolist()
     headers = folder.store.peek([paths[place] for place in places], starts, BLOCK)

@@ -113,6 +113,7 @@ def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) 
     finish_interrupted_prepare(root)
     info = read_info(root)
     index = open_columnar(folder)
+    index.check()
     kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
     payload = _sample_bytes(index)
     return DatasetSummary(
