@@ -243,24 +243,27 @@ class Seen:
 
     Args:
         rows: How many there are.
+
+    Attributes:
+        all: Whether every row was looked at.
     """
 
-    __slots__ = ("_left", "_rows", "_windows")
+    __slots__ = ("_rows", "_windows", "all")
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._windows = np.zeros(-(-rows >> _WINDOW_SHIFT), np.bool_)
-        self._left = bool(rows)
+        self.all = not rows
 
     def __contains__(self, row: int) -> bool:
-        return not self._left or bool(self._windows[row >> _WINDOW_SHIFT])
+        return self.all or bool(self._windows[row >> _WINDOW_SHIFT])
 
     def unseen(self, rows: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, int]]:
         """First row, and one past the last, of each window with any of `rows` (None: all) that nobody looked at.
 
         It counts as seen once the next one is asked for.
         """
-        if not self._left:
+        if self.all:
             return
         windows = np.arange(len(self._windows)) if rows is None else rows >> _WINDOW_SHIFT
         seen = self._windows[windows]
@@ -269,7 +272,7 @@ class Seen:
         for window in np.unique(windows[~seen]).tolist():
             yield window << _WINDOW_SHIFT, min((window + 1) << _WINDOW_SHIFT, self._rows)
             self._windows[window] = True
-        self._left = not self._windows.all()
+        self.all = bool(self._windows.all())
 
 
 def read_or_map(file: BinaryIO, size_bytes: int) -> bytearray | mmap.mmap:

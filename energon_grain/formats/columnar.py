@@ -120,6 +120,8 @@ class ColumnarIndex:
         Raises:
             IndexFileError: It is not, or points out of the shards.
         """
+        if self._seen.all and samples is not None:
+            return
         for number, (first, stop) in enumerate(self._seen.unseen(samples)):
             self._check(first, stop)
             if samples is None and number % _CHECKED_AT_ONCE == 0:

@@ -41,36 +41,45 @@ class _Version:
     Not its inode, which file systems of stores (gcsfuse, say) may number anew.
     """
 
-    __slots__ = ("_beginning", "_changed_ns", "_size", "_written_ns")
+    __slots__ = ("_beginning", "_changed_ns", "_path", "_size", "_written_ns")
 
-    def __init__(self, descriptor: int) -> None:
-        status = os.fstat(descriptor)
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        try:
+            status = os.fstat(descriptor)
+            self._beginning = hash(os.pread(descriptor, _BEGINNING_BYTES, 0))
+        except OSError as error:
+            raise ReadError(f"cannot look at {path}: {error.strerror}") from error
         self._size, self._written_ns, self._changed_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        self._beginning = hash(os.pread(descriptor, _BEGINNING_BYTES, 0))
 
     def is_in(self, descriptor: int) -> bool:
-        """Whether an open file is this one, and nobody has written to it since. Raises OSError.
+        """Whether an open file is this one, and nobody has written to it since. Raises ReadError.
 
         Its mode, owner and links may have changed. So may its time of modification have been set back to what it was,
         which looks the same; then its first 4 KiB decide.
         """
-        status = os.fstat(descriptor)
-        if status.st_mtime_ns != self._written_ns or status.st_size != self._size:
-            return False
-        if status.st_ctime_ns != self._changed_ns:
+        try:
+            status = os.fstat(descriptor)
+            if status.st_ctime_ns == self._changed_ns and status.st_mtime_ns == self._written_ns:
+                return True
+            if status.st_mtime_ns != self._written_ns or status.st_size != self._size:
+                return False
             if hash(os.pread(descriptor, _BEGINNING_BYTES, 0)) != self._beginning:
                 return False
-            self._changed_ns = status.st_ctime_ns
+        except OSError as error:
+            raise ReadError(f"cannot look at {self._path}: {error.strerror}") from error
+        self._changed_ns = status.st_ctime_ns
         return True
 
 
 class _OpenFile:
     """A file descriptor that is closed when the last user lets go of it."""
 
-    __slots__ = ("descriptor", "size")
+    __slots__ = ("descriptor", "size", "version")
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1
+        self.version: _Version | None = None
         try:
             self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             self.size = os.fstat(self.descriptor).st_size
@@ -133,7 +142,11 @@ class LocalFiles:
                 self._open.move_to_end(path)
                 return file
         file = _open(path)
-        self._look_at(path, file)
+        if self._indexed_by is not None:
+            file.version = self._versions.get(path)
+            if file.version is None:
+                file.version = self._versions.setdefault(path, _Version(path, file.descriptor))
+            self._look_at(path, file)
         with self._lock:
             self._open[path] = file
             self._open.move_to_end(path)
@@ -143,16 +156,7 @@ class LocalFiles:
 
     def _look_at(self, path: str, file: _OpenFile) -> None:
         """Compare an open file that must not change with what it was when it was first opened."""
-        if self._indexed_by is None:
-            return
-        try:
-            version = self._versions.get(path)
-            if version is None:
-                version = self._versions.setdefault(path, _Version(file.descriptor))
-            same = version.is_in(file.descriptor)
-        except OSError as error:
-            raise ReadError(f"cannot look at {path}: {error.strerror}") from error
-        if not same:
+        if file.version is not None and not file.version.is_in(file.descriptor):
             raise StaleIndexError(
                 f"{path}: was changed while it was read, so that its index does not fit it any more; begin anew after "
                 f"`{self._indexed_by}`, and let nothing write to a dataset that is being read"
@@ -209,7 +213,7 @@ class LocalFiles:
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if number != current:
                 if handle is not None:
-                    self._look_at(paths[current], handle)
+                    self._look_at(paths[current], handle)  # behind its reads
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
                 current = number
