@@ -33,9 +33,12 @@ class LocalRecords:
         ends = [*first.tolist(), len(records)]
         found: list[bytes] = []
         for place, number in enumerate(numbers.tolist()):
-            found += self._file(number).read(records[ends[place] : ends[place + 1]])
-            if self._look(number) != self._written[number]:
-                raise self._shards.stale(number, "it was changed while it was read")
+            file = self._file(number)
+            try:
+                found += file.read(records[ends[place] : ends[place + 1]])
+            finally:
+                if self._look(number) != self._written[number]:
+                    raise self._shards.stale(number, "it was changed while it was read")
         return found
 
     def _file(self, shard: int) -> ArrayRecordFile:
