@@ -130,11 +130,14 @@ class JsonlSource:
         start, stop = self._starts[numbers], self._starts[numbers + 1]
         self._pages.touch(numbers)
         if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
-            raise IndexFileError(
-                f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain "
-                f"prepare {self._path}` writes it anew"
-            )
+            raise self._not_ascending()
         return numbers, start, stop
+
+    def _not_ascending(self) -> IndexFileError:
+        return IndexFileError(
+            f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain prepare {self._path}` "
+            f"writes it anew"
+        )
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
@@ -146,7 +149,8 @@ class JsonlSource:
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
-        return [remote_extents(files, [self._path], file, start, stop - start, owner) for files in self.remote_files]
+        begin = _line_end_before(start)
+        return [remote_extents(files, [self._path], file, begin, stop - begin, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
@@ -160,12 +164,31 @@ class JsonlSource:
         )
 
     def _texts(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
-        file, size = np.zeros(len(start), np.int64), stop - start
+        """Read samples, each with the line end before it, so that places inside of lines are noticed."""
+        begin = _line_end_before(start)
+        file, size = np.zeros(len(start), np.int64), stop - begin
         gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
-        spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
+        spans = coalesce(file, begin, size, merge_gap_bytes=gap, solo_bytes=solo)
         data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
-        places = zip(spans.span.tolist(), spans.offset.tolist(), (spans.offset + size).tolist(), strict=True)
-        return [data[span][begin:end] for span, begin, end in places]
+        numbers, offsets = spans.span.tolist(), spans.offset.tolist()
+        firsts, ends = (spans.offset + start - begin).tolist(), (spans.offset + size).tolist()
+        before = bytes([data[span][offset] for span, offset in zip(numbers, offsets, strict=True)])
+        texts = [data[span][first:end] for span, first, end in zip(numbers, firsts, ends, strict=True)]
+        last = bytes([text[-1] for text in texts])
+        if before.count(b"\n") < len(texts) or last.count(b"\n") < len(texts):
+            self._check_borders(start, stop, before, last)
+        return texts
+
+    def _check_borders(self, start: Int64Array, stop: Int64Array, before: bytes, last: bytes) -> None:
+        """Check that samples begin and end where lines do; the first has no line before, the last may have no end."""
+        begins = (np.frombuffer(before, np.uint8) == ord("\n")) | (start == 0)
+        ends = (np.frombuffer(last, np.uint8) == ord("\n")) | (stop == self._size_bytes)
+        wrong = np.concatenate([start[~begins], stop[~ends]])
+        if len(wrong):
+            raise IndexFileError(
+                f"{self._path}.idx: says that a line begins @ {int(wrong[0])}, but none does. The index is damaged, or "
+                f"the file was changed after it was indexed; `energon-grain prepare {self._path}` writes it anew"
+            )
 
     def _verify(self) -> None:
         """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
@@ -180,6 +203,8 @@ class JsonlSource:
         total = len(self._starts) - 1
         # The first one has no line before it.
         before = self._starts[np.unique(np.linspace(1, total, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        if (before < 0).any() or (before >= self._size_bytes).any():
+            raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
         for offset, byte in zip(before, self._store.read_spans([self._path], file, before, before + 1), strict=True):
             if byte != b"\n":
@@ -215,6 +240,10 @@ class JsonlSource:
         """Close the file; reading again opens it anew."""
         self._verified = False
         self._store.close()
+
+
+def _line_end_before(start: Int64Array) -> Int64Array:
+    return np.maximum(start - 1, 0)
 
 
 def _restore(file: JsonlFile, start: int, stop: int | None, parts: PartFilter) -> JsonlSource:
