@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from operator import getitem, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,11 @@ class JsonlSource:
         gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
         spans = coalesce(file, begin, size, merge_gap_bytes=gap, solo_bytes=solo)
         data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
-        numbers, offsets = spans.span.tolist(), spans.offset.tolist()
+        blocks = [data[span] for span in spans.span.tolist()]
         firsts, ends = (spans.offset + start - begin).tolist(), (spans.offset + size).tolist()
-        before = bytes([data[span][offset] for span, offset in zip(numbers, offsets, strict=True)])
-        texts = [data[span][first:end] for span, first, end in zip(numbers, firsts, ends, strict=True)]
-        last = bytes([text[-1] for text in texts])
+        before = bytes(map(getitem, blocks, spans.offset.tolist()))
+        texts = [block[first:end] for block, first, end in zip(blocks, firsts, ends, strict=True)]
+        last = bytes(map(itemgetter(-1), texts))
         if before.count(b"\n") < len(texts) or last.count(b"\n") < len(texts):
             self._check_borders(start, stop, before, last)
         return texts
