@@ -224,8 +224,8 @@ class BlockSums:
             return right
         sums = file[rows_end:]
         self._sums_are_right = self._sums_are_right or _digest_of(sums) == self._sum
-        digest = hashlib.blake2b(block, digest_size=_SUM_BYTES).digest()
-        return self._sums_are_right and digest == sums[number * _SUM_BYTES : (number + 1) * _SUM_BYTES]
+        wanted = bytes(sums[number * _SUM_BYTES : (number + 1) * _SUM_BYTES])
+        return self._sums_are_right and hashlib.blake2b(block, digest_size=_SUM_BYTES).digest() == wanted
 
     def _is_right_when_fetched_again(self, number: int) -> bool:
         fetch, self._fetch_again = self._fetch_again, None

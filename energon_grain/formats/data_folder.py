@@ -124,7 +124,7 @@ def mirror_dataset(url: str) -> Mirror:
     client = shared_client(storage_settings())
     mirror = Mirror(url, client)
     by, when = _up_to_date.get(str(mirror.folder), (None, 0.0))
-    if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir():
+    if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir() and mirror.is_whole():
         return mirror
     _bring_up_to_date(mirror)
     _up_to_date[str(mirror.folder)] = client, time.monotonic()

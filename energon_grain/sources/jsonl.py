@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from operator import getitem, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,7 @@ class JsonlSource:
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
-        begin = _line_end_before(start)
-        return [remote_extents(files, [self._path], file, begin, stop - begin, owner) for files in self.remote_files]
+        return [remote_extents(files, [self._path], file, start, stop - start, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
@@ -165,31 +164,21 @@ class JsonlSource:
         )
 
     def _texts(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
-        """Read samples, each with the line end before it, so that places inside of lines are noticed."""
-        begin = _line_end_before(start)
-        file, size = np.zeros(len(start), np.int64), stop - begin
+        file, size = np.zeros(len(start), np.int64), stop - start
         gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
-        spans = coalesce(file, begin, size, merge_gap_bytes=gap, solo_bytes=solo)
+        spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
         data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
-        blocks = [data[span] for span in spans.span.tolist()]
-        firsts, ends = (spans.offset + start - begin).tolist(), (spans.offset + size).tolist()
-        before = bytes(map(getitem, blocks, spans.offset.tolist()))
-        texts = [block[first:end] for block, first, end in zip(blocks, firsts, ends, strict=True)]
+        places = zip(spans.span.tolist(), spans.offset.tolist(), (spans.offset + size).tolist(), strict=True)
+        texts = [data[span][begin:end] for span, begin, end in places]
         last = bytes(map(itemgetter(-1), texts))
-        if before.count(b"\n") < len(texts) or last.count(b"\n") < len(texts):
-            self._check_borders(start, stop, before, last)
+        if last.count(b"\n") < len(texts):
+            wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self._size_bytes)]
+            if len(wrong):
+                raise IndexFileError(
+                    f"{self._path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
+                    f"or the file was changed after it was indexed; `energon-grain prepare {self._path}` writes it anew"
+                )
         return texts
-
-    def _check_borders(self, start: Int64Array, stop: Int64Array, before: bytes, last: bytes) -> None:
-        """Check that samples begin and end where lines do; the first has no line before, the last may have no end."""
-        begins = (np.frombuffer(before, np.uint8) == ord("\n")) | (start == 0)
-        ends = (np.frombuffer(last, np.uint8) == ord("\n")) | (stop == self._size_bytes)
-        wrong = np.concatenate([start[~begins], stop[~ends]])
-        if len(wrong):
-            raise IndexFileError(
-                f"{self._path}.idx: says that a line begins @ {int(wrong[0])}, but none does. The index is damaged, or "
-                f"the file was changed after it was indexed; `energon-grain prepare {self._path}` writes it anew"
-            )
 
     def _verify(self) -> None:
         """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
@@ -241,10 +230,6 @@ class JsonlSource:
         """Close the file; reading again opens it anew."""
         self._verified = False
         self._store.close()
-
-
-def _line_end_before(start: Int64Array) -> Int64Array:
-    return np.maximum(start - 1, 0)
 
 
 def _restore(file: JsonlFile, start: int, stop: int | None, parts: PartFilter) -> JsonlSource:

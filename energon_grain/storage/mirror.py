@@ -119,6 +119,11 @@ class Mirror:
                 atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
         return {name: changed for name, changed in changes if changed is not None}
 
+    def is_whole(self) -> bool:
+        """Whether copies that `refresh` made are what it wrote, or gone."""
+        copies = ((self.folder / name, expected) for name, expected in self._state().sums.items())
+        return all(_sum(path.read_bytes()) == expected for path, expected in copies if path.is_file())
+
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
         """Copy files of known sizes, which never change, unless they are there. To be called while `locked`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def read(root: Path | str, *split_parts: str) -> list[Any]:
 
 
 @contextmanager
-def flipped(path: Path, at: int, bits: int) -> Iterator[None]:
+def flipped(path: Path, at: int, bits: int) -> Generator[None]:
     """A byte of a file has other bits, for as long as the block runs."""
 
     def flip() -> None:
@@ -237,6 +237,16 @@ def test_a_damaged_copy_of_an_index_is_fetched_again(
     assert path.read_bytes() == good.read_bytes()
 
 
+def test_a_mirror_of_zeros_is_made_again(bucket: Bucket, tmp_path: Path) -> None:
+    url = bucket.upload(make_text_dataset(tmp_path / "here", n=40, shards=1), "set")
+    right = read(url)
+    mirrored = [path for path in (tmp_path / "cache").rglob(".nv-meta/**/*") if path.is_file()]
+    assert {"header.json", ".info.json", "dataset.yaml", "key_order.npy"} <= {path.name for path in mirrored}
+    for path in mirrored:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert read(url) == right
+
+
 def read_some(url: str) -> Iterator[Any]:
     dataset = get_val_dataset(url, split_part="train", batch_size=None)
     for number, sample in enumerate(dataset):
@@ -278,4 +288,8 @@ def test_flipped_bytes_in_the_index_of_lines(tmp_path: Path) -> None:
 
     right = lines()
     assert len(right) == 400
-    assert check_flips(tmp_path / "lines.jsonl.idx", 40, 0, lines, right) == 40
+    index = tmp_path / "lines.jsonl.idx"
+    assert check_flips(index, 40, 0, lines, right) == 40
+    index.write_bytes(index.read_bytes()[:80] + b"\1" + index.read_bytes()[81:])
+    assert run("prepare", path).exit_code == 0
+    assert lines() == right
