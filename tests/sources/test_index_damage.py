@@ -247,6 +247,21 @@ def test_a_mirror_of_zeros_is_made_again(bucket: Bucket, tmp_path: Path) -> None
     assert read(url) == right
 
 
+def test_a_zeroed_copy_of_an_index_of_lines_is_made_again(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "x.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert run("prepare", tmp_path / "here" / "x.jsonl").exit_code == 0
+    url = bucket.upload(tmp_path / "here", "set") + "/x.jsonl"
+
+    def lines() -> list[Any]:
+        return [sample["json"] for sample in get_val_dataset(url, split_part="train", batch_size=None)]
+
+    right = lines()
+    (copy,) = (tmp_path / "cache").rglob("*.idx")
+    copy.write_bytes(bytes(copy.stat().st_size))
+    assert lines() == right == [{"a": 1}, {"a": 2}]
+
+
 def read_some(url: str) -> Iterator[Any]:
     dataset = get_val_dataset(url, split_part="train", batch_size=None)
     for number, sample in enumerate(dataset):
