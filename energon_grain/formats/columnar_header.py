@@ -56,7 +56,7 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
         part_names: Distinct part names; `part_name.npy` holds places in this list.
         columns: Length and checksum of each column.
         info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
-        header_checksum: BLAKE2b-128, in hex, of all the rest; see `header_digest`.
+        header_checksum: BLAKE2b-128, in hex, of all the rest but the generation; see `header_digest`.
     """
 
     version: int = HEADER_VERSION
@@ -95,12 +95,17 @@ def columnar_folder(root: Path) -> Path:
 
 def encode_header(header: ColumnarHeader) -> bytes:
     """Return the bytes of `header.json`."""
-    return encode_json(msgspec.structs.replace(header, header_checksum=header_digest(header))) + b"\n"
+    return encode_json(msgspec.structs.replace(header, header_checksum=_digest(header))) + b"\n"
 
 
-def header_digest(header: Any) -> str:
-    """BLAKE2b-128, in hex, of what a header says beside its own `header_checksum`."""
-    bare = msgspec.structs.replace(header, header_checksum="")
+def _digest(header: ColumnarHeader) -> str:
+    """The same for equal datasets: a wrong name of a generation leads to none."""
+    return header_digest(header, generation="")
+
+
+def header_digest(header: Any, **instead: Any) -> str:
+    """BLAKE2b-128, in hex, of what a header says beside its own `header_checksum`, with other values `instead`."""
+    bare = msgspec.structs.replace(header, header_checksum="", **instead)
     return hashlib.blake2b(encode_json(bare), digest_size=16).hexdigest()
 
 
@@ -125,7 +130,7 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         header = decode_json(data, ColumnarHeader)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
-    if (header.version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
+    if (header.version > 1 or header.header_checksum) and header.header_checksum != _digest(header):
         raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
