@@ -40,6 +40,7 @@ def shard_samples(path: str | os.PathLike[str] | DataFolder, shard: str) -> Iter
             block = np.arange(done, min(done + _AT_ONCE, len(source)))
             block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _AT_ONCE_BYTES, side="right")))]
             batch = source.read(block)
+            index.check(first + block)
             starts = index.part_start[first + done : first + done + len(block) + 1].tolist()
             names = index.part_name[starts[0] : starts[-1]].tolist()
             for place, key in enumerate(batch.keys):

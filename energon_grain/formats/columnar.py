@@ -11,13 +11,16 @@ With S shards, N samples and M parts in all:
     key_start     (N + 1,)  key i is key_bytes[key_start[i]:key_start[i + 1]], UTF-8
     key_order     (N,)      argsort of the keys as bytes
 
-Opening it costs one small JSON file and eight memory maps, whatever the number of shards.
+Opening it costs one small JSON file and eight memory maps, whatever the number of shards. Columns of at most 8 KiB are
+compared with their checksums then. Of larger ones that is done for 1,024 samples at a time, when one of these is first
+used, and so is a look at whether all numbers point into the columns and shards that they belong to: 0.1 ms, once.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +28,21 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import read_column
+from energon_grain.formats.column_file import BlockSums, Seen, column_file_bytes, read_column, release_pages
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
+    Column,
     ColumnarHeader,
     columnar_folder,
     mending,
     read_header,
 )
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder
-from energon_grain.formats.nv_meta import read_info
+from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, read_info
 
+_CHECKED_AT_ONCE = 64  # windows of 1,024 samples, about 10 MB
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
 
@@ -52,6 +57,9 @@ class ColumnarIndex:
         shard_first: (S + 1,) number of the first sample of each shard; the last entry is the number of samples.
         part_names: Distinct part names.
         content_id: 32 hex digits; see `ColumnarHeader.content_id`.
+        sums: What compares each column with its checksums.
+
+    Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
     """
 
     root: Path
@@ -68,6 +76,13 @@ class ColumnarIndex:
     key_start: npt.NDArray[np.int64]  # (N + 1,)
     key_bytes: npt.NDArray[np.uint8]
     key_order: npt.NDArray[np.int64]  # (N,)
+    sums: Mapping[str, BlockSums]
+    _seen: Seen = field(init=False)
+    _ordered: Seen = field(init=False)
+
+    def __post_init__(self) -> None:
+        for seen in ("_seen", "_ordered"):
+            object.__setattr__(self, seen, Seen(len(self)))
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -89,13 +104,44 @@ class ColumnarIndex:
 
     def shard_sample_start(self, shard: int) -> npt.NDArray[np.int64]:
         """Return the content of the `.tar.idx` of a shard: (n + 1,) offsets of its samples and of its end."""
-        return self.sample_start[self.shard_first[shard] + shard : self.shard_first[shard + 1] + shard + 1]
+        first, last = int(self.shard_first[shard]) + shard, int(self.shard_first[shard + 1]) + shard
+        self.sums["sample_start"].check(first, last + 1)
+        return self.sample_start[first : last + 1]
+
+    def shard_end(self, shard: int) -> int:
+        """Return where the last sample of a shard ends, in bytes."""
+        row = int(self.shard_first[shard + 1]) + shard
+        self.sums["sample_start"].check(row, row + 1)
+        return int(self.sample_start[row])
+
+    def check(self, samples: npt.NDArray[np.int64] | None = None) -> None:
+        """See to it that what the columns say of samples (None: of all, and their order) is what was written.
+
+        Raises:
+            IndexFileError: It is not, or points out of the shards.
+        """
+        if self._seen.all and samples is not None:
+            return
+        for number, (first, stop) in enumerate(self._seen.unseen(samples)):
+            self._check(first, stop)
+            if samples is None and number % _CHECKED_AT_ONCE == 0:
+                self.release()
+        if samples is None:
+            for first, stop in self._ordered.unseen():
+                self._check_order(first, stop)
+            self.release()
+
+    def release(self) -> None:
+        """Give back the memory of mapped columns."""
+        for column in self.columns:
+            release_pages(column)
 
     def keys(self, samples: npt.NDArray[np.int64]) -> list[str]:
         """Return the key of each sample, at about 0.1 µs a key.
 
         Bytes that are not UTF-8 come as surrogates, as Python decodes file names.
         """
+        self.check(samples)
         start, stop = self.key_start[samples], self.key_start[samples + 1]
         length = stop - start
         if len(start) >= _VECTORISED_KEYS:
@@ -119,13 +165,13 @@ class ColumnarIndex:
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
-            if self._key_bytes(int(self.key_order[middle])) < wanted:
+            if self._key_bytes(self._in_order(middle)) < wanted:
                 low = middle + 1
             else:
                 high = middle
         if low == len(self):
             return None
-        sample = int(self.key_order[low])
+        sample = self._in_order(low)
         return sample if self._key_bytes(sample) == wanted else None
 
     def _join_keys_of_length(self, start: npt.NDArray[np.int64], length: int) -> bytes:
@@ -145,8 +191,58 @@ class ColumnarIndex:
         text[place - 1] = 0
         return text.tobytes()
 
+    def _in_order(self, place: int) -> int:
+        if place not in self._ordered:
+            for first, stop in self._ordered.unseen(np.array([place])):
+                self._check_order(first, stop)
+        return int(self.key_order[place])
+
     def _key_bytes(self, sample: int) -> bytes:
+        if sample not in self._seen:
+            self.check(np.array([sample]))
         return self.key_bytes[self.key_start[sample] : self.key_start[sample + 1]].tobytes()
+
+    def _check(self, first: int, stop: int) -> None:
+        """Compare the rows of samples [first, stop) with their checksums, and numbers in them with what they count."""
+        numbers = np.arange(first, stop)
+        shard = self.shard_of(numbers)
+        starts = slice(first + int(shard[0]), stop + int(shard[-1]) + 1)
+        self.sums["sample_start"].check(starts.start, starts.stop)
+        begin, end = self._check_starts("key_start", first, stop, "key_bytes")
+        self.sums["key_bytes"].check(begin, end)
+        begin, end = self._check_starts("part_start", first, stop, "part_name")
+        for name in ("part_name", "part_offset", "part_size"):
+            self.sums[name].check(begin, end)
+        names = self.part_name[begin:end]
+        if end > begin and (names.min() < 0 or names.max() >= len(self.part_names)):
+            raise self.sums["part_name"].damaged(f"holds numbers of parts beyond the {len(self.part_names)} there are")
+        if (self.root / META_FOLDER / RECORDS_JSON).exists():
+            return  # places in ArrayRecord files are as if records were not compressed
+        limit = self.shard_bytes[shard]
+        start, stops = self.sample_start[numbers + shard], self.sample_start[numbers + shard + 1]
+        if (start < 0).any() or (stops < start).any() or (stops > limit).any():
+            raise self.sums["sample_start"].damaged("holds samples that do not lie in their shard")
+        limit = np.repeat(limit, np.diff(self.part_start[first : stop + 1]))
+        offset, size = self.part_offset[begin:end], self.part_size[begin:end]
+        if (offset < 0).any() or (offset > limit).any():
+            raise self.sums["part_offset"].damaged("holds parts that do not lie in their shard")
+        if (size < 0).any() or (size > limit - offset).any():
+            raise self.sums["part_size"].damaged("holds parts that do not end in their shard")
+
+    def _check_starts(self, name: str, first: int, stop: int, of: str) -> tuple[int, int]:
+        """First row, and one past the last, of the column `of` for samples [first, stop)."""
+        self.sums[name].check(first, stop + 1)
+        starts, total = getattr(self, name)[first : stop + 1], len(getattr(self, of))
+        begin, end = int(starts[0]), int(starts[-1])
+        if begin < 0 or end > total or (starts[1:] < starts[:-1]).any():
+            raise self.sums[name].damaged(f"must ascend from 0 to {total}")
+        return begin, end
+
+    def _check_order(self, first: int, stop: int) -> None:
+        self.sums["key_order"].check(first, stop)
+        order = self.key_order[first:stop]
+        if order.min() < 0 or order.max() >= len(self):
+            raise self.sums["key_order"].damaged(f"holds numbers beyond the {len(self)} samples there are")
 
 
 def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path | None = None) -> ColumnarIndex:
@@ -185,23 +281,28 @@ def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
                 continue
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
+            advice = (
+                mending(folder.location) if place == own else f"remove {place}, and the index is made anew on next use"
+            )
             try:
-                return load_generation(root, place, header)
+                return load_generation(folder, place, header, advice)
             except FileNotFoundError:
                 if read_header(place, root) == header:  # else it was replaced while we were opening it
                     raise IndexFileError(
-                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {mending(root)}"
+                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {advice}"
                     ) from None
         build_columnar(folder, info, cache_dir=cache_dir)
     raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
 
 
-def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> ColumnarIndex:
-    """Map the columns that `header` names, inside the index folder `folder` of the dataset at `root`.
+def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
+    """Map the columns that `header` names, inside the index folder `folder` of a dataset.
+
+    Columns of a mirror that are damaged are fetched once more.
 
     Raises:
         FileNotFoundError: A column is missing.
-        IndexFileError: A column is damaged, or the columns do not fit each other.
+        IndexFileError: A column is damaged, or the columns do not fit each other; `advice` says how to mend that.
     """
     samples = [count for _, _, count in header.shards]
     total, parts = sum(samples), header.columns["part_offset"].rows
@@ -209,22 +310,48 @@ def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> Columna
     expected |= {"part_start": total + 1, "key_start": total + 1, "key_order": total}
     expected["sample_start"] = total + len(samples)
     expected["key_bytes"] = header.columns["key_bytes"].rows
-    try:
-        columns = {
-            name: read_column(folder / header.generation / f"{name}.npy", dtype, expected[name])
-            for name, dtype in COLUMN_TYPES.items()
-        }
-    except IndexFileError as error:
-        raise IndexFileError(f"{error}; {mending(root)}") from error
-    for start, end in (("part_start", parts), ("key_start", expected["key_bytes"])):
-        if columns[start][0] != 0 or columns[start][-1] != end:
-            raise IndexFileError(f"{folder / header.generation / start}.npy: must go from 0 to {end}; {mending(root)}")
+    columns: dict[str, npt.NDArray[Any]] = {}
+    sums: dict[str, BlockSums] = {}
+    for name, dtype in COLUMN_TYPES.items():
+        path, described = folder / header.generation / f"{name}.npy", header.columns[name]
+        again = _fetching_again(dataset, path, dtype, described)
+        columns[name] = _mapped(path, dtype, expected[name], described, again, advice)
+        sums[name] = BlockSums(
+            path,
+            columns[name],
+            checksum=described.checksum,
+            block_sums=described.block_sums,
+            where=str(path).replace(str(dataset.local), dataset.location),  # a mirror goes by what it mirrors
+            mending=advice,
+            fetch_again=again,
+        )
     return ColumnarIndex(
-        root=root,
+        root=dataset.local,
         shards=tuple(name for name, _, _ in header.shards),
         shard_bytes=np.array([size for _, size, _ in header.shards], dtype=np.int64),
         shard_first=np.concatenate([[0], np.cumsum(samples, dtype=np.int64)]).astype(np.int64),
         part_names=tuple(header.part_names),
         content_id=header.content_id,
+        sums=sums,
         **columns,
     )
+
+
+def _mapped(
+    path: Path, dtype: str, rows: int, column: Column, again: Callable[[], None] | None, advice: str
+) -> npt.NDArray[Any]:
+    try:
+        return read_column(path, dtype, rows, block_sums=column.block_sums)
+    except IndexFileError as error:
+        if again is None:
+            raise IndexFileError(f"{error}; {advice}") from error
+    again()
+    return _mapped(path, dtype, rows, column, None, advice)
+
+
+def _fetching_again(dataset: DataFolder, path: Path, dtype: str, column: Column) -> Callable[[], None] | None:
+    """What fetches a column of a mirror again; None: it is no copy."""
+    if not dataset.is_remote or not path.is_relative_to(dataset.local):
+        return None
+    size_bytes = column_file_bytes(dtype, column.rows, block_sums=column.block_sums)
+    return lambda: fetch_again(dataset, path, size_bytes)

@@ -36,7 +36,7 @@ from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
-from energon_grain.storage.file_lock import alone_in, locked, writing_in
+from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
 
 if TYPE_CHECKING:
     from energon_grain.formats.shard_scan import ShardScan
@@ -123,7 +123,7 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
     if not is_writable(target):
         target, stamp = index_cache_folder(root, cache_dir), info_stamp(root)
         target.mkdir(parents=True, exist_ok=True)
-    with open(target / ".lock", "wb") as file, locked(file):
+    with locked_at(target / ".lock"):
         header = read_header(target, root)
         if header is not None and header.fits(info) and header.info_stamp == stamp:
             return
@@ -187,7 +187,9 @@ def _write_columns(
         for block in external_key_order(start, text, folder, on_duplicates=note if unique_keys else None):
             writers["key_order"].append(block)
         duplicates.refuse()
-    columns = {name: Column(writer.rows, writer.checksum) for name, writer in writers.items()}
+        for writer in writers.values():
+            writer.close()
+    columns = {name: Column(writer.rows, writer.checksum, writer.block_sums) for name, writer in writers.items()}
     (folder / _COMPLETE).touch()
     return ColumnarHeader(
         generation=folder.name,
@@ -199,7 +201,7 @@ def _write_columns(
 
 def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     start, text = (
-        read_column(folder / f"{name}.npy", COLUMN_TYPES[name], writers[name].rows)
+        read_column(folder / f"{name}.npy", COLUMN_TYPES[name], writers[name].rows, block_sums=writers[name].block_sums)
         for name in ("key_start", "key_bytes")
     )
     return start, text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,7 +15,8 @@ from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 
 COLUMNAR_FOLDER = "columnar"
 HEADER_NAME = "header.json"
-HEADER_VERSION = 1
+HEADER_VERSION = 2
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 COLUMN_TYPES = {
     "sample_start": "int64",
@@ -30,31 +32,40 @@ COLUMN_TYPES = {
 _CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_size")
 
 
-class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Length and BLAKE2b-128 checksum (hex, of the rows without the `.npy` header) of one column."""
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Length and checksums of one column.
 
-    rows: int
+    Attributes:
+        rows: Length.
+        checksum: BLAKE2b-128, in hex, of the rows without the `.npy` header.
+        block_sums: The same of the sums behind the rows (see `column_file`); None: there are none.
+    """
+
+    rows: Count
     checksum: str
+    block_sums: str | None = None
 
 
 class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout.
+        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own.
         generation: The folder beside the header that holds the columns.
         shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
         part_names: Distinct part names; `part_name.npy` holds places in this list.
         columns: Length and checksum of each column.
         info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
+        header_checksum: BLAKE2b-128, in hex, of all the rest but the generation; see `header_digest`.
     """
 
     version: int = HEADER_VERSION
-    generation: str
-    shards: list[tuple[str, int, int]]
+    generation: Annotated[str, msgspec.Meta(pattern="^g[0-9a-f]+$")]
+    shards: list[tuple[str, Count, Count]]
     part_names: list[str]
     columns: dict[str, Column]
     info_stamp: tuple[int, int] | None = None
+    header_checksum: str = ""
 
     @property
     def content_id(self) -> str:
@@ -84,7 +95,18 @@ def columnar_folder(root: Path) -> Path:
 
 def encode_header(header: ColumnarHeader) -> bytes:
     """Return the bytes of `header.json`."""
-    return encode_json(header) + b"\n"
+    return encode_json(msgspec.structs.replace(header, header_checksum=_digest(header))) + b"\n"
+
+
+def _digest(header: ColumnarHeader) -> str:
+    """The same for equal datasets: a wrong name of a generation leads to none."""
+    return header_digest(header, generation="")
+
+
+def header_digest(header: Any, **instead: Any) -> str:
+    """BLAKE2b-128, in hex, of what a header says beside its own `header_checksum`, with other values `instead`."""
+    bare = msgspec.structs.replace(header, header_checksum="", **instead)
+    return hashlib.blake2b(encode_json(bare), digest_size=16).hexdigest()
 
 
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
@@ -108,9 +130,11 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         header = decode_json(data, ColumnarHeader)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
+    if (header.version > 1 or header.header_checksum) and header.header_checksum != _digest(header):
+        raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
     missing = COLUMN_TYPES.keys() - header.columns.keys()
-    if missing or "/" in header.generation or header.generation.startswith("."):
-        raise IndexFileError(f"{path}: names no usable columns (missing: {sorted(missing)}); {mending(root)}")
+    if missing:
+        raise IndexFileError(f"{path}: names no columns {sorted(missing)}; {mending(root)}")
     return header
 
 

@@ -92,7 +92,11 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
     location = located(path)
     if not is_url(location):
         finish_interrupted_prepare(Path(location))
-        return DataFolder(location=location, local=Path(location), store=LocalFiles())
+        return DataFolder(
+            location=location,
+            local=Path(location),
+            store=LocalFiles(indexed_by=f"energon-grain prepare {location} --tar-index-only"),
+        )
     settings = storage_settings()
     mirror = mirror_dataset(location)
     return DataFolder(location=location, local=mirror.folder, store=RemoteFiles(settings))
@@ -127,7 +131,7 @@ def mirror_dataset(url: str) -> Mirror:
     client = shared_client(storage_settings())
     mirror = Mirror(url, client)
     by, when = _up_to_date.get(str(mirror.folder), (None, 0.0))
-    if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir():
+    if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir() and mirror.is_whole():
         return mirror
     _bring_up_to_date(mirror)
     _up_to_date[str(mirror.folder)] = client, time.monotonic()
@@ -137,6 +141,24 @@ def mirror_dataset(url: str) -> Mirror:
 def look_again(folder: DataFolder) -> None:
     """The next time that a dataset is opened its mirror is brought up to date, however soon that is."""
     _up_to_date.pop(str(folder.local), None)
+
+
+def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
+    """Write a damaged file of the mirror of a remote dataset anew, in place, so that maps of it show what is right.
+
+    A file that is not in the store, as it was made here, stays as it is.
+
+    Args:
+        folder: The dataset.
+        path: The file, in the mirror.
+        size_bytes: Of the file.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    mirror = Mirror(folder.location, shared_client(storage_settings()))
+    with contextlib.suppress(MissingObjectError), mirror.locked():
+        mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
 
 
 def _bring_up_to_date(mirror: Mirror) -> None:
@@ -159,7 +181,9 @@ def _copy_columns(mirror: Mirror, found: dict[str, bool]) -> None:
         header = read_header(columnar_folder(mirror.folder), mirror.folder)
         assert header is not None  # just written
         sizes = {
-            f"{name}.npy": column_file_bytes(dtype, header.columns[name].rows) for name, dtype in COLUMN_TYPES.items()
+            f"{name}.npy": column_file_bytes(dtype, column.rows, block_sums=column.block_sums)
+            for name, dtype in COLUMN_TYPES.items()
+            if (column := header.columns[name])
         }
         mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
         _remove_old_columns(columnar_folder(mirror.folder), header.generation)

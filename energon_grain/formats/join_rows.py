@@ -3,6 +3,7 @@
     <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
     <metadataset>.cache/.join_<name>/header.json   what was joined
 
+Rows are compared with their checksums as the columns of an index are (`column_file`), when they are first used.
 Samples are numbered through all shards of their dataset, as in its columnar index; of an array it is the row. Rows
 come in the order of the first dataset, the primary: its shards as the split part lists them, its samples as they lie.
 The folder appears whole, by a rename. Its name begins with a dot because Energon's `prepare` removes everything else
@@ -17,7 +18,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,14 +27,23 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import ColumnWriter, column_file_bytes, read_column, release_pages
+from energon_grain.formats.column_file import (
+    BlockSums,
+    ColumnWriter,
+    Seen,
+    column_file_bytes,
+    read_column,
+    release_pages,
+)
+from energon_grain.formats.columnar_header import Count, header_digest
 from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.file_lock import sweep, writing_in
+from energon_grain.storage.mirror import mirror_of
 
 Int64Array = npt.NDArray[np.int64]
 
-VERSION = 1
+VERSION = 2
 HEADER_NAME = "header.json"
 ROWS_NAME = "rows.npy"
 _PREFIX = ".join_"
@@ -61,7 +71,7 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     split_part: str
     content_id: str
     uuid: str | None = None
-    samples: int
+    samples: Count
     shards: str
     excludes: list[str]
     nonmatch: str
@@ -73,18 +83,22 @@ class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout.
+        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own.
         members: The joined datasets, the primary first.
         rows: Number of rows.
         skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
         checksum: BLAKE2b-128, in hex, of the rows.
+        block_sums: The same of the sums behind the rows (see `column_file`); None: there are none.
+        header_checksum: The same of all the rest of the header.
     """
 
     version: int = VERSION
     members: list[JoinedMember]
-    rows: int
+    rows: Count
     skipped: int = 0
     checksum: str
+    block_sums: str | None = None
+    header_checksum: str = ""
 
     @property
     def content_id(self) -> str:
@@ -101,11 +115,20 @@ class JoinIndex:
         rows: (n, datasets) number of the sample in each dataset, -1 where it has none. Read-only.
         header: What was joined.
         folder: Where the rows lie; None: in memory.
+        url: The folder that `folder` is a copy of, in an object store.
+
+    Rows may be used once `check` has seen them.
     """
 
     rows: Int64Array
     header: JoinHeader
     folder: Path | None = None
+    url: str | None = None
+    sums: BlockSums | None = None
+    _seen: Seen = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_seen", Seen(0 if self.sums is None else len(self.rows)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,21 +138,37 @@ class JoinIndex:
         """See `JoinHeader.content_id`."""
         return self.header.content_id
 
+    def check(self, rows: Int64Array | None = None) -> None:
+        """See to it that rows (None: all) are what was written.
+
+        Raises:
+            IndexFileError: They are not, or name samples that there are not.
+        """
+        for first, stop in self._seen.unseen(rows):
+            assert self.sums is not None
+            self.sums.check(first, stop)
+            block, members = self.rows[first:stop], self.header.members
+            if (block[:, 0] < 0).any() or (block < -1).any() or (block >= [each.samples for each in members]).any():
+                raise self.sums.damaged("names samples that there are not")
+
     def release(self) -> None:
         """Give back the memory of mapped rows that were read."""
         release_pages(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.folder is not None:
-            return _reopen, (self.folder, self.header.checksum)
+            return _reopen, (self.folder, self.url, self.header.checksum)
         return _in_memory, (self.rows, self.header)
 
 
 def join_file_sizes(header: bytes, where: object) -> dict[str, int]:
     """Size of each file of a join index, by the content of its header. Takes and raises what decoding that does."""
     content = decode_join_header(header, where)
-    rows = column_file_bytes(np.int64, content.rows, width=len(content.members))
-    return {HEADER_NAME: len(header), ROWS_NAME: rows}
+    return {HEADER_NAME: len(header), ROWS_NAME: _rows_bytes(content)}
+
+
+def _rows_bytes(header: JoinHeader) -> int:
+    return column_file_bytes(np.int64, header.rows, width=len(header.members), block_sums=header.block_sums)
 
 
 def join_folder(cache: Path, name: str) -> Path:
@@ -173,22 +212,45 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
     try:
         version = decode_json(data, _Version).version
         if version <= VERSION:
-            return decode_json(data, JoinHeader)
+            header = decode_json(data, JoinHeader)
+            if (version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
+                raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
+            return header
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
     raise IndexFileError(f"{where}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
 
 
-def open_join_index(folder: Path) -> JoinIndex:
+def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
     """Open the columnar form of a join: one small file and one memory map.
+
+    Args:
+        folder: Where it lies.
+        url: What it is a copy of: then rows that are damaged are fetched once more.
 
     Raises:
         FileNotFoundError: There is no such join.
         IndexFileError: It is damaged.
     """
     header = read_join_header(folder)
-    rows = read_column(folder / ROWS_NAME, np.int64, header.rows, width=len(header.members))
-    return JoinIndex(rows=rows, header=header, folder=folder)
+    path = folder / ROWS_NAME
+    rows = read_column(path, np.int64, header.rows, width=len(header.members), block_sums=header.block_sums)
+    sums = BlockSums(
+        path,
+        rows,
+        checksum=header.checksum,
+        block_sums=header.block_sums,
+        where=str(path) if url is None else f"{url}/{ROWS_NAME}",
+        mending=_MENDING,
+        fetch_again=None if url is None else lambda: _fetch_again(url, _rows_bytes(header)),
+    )
+    return JoinIndex(rows=rows, header=header, folder=folder, url=url, sums=sums)
+
+
+def _fetch_again(url: str, size_bytes: int) -> None:
+    mirror = mirror_of(url.rpartition("/")[0])
+    with mirror.locked():
+        mirror.fetch_again(f"{url.rpartition('/')[2]}/{ROWS_NAME}", size_bytes)
 
 
 class JoinRowsWriter:
@@ -208,14 +270,14 @@ class JoinRowsWriter:
         else:
             self._blocks.append(rows)
 
-    def close(self) -> tuple[Int64Array | None, str]:
-        """Finish; return the rows, where they are in memory, and their checksum."""
+    def close(self) -> tuple[Int64Array | None, str, str | None]:
+        """Finish; return the rows, where they are in memory, and the checksums of the header."""
         if self._file is not None:
             self._file.close()
-            return None, self._file.checksum
+            return None, self._file.checksum, self._file.block_sums
         rows = np.concatenate(self._blocks) if self._blocks else np.zeros((0, self._width), np.int64)
         rows.flags.writeable = False
-        return rows, hashlib.blake2b(rows.data.cast("B") if len(rows) else b"", digest_size=16).hexdigest()
+        return rows, hashlib.blake2b(rows.data.cast("B") if len(rows) else b"", digest_size=16).hexdigest(), None
 
 
 @contextlib.contextmanager
@@ -254,7 +316,8 @@ def new_join_folder(cache: Path, name: str) -> Generator[Path]:
 def write_join_header(folder: Path, header: JoinHeader) -> None:
     """Put the header of a join beside its rows."""
     with open(folder / HEADER_NAME, "xb") as file:
-        file.write(encode_json(header) + b"\n")
+        sealed = msgspec.structs.replace(header, header_checksum=header_digest(header))
+        file.write(encode_json(sealed) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -270,14 +333,14 @@ class _Version(msgspec.Struct):
 
 def _is_whole(folder: Path) -> bool:
     try:
-        open_join_index(folder)
+        open_join_index(folder).check()
     except (OSError, IndexFileError):
         return False
     return True
 
 
-def _reopen(folder: Path, checksum: str) -> JoinIndex:
-    index = open_join_index(folder)
+def _reopen(folder: Path, url: str | None, checksum: str) -> JoinIndex:
+    index = open_join_index(folder, url=url)
     if index.header.checksum != checksum:
         raise IndexFileError(f"{folder}: the join was prepared anew while it was in use; start again")
     return index

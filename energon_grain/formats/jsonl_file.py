@@ -83,7 +83,11 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
         return path
     location = located(path)
     if not is_url(location):
-        return JsonlFile(location=location, index=find_jsonl_index(location, cache_dir=cache_dir), store=LocalFiles())
+        index, files = (
+            find_jsonl_index(location, cache_dir=cache_dir),
+            LocalFiles(indexed_by=f"energon-grain prepare {location}"),
+        )
+        return JsonlFile(location=location, index=index, store=files)
     files = RemoteFiles(storage_settings())
     index, generation = index_of_object(location, files)
     return JsonlFile(location=location, index=index, generation=generation, store=files)

@@ -49,9 +49,9 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     mirror = Mirror(url, client)
     index = mirror.folder / f"{hashlib.blake2b(version.encode(), digest_size=16).hexdigest()}.idx"
     is_sure = UNVERSIONED not in (generation, index_generation)
-    if not (is_sure and index.exists()):
+    if not (is_sure and _fits(index, url, size_bytes)):
         with mirror.locked():
-            if is_sure and index.exists():
+            if is_sure and _fits(index, url, size_bytes):
                 pass  # another process was quicker
             elif index_generation is None:
                 _make(url, size_bytes, generation, index)
@@ -62,6 +62,15 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
                     other.unlink(missing_ok=True)
     check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
     return index, generation
+
+
+def _fits(index: Path, url: str, size_bytes: int) -> bool:
+    """Whether there is an index, and it is not damaged at its ends."""
+    try:
+        check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
+    except (FileNotFoundError, IndexFileError):
+        return False
+    return True
 
 
 def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, bytes, bytes | None]:

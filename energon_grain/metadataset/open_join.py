@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import cache_folder
@@ -14,6 +16,7 @@ from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inpu
 from energon_grain.prepare.join_build import build_join, name_of
 from energon_grain.prepare.join_input import JoinInput, read_join_input
 from energon_grain.storage.atomic import is_writable
+from energon_grain.storage.location import is_url
 
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
@@ -87,8 +90,7 @@ def open_join(
     if cache is not None and join.metadataset is not None:
         mending = f"run `energon-grain prepare {join.metadataset}`"
         try:
-            fetch_join(join.metadataset, join_folder(cache, name_of(samples)))
-            return open_join_index(join_folder(cache, name_of(samples)))
+            return _fetched(join.metadataset, join_folder(cache, name_of(samples)))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except IndexFileError as error:
@@ -104,6 +106,20 @@ def open_join(
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
     return build_join(inputs, cache if cache is not None and is_writable(cache) else None)
+
+
+def _fetched(metadataset: str, folder: Path) -> JoinIndex:
+    """Open the index of a join; the copy of one in an object store is made anew where it is damaged."""
+    url = f"{metadataset}.cache/{folder.name}" if is_url(metadataset) else None
+    fetch_join(metadataset, folder)
+    try:
+        return open_join_index(folder, url=url)
+    except IndexFileError:
+        if url is None:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    fetch_join(metadataset, folder)
+    return open_join_index(folder, url=url)
 
 
 def _refuse_stale(prepared: Iterable[JoinHeader], samples: JoinedMembers, join: Join, mending: str) -> None:

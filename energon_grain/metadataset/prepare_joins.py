@@ -227,6 +227,8 @@ def _existing(pending: _Pending) -> JoinIndex | None:
     try:
         fetch_join(pending.metadataset, join_folder(pending.folder, pending.name))
         index = open_join_index(join_folder(pending.folder, pending.name))
+        index.check()
+        index.release()
     except FileNotFoundError:
         return None
     except IndexFileError:

@@ -115,6 +115,7 @@ def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) 
     root = folder.local
     info = read_info(root)
     index = open_columnar(folder)
+    index.check()
     kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
     parts, powers = _measure(index)
     return DatasetSummary(

@@ -96,6 +96,8 @@ def write_energon_form(path: Path, samples: Sequence[JoinedSamples], rows: Int64
 def energon_blocks(samples: Sequence[JoinedSamples], rows: Int64Array) -> Iterator[Int64Array]:
     """Give (n, datasets, 3) shard, offset and size of the samples of rows, block by block."""
     listed = [_listed_places(each) for each in samples]
+    for each in samples:
+        each.index.check()
     for begin in range(0, len(rows), _BLOCK_ROWS):
         block = rows[begin : begin + _BLOCK_ROWS]
         places = np.full((*block.shape, 3), -1, np.int64)
@@ -163,13 +165,14 @@ def _attempt(
             for number, array in by_row.items():
                 rows[:, number] = array.rows_of(matched[:, 0])
             writer.append(missing.take(rows))
-        rows, checksum = writer.close()
+        rows, checksum, block_sums = writer.close()
         missing.check(writer.rows)
         header = JoinHeader(
             members=[each.describe(count) for each, count in zip(samples, missing.counts, strict=True)],
             rows=writer.rows,
             skipped=len(primary) - writer.rows,
             checksum=checksum,
+            block_sums=block_sums,
         )
         if folder is not None:
             write_join_header(folder, header)

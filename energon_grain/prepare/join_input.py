@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DuplicateKeyError
-from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
@@ -139,7 +138,6 @@ class JoinedSamples:
     Attributes:
         input: The dataset.
         index: Its columnar index.
-        words: The keys of the whole dataset, by sample.
         shards: (s,) number of each shard.
         first: (s + 1,) rank of the first sample of each shard; the last entry is the number of ranks.
         left_out: Ranks of excluded samples, ascending.
@@ -148,7 +146,7 @@ class JoinedSamples:
     def __init__(self, member: JoinInput) -> None:
         self.input = member
         self.index: ColumnarIndex = open_columnar(member.folder)
-        self.words = KeyWords(self.index.key_start, self.index.key_bytes)
+        self._words = KeyWords(self.index.key_start, self.index.key_bytes)
         numbers = {name: number for number, name in enumerate(self.index.shards)}
         self.shards = np.array([numbers[name] for name in member.shards], np.int64)
         counts = self.index.shard_first[self.shards + 1] - self.index.shard_first[self.shards]
@@ -160,6 +158,12 @@ class JoinedSamples:
         excluded = [sample for shard, key in member.excluded for sample in self._find(numbers[shard], key)]
         self.left_out = np.unique(self.ranks_of(np.array(excluded, np.int64)))
         self.release()
+
+    @property
+    def words(self) -> KeyWords:
+        """The keys of the whole dataset, by sample. Raises IndexFileError when its index is damaged anywhere."""
+        self.index.check()
+        return self._words
 
     @property
     def identity(self) -> tuple[str, str, Sequence[str], Sequence[str], str]:
@@ -230,8 +234,7 @@ class JoinedSamples:
 
     def release(self) -> None:
         """Give back the memory of the parts of the index that were read."""
-        for column in self.index.columns:
-            release_pages(column)
+        self.index.release()
 
     def key(self, sample: int) -> str:
         """The key of a sample."""

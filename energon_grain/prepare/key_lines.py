@@ -60,8 +60,8 @@ def read_key_lines(path: Path, scratch: Path, *, block_bytes: int = _BLOCK_BYTES
     starts.close()
     data.close()
     return KeyLines(
-        start=read_column(folder / "start", np.int64, starts.rows),
-        data=read_column(folder / "data", np.uint8, data.rows),
+        start=read_column(folder / "start", np.int64, starts.rows, block_sums=starts.block_sums),
+        data=read_column(folder / "data", np.uint8, data.rows, block_sums=data.block_sums),
     )
 
 

@@ -124,7 +124,9 @@ class _Checker:
 
 def _open(folder: DataFolder, findings: list[LintFinding]) -> ColumnarIndex | None:
     try:
-        return open_columnar(folder)
+        index = open_columnar(folder)
+        index.check()
+        return index
     except IndexFileError as error:
         findings.append(LintFinding(shard="", key=None, reason=str(error)))
         return None

@@ -156,7 +156,11 @@ class IndexedSamples:
 
         Args:
             samples: Numbers in the dataset.
+
+        Raises:
+            IndexFileError: The index is damaged there.
         """
+        self.index.check(samples)
         first = self._part_start[samples]
         count = self._part_start[samples + 1] - first
         owner = np.repeat(np.arange(len(samples)), count)
@@ -179,10 +183,6 @@ class IndexedSamples:
         """Payload bytes of each row of the part columns."""
         return self._part_size[rows]
 
-    def shard_end(self, shard: int) -> int:
-        """Where the last sample of a shard ends, in bytes."""
-        return int(self._sample_start[int(self.index.shard_first[shard + 1]) + shard])
-
     def touch(self, samples: Int64Array) -> None:
         """Note that the index was read at these numbers; says which of its pages may go. After every read."""
         self._pages.touch(samples)
@@ -191,6 +191,7 @@ class IndexedSamples:
         """(n,) bytes of each sample: its extent in the shard when all parts are read, else its wanted payloads."""
         samples, shard = self.resolve(indices)
         if self.wanted is None:
+            self.index.check(samples)
             row = samples + shard
             taken = self._sample_start[row + 1] - self._sample_start[row]
         else:

@@ -187,8 +187,10 @@ class JoinedSource:
 
         Raises:
             IndexError: An index is out of range.
+            IndexFileError: Rows of the join are damaged.
         """
         wanted = in_range(indices, len(self), where=self.path, what="row") + self._start
+        self._index.check(wanted)
         rows = self._rows[wanted]
         if self._touched is not None:
             self._touched[wanted // self._window_rows] = True

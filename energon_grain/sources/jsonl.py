@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,14 @@ class JsonlSource:
         start, stop = self._starts[numbers], self._starts[numbers + 1]
         self._pages.touch(numbers)
         if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
-            raise IndexFileError(
-                f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain "
-                f"prepare {self._path}` writes it anew"
-            )
+            raise self._not_ascending()
         return numbers, start, stop
+
+    def _not_ascending(self) -> IndexFileError:
+        return IndexFileError(
+            f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain prepare {self._path}` "
+            f"writes it anew"
+        )
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
@@ -165,7 +169,16 @@ class JsonlSource:
         spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
         data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
         places = zip(spans.span.tolist(), spans.offset.tolist(), (spans.offset + size).tolist(), strict=True)
-        return [data[span][begin:end] for span, begin, end in places]
+        texts = [data[span][begin:end] for span, begin, end in places]
+        last = bytes(map(itemgetter(-1), texts))
+        if last.count(b"\n") < len(texts):
+            wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self._size_bytes)]
+            if len(wrong):
+                raise IndexFileError(
+                    f"{self._path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
+                    f"or the file was changed after it was indexed; `energon-grain prepare {self._path}` writes it anew"
+                )
+        return texts
 
     def _verify(self) -> None:
         """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
@@ -180,6 +193,8 @@ class JsonlSource:
         total = len(self._starts) - 1
         # The first one has no line before it.
         before = self._starts[np.unique(np.linspace(1, total, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        if (before < 0).any() or (before >= self._size_bytes).any():
+            raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
         for offset, byte in zip(before, self._store.read_spans([self._path], file, before, before + 1), strict=True):
             if byte != b"\n":

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_grain.storage.block_sums import PAGE_BYTES, block_sums
+from energon_grain.storage.file_lock import open_unlinked
 
 _MAGIC = b"energon-grain block cache 1 "
 _TOKEN_BYTES = 32
@@ -98,7 +99,7 @@ class BlockCopy:
 
     def __init__(self, path: str, of: ObjectVersion) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.descriptor = open_unlinked(path, os.O_RDWR)
         head = os.pread(self.descriptor, len(_MAGIC) + _TOKEN_BYTES + 1, 0)
         if not head.startswith(_MAGIC) or not head.endswith(b"\n"):
             raise FileNotFoundError(f"{path} is no file of a block cache")

@@ -16,6 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from energon_grain.storage.block_sums import PAGE_BYTES
+from energon_grain.storage.file_lock import open_unlinked
 from energon_grain.storage.range_locks import EVERYTHING, RangeLocks
 
 _logger = logging.getLogger("energon_grain")
@@ -160,7 +161,7 @@ class BlockSpace:
     def _used_bytes(self) -> int | None:
         """What the file says. None: it was written before the machine started last, or not at all."""
         try:
-            with open(os.path.join(self._folder, "usage"), encoding="ascii") as file:
+            with open(os.path.join(self._folder, "usage"), encoding="ascii", opener=open_unlinked) as file:
                 boot, used = file.read().split()
             return int(used) if boot == self._boot else None
         except (OSError, ValueError):
@@ -168,7 +169,7 @@ class BlockSpace:
 
     def _write_used_bytes(self, used: int) -> None:
         text = f"{self._boot} {used:20d}\n"
-        descriptor = os.open(os.path.join(self._folder, "usage"), os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = open_unlinked(os.path.join(self._folder, "usage"), os.O_WRONLY)
         try:
             os.pwrite(descriptor, text.encode(), 0)
         finally:

@@ -4,6 +4,11 @@ Why `pread` and not `mmap`: a mapping is faster by half a microsecond a part whe
 process when it is cold, counts every page it ever touched as resident, and kills the process when a file is truncated.
 Before a batch is read, the kernel is told of all its ranges (`posix_fadvise(WILLNEED)`), which on a cold cache is as
 fast as sixteen reading threads. While reads come back at the speed of memory, that advice is saved.
+
+Files that an index describes must not change. So each is looked at again, by its open descriptor, *behind* the reads of
+a batch and before anybody gets what was read: 0.9 µs a batch and file. The time of modification is set before the first
+byte is written, so what a look finds unchanged was read from the file that was opened first. A file that was replaced
+by a rename is read on while it is open: it is the old one.
 """
 
 from __future__ import annotations
@@ -20,22 +25,61 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import RangeError, ReadError
+from energon_grain.errors import RangeError, ReadError, StaleIndexError
 
 _logger = logging.getLogger("energon_grain")
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
 """How long to wait before each new attempt to read a range."""
 _COLD_SECONDS_PER_SPAN = 50e-6
 _COLD_SECONDS_PER_BYTE = 1 / 0.5e9
+_BEGINNING_BYTES = 4096
+
+
+class _Version:
+    """What a file was when it was first opened: its size and its time of modification.
+
+    Not its inode, which file systems of stores (gcsfuse, say) may number anew.
+    """
+
+    __slots__ = ("_beginning", "_changed_ns", "_path", "_size", "_written_ns")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        try:
+            status = os.fstat(descriptor)
+            self._beginning = hash(os.pread(descriptor, _BEGINNING_BYTES, 0))
+        except OSError as error:
+            raise ReadError(f"cannot look at {path}: {error.strerror}") from error
+        self._size, self._written_ns, self._changed_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+    def is_in(self, descriptor: int) -> bool:
+        """Whether an open file is this one, and nobody has written to it since. Raises ReadError.
+
+        Its mode, owner and links may have changed. So may its time of modification have been set back to what it was,
+        which looks the same; then its first 4 KiB decide.
+        """
+        try:
+            status = os.fstat(descriptor)
+            if status.st_ctime_ns == self._changed_ns and status.st_mtime_ns == self._written_ns:
+                return True
+            if status.st_mtime_ns != self._written_ns or status.st_size != self._size:
+                return False
+            if hash(os.pread(descriptor, _BEGINNING_BYTES, 0)) != self._beginning:
+                return False
+        except OSError as error:
+            raise ReadError(f"cannot look at {self._path}: {error.strerror}") from error
+        self._changed_ns = status.st_ctime_ns
+        return True
 
 
 class _OpenFile:
     """A file descriptor that is closed when the last user lets go of it."""
 
-    __slots__ = ("descriptor", "size")
+    __slots__ = ("descriptor", "size", "version")
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1
+        self.version: _Version | None = None
         try:
             self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             self.size = os.fstat(self.descriptor).st_size
@@ -73,20 +117,23 @@ class LocalFiles:
 
     Args:
         max_open_files: Least recently used files beyond this number are closed.
+        indexed_by: The command that indexes these files, which must not change while they are read: a change is a
+            StaleIndexError that names it. None: they may change between reads.
     """
 
     merge_gap_bytes = 8192
     solo_bytes = 16384
 
-    def __init__(self, *, max_open_files: int = 40) -> None:
-        self._max_open_files = max_open_files
+    def __init__(self, *, max_open_files: int = 40, indexed_by: str | None = None) -> None:
+        self._max_open_files, self._indexed_by = max_open_files, indexed_by
+        self._versions: dict[str, _Version] = {}
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._cold = True
         _all.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._max_open_files,)
+        return _restore, (self._max_open_files, self._indexed_by)
 
     def _file(self, path: str) -> _OpenFile:
         with self._lock:
@@ -95,12 +142,25 @@ class LocalFiles:
                 self._open.move_to_end(path)
                 return file
         file = _open(path)
+        if self._indexed_by is not None:
+            file.version = self._versions.get(path)
+            if file.version is None:
+                file.version = self._versions.setdefault(path, _Version(path, file.descriptor))
+            self._look_at(path, file)
         with self._lock:
             self._open[path] = file
             self._open.move_to_end(path)
             while len(self._open) > self._max_open_files:
                 self._open.popitem(last=False)
         return file
+
+    def _look_at(self, path: str, file: _OpenFile) -> None:
+        """Compare an open file that must not change with what it was when it was first opened."""
+        if file.version is not None and not file.version.is_in(file.descriptor):
+            raise StaleIndexError(
+                f"{path}: was changed while it was read, so that its index does not fit it any more; begin anew after "
+                f"`{self._indexed_by}`, and let nothing write to a dataset that is being read"
+            )
 
     def size(self, path: str) -> int:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""
@@ -133,7 +193,12 @@ class LocalFiles:
         start: npt.NDArray[np.int64],
         stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
-        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
+        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i.
+
+        Raises:
+            ReadError: One cannot be had.
+            StaleIndexError: One is of a file that was changed since it was first opened.
+        """
         files: list[int] = file.tolist()
         starts: list[int] = start.tolist()
         sizes: list[int] = (stop - start).tolist()
@@ -147,6 +212,8 @@ class LocalFiles:
         descriptor = -1
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if number != current:
+                if handle is not None:
+                    self._look_at(paths[current], handle)  # behind its reads
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
                 current = number
@@ -158,7 +225,11 @@ class LocalFiles:
                 raise
             except OSError as error:
                 data = self._read_again(paths[number], offset, size, error)
+                handle = self._file(paths[number])
+                descriptor = handle.descriptor
             spans.append(data)
+        if handle is not None:
+            self._look_at(paths[current], handle)
         # An estimate that threads may overwrite at any time: it decides about advice alone, never about data.
         allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
         self._cold = time.perf_counter() - began > allowed
@@ -237,5 +308,5 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _restore(max_open_files: int) -> LocalFiles:
-    return LocalFiles(max_open_files=max_open_files)
+def _restore(max_open_files: int, indexed_by: str | None) -> LocalFiles:
+    return LocalFiles(max_open_files=max_open_files, indexed_by=indexed_by)

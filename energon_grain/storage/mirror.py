@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Collection, Generator, Mapping
@@ -18,21 +19,23 @@ import msgspec
 
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
-from energon_grain.storage.file_lock import locked
+from energon_grain.storage.file_lock import locked_at, open_unlinked
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings
 
+_logger = logging.getLogger("energon_grain")
 _STATE = ".mirror.json"
 _LOCK = ".mirror.lock"
 _LONGEST_NAME = 200
 
 
 class _State(msgspec.Struct):
-    """Generation of each file that was copied."""
+    """Generation of each file that was copied, and BLAKE2b-128 of what it held."""
 
     generations: dict[str, bytes] = {}
+    sums: dict[str, bytes] = {}
 
 
 def mirror_of(url: str) -> Mirror:
@@ -62,7 +65,7 @@ class Mirror:
         """Be the only one to bring the mirror up to date. Raises ConfigError where its folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / _LOCK, "wb") as file, locked(file):  # without locks files are read twice
+            with locked_at(self.folder / _LOCK):  # without locks files are read twice
                 yield
         except OSError as error:
             if isinstance(error, EnergonGrainError):
@@ -74,6 +77,8 @@ class Mirror:
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
         """Bring files up to date; those that have not changed are not read again. To be called while `locked`.
+
+        A copy that is not what was written is made again.
 
         Of those that do not exist only copies are removed, not what was made here.
 
@@ -87,11 +92,12 @@ class Mirror:
             ReadError: The store cannot be reached.
         """
         state = self._state()
-        before = dict(state.generations)
+        before = dict(state.generations), dict(state.sums)
 
         def copy(name: str) -> tuple[str, bool | None]:
             target = self.folder / name
-            known = state.generations.get(name) if target.is_file() else None
+            held = target.read_bytes() if target.is_file() else None
+            known = None if held is None or _sum(held) != state.sums.get(name) else state.generations.get(name)
             found = self._client.read(ObjectRange(join(self.url, name), known=known))
             if found is None:
                 if state.generations.pop(name, None) is not None:
@@ -99,19 +105,24 @@ class Mirror:
                 return name, None
             if found.data is None:
                 return name, False
-            changed = not (target.is_file() and target.read_bytes() == found.data)
+            changed = held != found.data
             if changed:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write_bytes(target, found.data)
-            state.generations[name] = found.generation
+            state.generations[name], state.sums[name] = found.generation, _sum(found.data)
             return name, changed
 
         try:
             changes = self._client.map(copy, sorted(names))
         finally:
-            if state.generations != before:
+            if (state.generations, state.sums) != before:
                 atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
         return {name: changed for name, changed in changes if changed is not None}
+
+    def is_whole(self) -> bool:
+        """Whether copies that `refresh` made are what it wrote, or gone."""
+        copies = ((self.folder / name, expected) for name, expected in self._state().sums.items())
+        return all(_sum(path.read_bytes()) == expected for path, expected in copies if path.is_file())
 
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
         """Copy files of known sizes, which never change, unless they are there. To be called while `locked`.
@@ -129,30 +140,8 @@ class Mirror:
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        step = self._client.settings.request_bytes
-        pieces: list[tuple[str, int]] = []
-        for file, size in sizes.items():
-            with open(temporary / file, "wb") as opened:
-                opened.truncate(size)
-            pieces += [(file, start) for start in range(0, size, step)]
-
-        def copy(piece: tuple[str, int]) -> None:
-            file, start = piece
-            wanted = ObjectRange(join(self.url, f"{name}/{file}"), start, min(start + step, sizes[file]))
-            found = self._client.read(wanted)
-            if found is None or found.data is None:
-                raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
-            descriptor = os.open(temporary / file, os.O_WRONLY)
-            try:
-                os.pwrite(descriptor, found.data, start)
-            finally:
-                os.close(descriptor)
-
         try:
-            self._client.map(copy, pieces)
-            for file in sizes:
-                with open(temporary / file, "rb") as opened:
-                    os.fsync(opened)  # else a power cut leaves zeros behind a name and a size that are right
+            self._copy({temporary / file: (f"{name}/{file}", size) for file, size in sizes.items()})
             sync_folder(temporary)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(temporary, target)
@@ -160,11 +149,54 @@ class Mirror:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
+    def fetch_again(self, name: str, size_bytes: int) -> None:
+        """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
+
+        Args:
+            name: Of the file, relative to the mirrored folder.
+            size_bytes: Of the file.
+
+        Raises:
+            ReadError: It is missing, or cannot be read.
+        """
+        _logger.warning("%s: the copy of %s/%s is damaged; fetching it again", self.folder / name, self.url, name)
+        self._copy({self.folder / name: (name, size_bytes)})
+
+    def _copy(self, files: Mapping[Path, tuple[str, int]]) -> None:
+        """Write files: name, relative to the mirrored folder, and size of each. They are on the disk afterwards."""
+        step = self._client.settings.request_bytes
+        descriptors: list[int] = []
+        with contextlib.ExitStack() as stack:
+            pieces: list[tuple[int, str, int, int]] = []
+            for path, (name, size) in files.items():
+                descriptor = open_unlinked(path)
+                stack.callback(os.close, descriptor)
+                descriptors.append(descriptor)
+                os.ftruncate(descriptor, size)
+                pieces += [(descriptor, name, start, min(start + step, size)) for start in range(0, size, step)]
+
+            def copy(piece: tuple[int, str, int, int]) -> int:
+                descriptor, name, start, stop = piece
+                wanted = ObjectRange(join(self.url, name), start, stop)
+                found = self._client.read(wanted)
+                if found is None or found.data is None:
+                    raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
+                return os.pwrite(descriptor, found.data, start)
+
+            self._client.map(copy, pieces)
+            for descriptor in descriptors:
+                os.fsync(descriptor)  # else a power cut leaves zeros behind a name and a size that are right
+
     def _state(self) -> _State:
         try:
-            return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=_State)
-        except (FileNotFoundError, msgspec.MsgspecError):
+            with open(self.folder / _STATE, "rb", opener=open_unlinked) as file:
+                return msgspec.json.decode(file.read(), type=_State)
+        except (OSError, msgspec.MsgspecError):
             return _State()
+
+
+def _sum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _place(url: str, settings: StorageSettings) -> list[str]:

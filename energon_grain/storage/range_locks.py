@@ -15,6 +15,8 @@ import threading
 import time
 import weakref
 
+from energon_grain.storage.file_lock import open_unlinked
+
 _FLOCK = struct.Struct("hhqqi0q")  # fcntl.h: type, whence, start, length, process (0)
 _OTHERS = (errno.EAGAIN, errno.EACCES)
 EVERYTHING = 1 << 62
@@ -40,7 +42,7 @@ class RangeLocks:
         descriptor: Of the file; -1 after `close`, and in a child that was forked meanwhile.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or is a link.
     """
 
     __slots__ = ("__weakref__", "descriptor")
@@ -48,7 +50,7 @@ class RangeLocks:
     def __init__(self, path: str, *, create: bool = False) -> None:
         self.descriptor = -1
         with _opening:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
+            self.descriptor = open_unlinked(path, os.O_RDWR | (os.O_CREAT if create else 0))
             _all.add(self)
 
     def take(self, first: int, stop: int) -> bool:

@@ -35,7 +35,8 @@ def test_large_columns_are_mapped_read_only(tmp_path: Path) -> None:
     writer = ColumnWriter(tmp_path / "c.npy", "int64")
     writer.append(np.arange(rows))
     writer.close()
-    column = read_column(tmp_path / "c.npy", "int64", rows)
+    column = read_column(tmp_path / "c.npy", "int64", rows, block_sums=writer.block_sums)
+    np.testing.assert_array_equal(column, np.load(tmp_path / "c.npy"))
     np.testing.assert_array_equal(column, np.arange(rows))
     with pytest.raises(ValueError, match="read-only"):
         column[0] = 1

@@ -36,13 +36,15 @@ def test_round_trip_of_scans(
 ) -> None:
     root = tmp_path_factory.mktemp("dataset")
     names = [f"{i}.tar" for i in range(len(shards))]
-    scans = [scan_of([key for key, _ in shard], [parts for _, parts in shard], 7 + i) for i, shard in enumerate(shards)]
+    scans = [
+        scan_of([key for key, _ in shard], [parts for _, parts in shard], 10**6 + i) for i, shard in enumerate(shards)
+    ]
     (root / ".nv-meta").mkdir()
     write_info(root, DatasetInfo(shard_counts=dict(zip(names, map(len, scans), strict=True))))
     write_columnar(columnar_folder(root), names, iter(scans))
     index = open_columnar(root)
     assert index.shards == tuple(names)
-    assert index.shard_bytes.tolist() == [7 + i for i in range(len(shards))]
+    assert index.shard_bytes.tolist() == [10**6 + i for i in range(len(shards))]
     keys = [key for shard in shards for key, _ in shard]
     assert index.keys(np.arange(len(keys))) == [key.decode("utf-8", "surrogateescape") for key in keys]
     assert index.key_order.tolist() == sorted(range(len(keys)), key=lambda i: (keys[i], i))

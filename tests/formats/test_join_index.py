@@ -106,11 +106,11 @@ def test_where_files_lie() -> None:
     assert index_file_name("ab") == "join_index_ab.bin"
 
 
-def header(rows: int, checksum: str) -> JoinHeader:
+def header(rows: int, checksum: str, block_sums: str | None) -> JoinHeader:
     member = JoinedMember(
         path="a", split_part="train", content_id="c" * 32, samples=9, shards="s", excludes=["x"], nonmatch="error"
     )
-    return JoinHeader(members=[member, member], rows=rows, checksum=checksum)
+    return JoinHeader(members=[member, member], rows=rows, checksum=checksum, block_sums=block_sums)
 
 
 def write(cache: Path, rows: np.ndarray, name: str = "ab") -> JoinIndex:
@@ -118,8 +118,8 @@ def write(cache: Path, rows: np.ndarray, name: str = "ab") -> JoinIndex:
         writer = JoinRowsWriter(2, folder)
         writer.append(rows[:1])
         writer.append(rows[1:])
-        _, checksum = writer.close()
-        write_join_header(folder, header(writer.rows, checksum))
+        _, checksum, block_sums = writer.close()
+        write_join_header(folder, header(writer.rows, checksum, block_sums))
     return open_join_index(join_folder(cache, name))
 
 
@@ -138,7 +138,7 @@ def test_columnar_form(tmp_path: Path, count: int) -> None:
     assert len(pickle.dumps(index)) < 500
     kept = JoinRowsWriter(2, None)
     kept.append(rows)
-    in_memory, checksum = kept.close()
+    in_memory, checksum, _ = kept.close()
     assert in_memory is not None
     assert checksum == index.header.checksum
     same = pickle.loads(pickle.dumps(JoinIndex(rows=in_memory, header=index.header)))
@@ -171,8 +171,8 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "header.json").write_text("{")
     with pytest.raises(IndexFileError, match="prepare"):
         read_join_header(tmp_path)
-    (tmp_path / "header.json").write_text('{"version": 2}')
-    with pytest.raises(IndexFileError, match="version 2"):
+    (tmp_path / "header.json").write_text('{"version": 3}')
+    with pytest.raises(IndexFileError, match="version 3"):
         read_join_header(tmp_path)
     (tmp_path / "header.json").write_text('{"version": 1}')
     with pytest.raises(IndexFileError, match="members"):

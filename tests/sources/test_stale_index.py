@@ -99,9 +99,10 @@ def test_a_copy_of_a_source_has_its_samples_or_is_an_error(dataset: Path) -> Non
 
 def test_a_shard_that_shrinks_while_it_is_read(dataset: Path) -> None:
     source = WebDatasetSource(dataset)
-    first = read_all(source)
+    read_all(source)
     os.truncate(dataset / "shard_000.tar", 50_000)
-    assert source.read(np.array([0]))[0].parts["bin"] == first[0]
+    with pytest.raises(StaleIndexError, match=r"shard_000\.tar: was changed while it was read"):
+        source.read(np.array([0]))
     with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were asked for"):
         source.read(np.array([1]))
 

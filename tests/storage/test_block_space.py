@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cached_blocks import BLOCK, PLENTY, SIZE, Process, allocated, content, copies, fetch
 
+from energon_grain.errors import ConfigError
 from energon_grain.storage import block_space
 from energon_grain.storage.block_cache import BlockCache
 
@@ -156,3 +157,23 @@ def test_copies_make_room_on_a_full_disk(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(block_space.os, "posix_fallocate", small_disk)
     assert fetch(cache.open("g", b"1", SIZE), content("g"), 0, 4) == [0, 1, 2, 3]
     assert 3 <= len(copies(folder)) <= 6
+
+
+def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path) -> None:
+    """Others may have written to a shared cache folder: `usage`, or a copy, that leads to a file of the user's."""
+    own = tmp_path / "own"
+    own.write_text("precious")
+    cache = BlockCache(folder, limit_bytes=PLENTY, block_bytes=BLOCK)
+    fetch(cache.open("a", b"1", SIZE), content("a"), 0, 11)
+    (copy,) = copies(folder)
+    copy.unlink()
+    copy.symlink_to(own)
+    cached = BlockCache(folder, limit_bytes=PLENTY, block_bytes=BLOCK).open("a", b"1", SIZE)
+    with cached.claim([0]) as claim:
+        claim.put(0, content("a")[:BLOCK])
+    assert own.read_text() == "precious"
+    (folder / "usage").unlink()
+    (folder / "usage").symlink_to(own)
+    with pytest.raises(ConfigError, match="cannot make the block cache"):
+        BlockCache(folder, limit_bytes=PLENTY, block_bytes=BLOCK)
+    assert own.read_text() == "precious"

@@ -73,6 +73,42 @@ def test_a_copy_that_was_removed_is_made_again(bucket: Bucket, mirror_of: MakeMi
     assert files(mirror) == {"a": b"text"}
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 4, b"tExt", b""])
+def test_a_copy_that_was_damaged_is_made_again(bucket: Bucket, mirror_of: MakeMirror, damage: bytes) -> None:
+    bucket.put("set/a", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    mirror.refresh(["a"])
+    (mirror.folder / "a").write_bytes(damage)
+    assert mirror.refresh(["a"]) == {"a": True}
+    assert files(mirror) == {"a": b"text"}
+    bucket.server.reset()
+    mirror.refresh(["a"])
+    assert [request.status for request in bucket.server.requests("set/a")] == [304]
+
+
+def test_nothing_is_written_through_a_link(bucket: Bucket, mirror_of: MakeMirror, tmp_path: Path) -> None:
+    """Others may have written to a shared cache folder: `.mirror.lock` -> a file of the user's."""
+    bucket.put("set/a", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    own = tmp_path / "own"
+    own.write_text("precious")
+    mirror.folder.mkdir(parents=True)
+    (mirror.folder / ".mirror.lock").symlink_to(own)
+    with pytest.raises(ConfigError, match="cannot be mirrored in"), mirror.locked():
+        pass
+    (mirror.folder / ".mirror.lock").unlink()
+    for name in (".mirror.json", "a"):
+        (mirror.folder / name).symlink_to(own)
+    with mirror.locked():
+        assert mirror.refresh(["a"]) == {"a": True}
+    assert own.read_text() == "precious"
+    (mirror.folder / ".mirror.json").unlink()
+    (mirror.folder / ".mirror.json").symlink_to("/dev/zero")
+    with mirror.locked():
+        assert mirror.refresh(["a"]) == {"a": False}
+    assert files(mirror) == {"a": b"text"}
+
+
 def test_an_object_without_bytes_is_a_file_without_bytes(bucket: Bucket, mirror_of: MakeMirror) -> None:
     bucket.put("set/empty", b"")
     mirror = mirror_of(f"{bucket.url}/set")

@@ -1,0 +1,310 @@
+"""Damaged indices: right samples or an error that names the file and the command that mends it, nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runs import run
+from made_scans import scan_of
+from metadatasets import write_v2
+from object_server import Bucket
+
+from energon_grain import IndexFileError, get_val_dataset
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_header import COLUMN_TYPES, columnar_folder
+from energon_grain.formats.nv_meta import DatasetInfo, write_info
+from energon_grain.testing import make_text_dataset
+
+TEXTS = ("--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
+
+
+def read(root: Path | str, *split_parts: str) -> list[Any]:
+    """Keys and texts of all samples of these split parts, or of `train`."""
+    datasets = [get_val_dataset(root, split_part=part, batch_size=None) for part in split_parts or ("train",)]
+    return [(sample.__key__, sample.text) for dataset in datasets for sample in dataset]
+
+
+@contextmanager
+def flipped(path: Path, at: int, bits: int) -> Generator[None]:
+    """A byte of a file has other bits, for as long as the block runs."""
+
+    def flip() -> None:
+        with open(path, "r+b") as file:
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ bits]), at)
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+def check_flips(path: Path, flips: int, seed: int, read: Callable[[], list[Any]], right: list[Any]) -> int:
+    """Damage single bytes. Returns how often that was told."""
+    random = np.random.default_rng(seed)
+    told = 0
+    for at in random.integers(0, path.stat().st_size, flips).tolist():
+        with flipped(path, at, int(random.integers(1, 256))):
+            try:
+                found, error = read(), ""
+            except IndexFileError as raised:
+                found, error = right, str(raised)
+            assert found == right, f"{path.name} @ {at}: other samples than were written"
+            assert not error or (str(path).removesuffix(".idx") in error and "prepare" in error), (
+                f"{path.name} @ {at}: {error}"
+            )
+            told += bool(error)
+    assert read() == right
+    return told
+
+
+@pytest.fixture(scope="module", params=[40, 1500])
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A dataset, and what is read of it: columns of a single block, and of several."""
+    root = make_text_dataset(tmp_path_factory.mktemp("dataset"), n=request.param, shards=3, text_bytes=20)
+    return root, read(root, "train", "val")
+
+
+@pytest.mark.parametrize("column", COLUMN_TYPES)
+def test_flipped_bytes_in_columns(dataset: tuple[Path, list[Any]], column: str) -> None:
+    root, right = dataset
+    (path,) = root.glob(f".nv-meta/columnar/g*/{column}.npy")
+    told = check_flips(path, 5, len(right), lambda: read(root, "train", "val"), right)
+    assert told == 5 or column == "key_order"  # which is not looked at when samples are read
+
+
+def test_flipped_bytes_in_the_order_of_keys(dataset: tuple[Path, list[Any]]) -> None:
+    root, right = dataset
+    (path,) = root.glob(".nv-meta/columnar/g*/key_order.npy")
+    keys = [key for key, _ in right]  # of all shards, in their order
+
+    def found() -> list[int | None]:
+        index = open_columnar(root)
+        return [index.find(key) for key in keys]
+
+    assert check_flips(path, 4, 0, found, list(range(len(keys)))) == 4
+
+
+def test_flipped_bytes_in_the_header(dataset: tuple[Path, list[Any]]) -> None:
+    root, right = dataset
+    header = root / ".nv-meta" / "columnar" / "header.json"
+    assert check_flips(header, 12, 0, lambda: read(root, "train", "val"), right) >= 10
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("part_size", 1 << 40), ("part_size", 3), ("part_offset", 9 * 512), ("part_start", 1 << 34), ("key_start", 18)],
+)
+def test_other_numbers_in_a_file_that_is_whole(dataset: tuple[Path, list[Any]], column: str, value: int) -> None:
+    root, _ = dataset
+    (path,) = root.glob(f".nv-meta/columnar/g*/{column}.npy")
+    before = path.read_bytes()
+    try:
+        with open(path, "r+b") as file:
+            os.pwrite(file.fileno(), value.to_bytes(8, "little"), 128 + 8 * 5)
+        with pytest.raises(IndexFileError, match=rf"{path}: .*`energon-grain prepare {root} --force-overwrite`"):
+            read(root)
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    ("column", "place", "value"),
+    [
+        ("part_offset", 1, -512),
+        ("part_offset", 1, 1 << 62),
+        ("part_size", 1, 1 << 40),
+        ("part_size", 1, -1),
+        ("part_start", 1, 1 << 40),
+        ("part_start", 1, -1),
+        ("part_name", 1, 9),
+        ("key_start", 1, 1 << 34),
+        ("sample_start", 1, 1 << 40),
+        ("key_order", 0, 99),
+    ],
+)
+def test_numbers_that_point_nowhere_with_right_checksums(tmp_path: Path, column: str, place: int, value: int) -> None:
+    (tmp_path / ".nv-meta").mkdir()
+    write_info(tmp_path, DatasetInfo(shard_counts={"a.tar": 3}))
+    write_columnar(columnar_folder(tmp_path), ["a.tar"], [scan_of([b"a", b"b", b"c"])])
+    (path,) = tmp_path.glob(f".nv-meta/columnar/g*/{column}.npy")
+    numbers = np.load(path)
+    numbers[place] = value
+    np.save(path, numbers)
+    seal_as_version_1(tmp_path)
+    with pytest.raises(IndexFileError, match=rf"{path}: .*--force-overwrite"):
+        open_columnar(tmp_path).find("c")
+
+
+def seal_as_version_1(root: Path) -> None:
+    """Make an index one of the first version: without sums of blocks and checksum of the header, which are optional."""
+    path = columnar_folder(root) / "header.json"
+    header = json.loads(path.read_bytes()) | {"version": 1, "header_checksum": ""}
+    for name, column in header["columns"].items():
+        file = columnar_folder(root) / header["generation"] / f"{name}.npy"
+        rows = np.load(file)
+        with open(file, "r+b") as opened:
+            opened.truncate(128 + rows.nbytes)
+        column.pop("block_sums", None)
+        column["checksum"] = hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
+    path.write_text(json.dumps(header))
+
+
+def test_indices_of_the_first_version_are_read_and_compared(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path, n=1500, shards=2, text_bytes=20)
+    right = read(root)
+    seal_as_version_1(root)
+    for column in ("key_bytes", "part_offset"):
+        (path,) = root.glob(f".nv-meta/columnar/g*/{column}.npy")
+        assert check_flips(path, 3, 0, lambda: read(root), right) == 3
+
+
+def test_lint_and_the_command_that_mends(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path, n=1500, shards=1, text_bytes=20)
+    right = read(root)
+    (path,) = root.glob(".nv-meta/columnar/g*/part_offset.npy")
+    with open(path, "r+b") as file:
+        os.pwrite(file.fileno(), b"\xff", path.stat().st_size - 100)
+    found = run("lint", root)
+    assert found.exit_code
+    assert "part_offset.npy" in found.output.replace("\n", "")
+    mended = run("prepare", root, "--force-overwrite", "--non-interactive", "--split-ratio", "1", *TEXTS)
+    assert mended.exit_code == 0, mended.output
+    assert read(root) == right
+
+
+@pytest.fixture(scope="module")
+def join(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    root = tmp_path_factory.mktemp("join")
+    for name, seed in (("one", 0), ("two", 1)):
+        make_text_dataset(root / name, n=1200, shards=2, text_bytes=20, seed=seed)
+    path = write_v2(root, train={"join": [{"path": "one"}, {"path": "two"}]})
+    assert run("prepare", path).exit_code == 0
+    return path, read(path)
+
+
+def test_flipped_bytes_in_a_join(join: tuple[Path, list[Any]]) -> None:
+    path, right = join
+    (rows,) = path.parent.glob("*.cache/.join_*/rows.npy")
+    assert check_flips(rows, 12, 0, lambda: read(path), right) == 12
+    assert check_flips(rows.with_name("header.json"), 12, 0, lambda: read(path), right) == 12
+
+
+def test_preparing_again_mends_a_join(join: tuple[Path, list[Any]]) -> None:
+    path, right = join
+    (rows,) = path.parent.glob("*.cache/.join_*/rows.npy")
+    with open(rows, "r+b") as file:
+        os.pwrite(file.fileno(), b"\xff" * 3, 9000)
+    with pytest.raises(IndexFileError, match=rf"{rows}: .*`energon-grain prepare`"):
+        read(path)
+    assert run("prepare", path).exit_code == 0
+    assert read(path) == right
+
+
+@pytest.mark.parametrize("samples", [40, 12_000])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_damaged_copy_of_an_index_is_fetched_again(
+    bucket: Bucket, tmp_path: Path, samples: int, *, whole: bool
+) -> None:
+    """Zeros after a power cut, in whole files or behind their beginning, in files that are read and that are mapped."""
+    root = make_text_dataset(tmp_path / "here", n=samples, shards=1, text_bytes=1)
+    url = bucket.upload(root, "set")
+    right = list(read_some(url))
+    for column in ("key_bytes", "part_offset", "key_start"):
+        (path,) = (tmp_path / "cache").rglob(f"{column}.npy")
+        with open(path, "r+b") as file:
+            start = 0 if whole else 200
+            os.pwrite(file.fileno(), bytes(path.stat().st_size - start), start)
+    bucket.server.reset()
+    assert list(read_some(url)) == right
+    assert {name.rpartition("/")[2] for name in (request.path for request in bucket.server.requests())} >= {
+        "key_bytes.npy",
+        "part_offset.npy",
+        "key_start.npy",
+    }
+    (path,) = (tmp_path / "cache").rglob("key_bytes.npy")
+    (good,) = root.rglob("key_bytes.npy")
+    assert path.read_bytes() == good.read_bytes()
+
+
+def test_a_mirror_of_zeros_is_made_again(bucket: Bucket, tmp_path: Path) -> None:
+    url = bucket.upload(make_text_dataset(tmp_path / "here", n=40, shards=1), "set")
+    right = read(url)
+    mirrored = [path for path in (tmp_path / "cache").rglob(".nv-meta/**/*") if path.is_file()]
+    assert {"header.json", ".info.json", "dataset.yaml", "key_order.npy"} <= {path.name for path in mirrored}
+    for path in mirrored:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert read(url) == right
+
+
+def test_a_zeroed_copy_of_an_index_of_lines_is_made_again(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "x.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert run("prepare", tmp_path / "here" / "x.jsonl").exit_code == 0
+    url = bucket.upload(tmp_path / "here", "set") + "/x.jsonl"
+
+    def lines() -> list[Any]:
+        return [sample["json"] for sample in get_val_dataset(url, split_part="train", batch_size=None)]
+
+    right = lines()
+    (copy,) = (tmp_path / "cache").rglob("*.idx")
+    copy.write_bytes(bytes(copy.stat().st_size))
+    assert lines() == right == [{"a": 1}, {"a": 2}]
+
+
+def read_some(url: str) -> Iterator[Any]:
+    dataset = get_val_dataset(url, split_part="train", batch_size=None)
+    for number, sample in enumerate(dataset):
+        if number == 30:
+            return
+        yield sample.__key__, sample.text
+
+
+def test_what_is_damaged_in_the_store_too_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path / "here", n=40, shards=1)
+    (path,) = root.rglob("key_bytes.npy")
+    with open(path, "r+b") as file:
+        os.pwrite(file.fileno(), b"\xff", 140)
+    url = bucket.upload(root, "set")
+    with pytest.raises(IndexFileError, match=rf"{url}/.nv-meta/.*key_bytes\.npy: .*`energon-grain prepare {url} "):
+        read(url)
+
+
+def test_a_damaged_copy_of_a_join_is_fetched_again(
+    bucket: Bucket, join: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    path, right = join
+    url = bucket.upload(path.parent, "sets") + "/" + path.name
+    assert read(url) == right
+    for name in ("rows.npy", "header.json"):
+        for start in (0, 150):
+            (copy,) = (tmp_path / "cache").rglob(f".join_*/{name}")
+            copy.write_bytes(copy.read_bytes()[:start].ljust(copy.stat().st_size, b"\0"))
+            assert read(url) == right
+
+
+def test_flipped_bytes_in_the_index_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"number": i, "text": "x" * (i % 50)}) + "\n" for i in range(400)))
+
+    def lines() -> list[Any]:
+        dataset = get_val_dataset(path, split_part="train", batch_size=None)
+        return [(sample["__key__"], sample["json"]) for sample in dataset]
+
+    right = lines()
+    assert len(right) == 400
+    index = tmp_path / "lines.jsonl.idx"
+    assert check_flips(index, 40, 0, lines, right) == 40
+    index.write_bytes(index.read_bytes()[:80] + b"\1" + index.read_bytes()[81:])
+    assert run("prepare", path).exit_code == 0
+    assert lines() == right
