@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.column_file import ColumnWriter, column_file_bytes, read_column, release_pages
-from energon_grain.formats.json_text import decode_json, encode_json
+from energon_grain.forms import Form, encode_json
 from energon_grain.storage.atomic import sync_folder
 
 Int64Array = npt.NDArray[np.int64]
@@ -170,9 +170,9 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
         IndexFileError: It is damaged, or newer than this release.
     """
     try:
-        version = decode_json(data, _Version).version
+        version = _VERSION_FORM.from_json(data).version
         if version <= VERSION:
-            return decode_json(data, JoinHeader)
+            return _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
     raise IndexFileError(f"{where}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
@@ -256,6 +256,9 @@ def shards_digest(shards: Sequence[str]) -> str:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+_VERSION_FORM, _HEADER = Form(_Version), Form(JoinHeader)
 
 
 def _is_whole(folder: Path) -> bool:

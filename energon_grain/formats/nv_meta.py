@@ -15,7 +15,7 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError
 from energon_grain.formats.array_group import is_array_folder
-from energon_grain.formats.json_text import decode_json
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import no_such_path
 
@@ -103,7 +103,7 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        content = decode_json(data, _Info)
+        content = _INFO.from_json(data)
     except msgspec.MsgspecError as error:
         raise _damaged(meta / INFO_JSON, error) from error
     return _info(meta / INFO_JSON, content)
@@ -142,11 +142,14 @@ class _Info(msgspec.Struct, forbid_unknown_fields=True):
     energon_version: str | None = None
 
 
+_INFO = Form(_Info)
+
+
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
         data: Any = yaml.load(path.read_bytes(), Loader=_yaml_loader())
-        content = msgspec.convert(data, type=_Info)
+        content = _INFO.from_value(data)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except (yaml.YAMLError, msgspec.MsgspecError) as error:

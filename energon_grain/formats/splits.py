@@ -17,6 +17,7 @@ import msgspec
 from energon_grain.errors import EmptyDatasetError, SplitError
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
@@ -77,7 +78,7 @@ def read_split_config(root: str | os.PathLike[str], name: str | None = None) -> 
             f"`energon-grain prepare {root}` writes one"
         ) from None
     try:
-        content = msgspec.convert(_parse(path, data), type=_Split)
+        content = _SPLIT.from_value(_parse(path, data))
         return SplitConfig(
             split_parts={part: _expand(shards or ()) for part, shards in content.split_parts.items()},
             exclude=_expand(content.exclude or ()),
@@ -167,6 +168,9 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
     split_parts: dict[str, list[str] | None]
     exclude: list[str] | None = None
+
+
+_SPLIT = Form(_Split)
 
 
 def _parse(path: Path, data: bytes) -> Any:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 from energon_grain.storage.file_lock import locked
 from energon_grain.storage.kvstore_spec import kvstore_spec
@@ -33,6 +34,9 @@ class _State(msgspec.Struct):
     """Generation of each file that was copied."""
 
     generations: dict[str, bytes] = {}
+
+
+_STATE_FORM = Form(_State)
 
 
 def mirror_of(url: str) -> Mirror:
@@ -162,7 +166,7 @@ class Mirror:
 
     def _state(self) -> _State:
         try:
-            return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=_State)
+            return _STATE_FORM.from_json((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError):
             return _State()
 
