@@ -51,6 +51,8 @@ class Form(Generic[T]):
             return self._decode_json(data)
         except UnicodeDecodeError as error:
             raise msgspec.DecodeError(f"JSON must be UTF-8: {error}") from error
+        except RecursionError as error:
+            raise msgspec.DecodeError("JSON is nested too deeply") from error
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
@@ -58,6 +60,8 @@ class Form(Generic[T]):
                 raise
             try:
                 plain = json.loads(data)
+            except RecursionError as error:
+                raise msgspec.DecodeError("JSON is nested too deeply") from error
             except ValueError as error:
                 raise msgspec.DecodeError(f"JSON is malformed: {error}") from error
             return self.from_value(plain)

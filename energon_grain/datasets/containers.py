@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
@@ -21,7 +22,6 @@ from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
-from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
@@ -61,19 +61,25 @@ class Container:
     store: Callable[[str | os.PathLike[str]], FileStore[bytes]]
 
 
+def container_of(kind: DatasetKind) -> Container:
+    """How data of a kind are opened. What is not there, or unknown, is taken for a WebDataset, which says so."""
+    return _KINDS.get(kind, _KINDS[DatasetKind.WEBDATASET])
+
+
 def container_at(path: str | os.PathLike[str]) -> Container:
-    """The kind of what lies at a path. What is not there, or unknown, is taken for a WebDataset, which says so."""
-    return _KINDS.get(kind_at(located(path)), _KINDS[DatasetKind.WEBDATASET])
+    """How what lies at a path is opened."""
+    return container_of(kind_at(located(path)))
 
 
-def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
+def _open_shards(leaf: LeafDataset, whole: bool, *, kind: DatasetKind) -> Content:
     folder = open_folder(leaf.path)
     with naming(folder):
-        return _open_indexed(folder, leaf, whole)
+        return _open_indexed(folder, leaf, whole, kind)
 
 
-def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content:
-    finish_interrupted_prepare(folder.local)
+def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool, kind: DatasetKind | None) -> Content:
+    if finish_interrupted_prepare(folder.local):
+        kind = None  # it may be another one now
     info = read_info(folder.local)
     if leaf.definition is None:
         config = read_dataset_config(folder.local, leaf.dataset_config)
@@ -83,14 +89,19 @@ def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content
     field_map, parts = definition.field_map, definition.part_filter
     if field_map is not None:
         parts = frozenset(field_map.parts)
-    source = open_prepared(folder, parts=parts) if whole else _split_part(folder, leaf, config, info, parts)
+    opened = partial(open_prepared, folder, parts=parts, kind=kind, info=info)
+    source = opened() if whole else _split_part(folder, leaf, config, info, opened)
     if field_map is not None:
         field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
     return Content(source=source, config=config, definition=definition)
 
 
 def _split_part(
-    folder: DataFolder, leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter
+    folder: DataFolder,
+    leaf: LeafDataset,
+    config: DatasetConfig,
+    info: DatasetInfo,
+    opened: Callable[..., PreparedSource],
 ) -> PreparedSource:
     """The samples of the split part and the subset."""
     splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
@@ -100,9 +111,7 @@ def _split_part(
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
     where = f"split part {part!r} of {folder.location}"
     start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
-    source = open_prepared(
-        folder, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
-    )
+    source = opened(shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop)
     unmatched = (*selected.unmatched_excludes, *source.unmatched_excludes)
     if unmatched:
         said = "%s: excludes that name nothing that is there: %d, such as %r"
@@ -165,8 +174,12 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
 
 
 _KINDS = {
-    DatasetKind.WEBDATASET: Container(open=_open_shards, store=_store_of_shards),
-    DatasetKind.ARRAY_RECORD: Container(open=_open_shards, store=_store_of_records),
+    DatasetKind.WEBDATASET: Container(
+        open=partial(_open_shards, kind=DatasetKind.WEBDATASET), store=_store_of_shards
+    ),
+    DatasetKind.ARRAY_RECORD: Container(
+        open=partial(_open_shards, kind=DatasetKind.ARRAY_RECORD), store=_store_of_records
+    ),
     DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
     DatasetKind.ARRAY: Container(open=_open_arrays, store=_no_store_of_rows),
 }

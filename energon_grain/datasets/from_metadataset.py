@@ -25,6 +25,7 @@ from energon_grain.metadataset.tree import (
     TreeLeaf,
     TreeNode,
 )
+from energon_grain.storage.location import is_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,7 @@ def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
     return LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,
+        kind=None if is_url(leaf.path) else leaf.kind,
         written=_written(leaf),
         split_part=leaf.split_part,
         split_config=leaf.split_config or options.split_config,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
-from energon_grain.datasets.containers import container_at
+from energon_grain.datasets.containers import container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.place import Place, asked_at
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
@@ -30,6 +31,7 @@ class LeafDataset(SavableDataset):
 
     Attributes:
         path: The dataset's folder, or a JSONL file.
+        kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
@@ -49,6 +51,7 @@ class LeafDataset(SavableDataset):
     """
 
     path: str
+    kind: DatasetKind | None = None
     split_part: str
     split_config: str | None = None
     dataset_config: str = DEFAULT_DATASET_CONFIG
@@ -103,7 +106,8 @@ class LeafDataset(SavableDataset):
             EmptyDatasetError: No sample is left.
         """
         with asked_at(self.place):
-            content = container_at(self.path).open(self, whole)
+            container = container_at(self.path) if self.kind is None else container_of(self.kind)
+            content = container.open(self, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(

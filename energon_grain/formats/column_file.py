@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import sys
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,7 +87,7 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | Non
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     size_bytes = column_file_bytes(dtype, rows, width=width)
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:
             raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} take {size_bytes}")
@@ -97,7 +98,7 @@ def read_column(path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | Non
     return np.ndarray(shape, dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
 
 
-def read_or_map(file: BinaryIO, size_bytes: int) -> bytes | mmap.mmap:
+def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytes | mmap.mmap:
     """The bytes of an open file: read if they are few, else mapped, which outlives the file object."""
     if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
         return file.read()

@@ -17,6 +17,7 @@ Opening it costs one small JSON file and eight memory maps, whatever the number 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder
-from energon_grain.formats.nv_meta import read_info
+from energon_grain.formats.nv_meta import DatasetInfo, read_info
 
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
@@ -149,7 +150,9 @@ class ColumnarIndex:
         return self.key_bytes[self.key_start[sample] : self.key_start[sample + 1]].tobytes()
 
 
-def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path | None = None) -> ColumnarIndex:
+def open_columnar(
+    path: str | os.PathLike[str] | DataFolder, *, info: DatasetInfo | None = None, cache_dir: Path | None = None
+) -> ColumnarIndex:
     """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
 
     An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
@@ -159,6 +162,7 @@ def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path 
 
     Args:
         path: A dataset that `energon-grain prepare` or `energon prepare` prepared.
+        info: What its `.info.json` says, where that was read already.
         cache_dir: Where to keep the index of a read-only dataset: `$XDG_CACHE_HOME/energon-grain` if None.
 
     Raises:
@@ -169,17 +173,15 @@ def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path 
     """
     folder = open_folder(path)
     with naming(folder):
-        return _opened(folder, cache_dir)
+        return _opened(folder, info or read_info(folder.local), cache_dir)
 
 
-def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
+def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> ColumnarIndex:
     from energon_grain.formats.columnar_build import build_columnar, info_stamp
 
     root = folder.local
-    info = read_info(root)
-    own, cached = columnar_folder(root), index_cache_folder(root, cache_dir)
     for _ in range(3):
-        for place in (own, cached):
+        for place in _places(root, cache_dir):
             header = read_header(place, root)
             if header is None or not header.fits(info):
                 continue
@@ -196,6 +198,11 @@ def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
     raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
 
 
+def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
+    yield columnar_folder(root)
+    yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
+
+
 def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> ColumnarIndex:
     """Map the columns that `header` names, inside the index folder `folder` of the dataset at `root`.
 
@@ -209,9 +216,10 @@ def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> Columna
     expected |= {"part_start": total + 1, "key_start": total + 1, "key_order": total}
     expected["sample_start"] = total + len(samples)
     expected["key_bytes"] = header.columns["key_bytes"].rows
+    generation = folder / header.generation
     try:
         columns = {
-            name: read_column(folder / header.generation / f"{name}.npy", dtype, expected[name])
+            name: read_column(generation / f"{name}.npy", dtype, expected[name])
             for name, dtype in COLUMN_TYPES.items()
         }
     except IndexFileError as error:
@@ -219,11 +227,13 @@ def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> Columna
     for start, end in (("part_start", parts), ("key_start", expected["key_bytes"])):
         if columns[start][0] != 0 or columns[start][-1] != end:
             raise IndexFileError(f"{folder / header.generation / start}.npy: must go from 0 to {end}; {mending(root)}")
+    shard_first = np.zeros(len(samples) + 1, np.int64)
+    np.cumsum(samples, out=shard_first[1:])
     return ColumnarIndex(
         root=root,
         shards=tuple(name for name, _, _ in header.shards),
         shard_bytes=np.array([size for _, size, _ in header.shards], dtype=np.int64),
-        shard_first=np.concatenate([[0], np.cumsum(samples, dtype=np.int64)]).astype(np.int64),
+        shard_first=shard_first,
         part_names=tuple(header.part_names),
         content_id=header.content_id,
         **columns,

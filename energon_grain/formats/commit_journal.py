@@ -75,6 +75,8 @@ def finish_interrupted_prepare(root: Path) -> bool:
         StaleIndexError: There is a commit to complete, and this process may not write to the dataset.
         IndexFileError: The journal is damaged, or lists files that are nowhere.
     """
+    if not os.path.exists(os.path.join(root, JOURNAL)):
+        return False
     journal_path = root / JOURNAL
     try:
         content = journal_path.read_bytes()

@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,17 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
     of a zarr or N5 array or group.
     """
-    path = Path(path)
-    if path.is_file():
-        if path.name.endswith(".jsonl"):
+    path = os.fspath(path)
+    meta = os.path.join(path, META_FOLDER, "")
+    if isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML):
+        return DatasetKind.ARRAY_RECORD if isfile(meta + RECORDS_JSON) else DatasetKind.WEBDATASET
+    if isfile(path):
+        if path.endswith(".jsonl"):
             return DatasetKind.JSONL
-        return DatasetKind.METADATASET if path.name.endswith(".yaml") else DatasetKind.INVALID
-    meta = path / META_FOLDER
-    if (meta / INFO_JSON).is_file() or (meta / INFO_YAML).is_file():
-        return DatasetKind.ARRAY_RECORD if (meta / RECORDS_JSON).is_file() else DatasetKind.WEBDATASET
-    if (meta / INDEX_SQLITE).is_file():
+        return DatasetKind.METADATASET if path.endswith(".yaml") else DatasetKind.INVALID
+    if isfile(meta + INDEX_SQLITE):
         return DatasetKind.FILESYSTEM
-    return DatasetKind.ARRAY if is_array_folder(str(path)) else DatasetKind.INVALID
+    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
