@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
-from energon_grain.sources.prepared import PreparedSource, open_prepared
+from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.storage.location import located
@@ -54,10 +55,12 @@ class Container:
 
     Attributes:
         open: Opens a leaf; True as second argument: all samples at its path, whatever its split and subset say.
+        check: Raises what `open` would, as far as it can be told without an index; likewise.
         store: Opens a path for reads by key.
     """
 
     open: Callable[[LeafDataset, bool], Content]
+    check: Callable[[LeafDataset, bool], None]
     store: Callable[[str | os.PathLike[str]], FileStore[bytes]]
 
 
@@ -71,52 +74,83 @@ def container_at(path: str | os.PathLike[str]) -> Container:
     return container_of(kind_at(located(path)))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """What is served of a folder of shards, and how; found without its index.
+
+    Attributes:
+        parts: Parts to read.
+        options: Shards, range and excludes, as `open_prepared` takes them; none: all samples.
+        where: The split part, as messages name it.
+    """
+
+    info: DatasetInfo
+    config: DatasetConfig
+    definition: SampleDefinition
+    parts: PartFilter
+    options: Mapping[str, Any]
+    unmatched_excludes: tuple[str, ...]
+    where: str
+
+
+def _check_shards(leaf: LeafDataset, whole: bool) -> None:
+    folder = open_folder(leaf.path)
+    finish_interrupted_prepare(folder.local)
+    _choose(folder, leaf, whole)
+
+
 def _open_shards(leaf: LeafDataset, whole: bool, *, kind: DatasetKind) -> Content:
     folder = open_folder(leaf.path)
     with naming(folder):
-        return _open_indexed(folder, leaf, whole, kind)
+        interrupted = finish_interrupted_prepare(folder.local)
+        chosen = _choose(folder, leaf, whole)
+        source = open_prepared(
+            folder,
+            kind=None if interrupted else kind,  # it may be another one now
+            info=chosen.info,
+            parts=chosen.parts,
+            **chosen.options,
+        )
+        unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
+        if unmatched:
+            said = "%s: excludes that name nothing that is there: %d, such as %r"
+            _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+        if chosen.definition.field_map is not None:
+            chosen.definition.field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
+        return Content(source=source, config=chosen.config, definition=chosen.definition)
 
 
-def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool, kind: DatasetKind | None) -> Content:
-    if finish_interrupted_prepare(folder.local):
-        kind = None  # it may be another one now
+def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
+    """Read the three small files that say it."""
     info = read_info(folder.local)
     if leaf.definition is None:
         config = read_dataset_config(folder.local, leaf.dataset_config)
         definition = define_samples(leaf, config)
     else:
         config, definition = DatasetConfig(kind="crude"), leaf.definition
-    field_map, parts = definition.field_map, definition.part_filter
-    if field_map is not None:
-        parts = frozenset(field_map.parts)
-    opened = partial(open_prepared, folder, parts=parts, kind=kind, info=info)
-    source = opened() if whole else _split_part(folder, leaf, config, info, opened)
-    if field_map is not None:
-        field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
-    return Content(source=source, config=config, definition=definition)
-
-
-def _split_part(
-    folder: DataFolder,
-    leaf: LeafDataset,
-    config: DatasetConfig,
-    info: DatasetInfo,
-    opened: Callable[..., PreparedSource],
-) -> PreparedSource:
-    """The samples of the split part and the subset."""
-    splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
-    part = config.split_part or leaf.split_part
-    selected = select_shards(splits, part, info)
-    total = sum(info.shard_counts[shard] for shard in selected.shards)
-    subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
-    where = f"split part {part!r} of {folder.location}"
-    start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
-    source = opened(shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop)
-    unmatched = (*selected.unmatched_excludes, *source.unmatched_excludes)
-    if unmatched:
-        said = "%s: excludes that name nothing that is there: %d, such as %r"
-        _logger.warning(said, where, len(unmatched), unmatched[0])
-    return source
+    parts = definition.part_filter if definition.field_map is None else frozenset(definition.field_map.parts)
+    options: dict[str, Any] = {}
+    unmatched: tuple[str, ...] = ()
+    where = folder.location
+    if not whole:
+        splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
+        part = config.split_part or leaf.split_part
+        selected = select_shards(splits, part, info)
+        unmatched = selected.unmatched_excludes
+        where = f"split part {part!r} of {folder.location}"
+        total = sum(info.shard_counts[shard] for shard in selected.shards)
+        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
+        start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
+        options = {"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop}
+    return _Chosen(
+        info=info,
+        config=config,
+        definition=definition,
+        parts=parts,
+        options=options,
+        unmatched_excludes=unmatched,
+        where=where,
+    )
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
@@ -134,7 +168,7 @@ def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
-    _refuse_configuration(leaf, "a JSONL file")
+    _check_lines(leaf, whole)
     definition = leaf.definition
     if definition is None:
         decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
@@ -148,7 +182,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
 
 def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     """An array or a group of them: one split part, whatever it is called, of crude samples whose parts are rows."""
-    _refuse_configuration(leaf, "an array")
+    _check_arrays(leaf, whole)
     definition = leaf.definition or SampleDefinition(part_filter=leaf.part_filter)
     field_map, parts = definition.field_map, definition.part_filter
     if field_map is not None:
@@ -167,6 +201,14 @@ def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
     raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
 
 
+def _check_lines(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a JSONL file")
+
+
+def _check_arrays(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "an array")
+
+
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
     for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
         if given not in (None, DEFAULT_DATASET_CONFIG):
@@ -175,11 +217,11 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
 
 _KINDS = {
     DatasetKind.WEBDATASET: Container(
-        open=partial(_open_shards, kind=DatasetKind.WEBDATASET), store=_store_of_shards
+        open=partial(_open_shards, kind=DatasetKind.WEBDATASET), check=_check_shards, store=_store_of_shards
     ),
     DatasetKind.ARRAY_RECORD: Container(
-        open=partial(_open_shards, kind=DatasetKind.ARRAY_RECORD), store=_store_of_records
+        open=partial(_open_shards, kind=DatasetKind.ARRAY_RECORD), check=_check_shards, store=_store_of_records
     ),
-    DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
-    DatasetKind.ARRAY: Container(open=_open_arrays, store=_no_store_of_rows),
+    DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines, store=JsonlFileStore),
+    DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays, store=_no_store_of_rows),
 }

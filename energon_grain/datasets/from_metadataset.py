@@ -14,6 +14,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.tree import (
     ArrayReference,
@@ -128,7 +129,7 @@ def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
         members=tuple(
             ArrayDataset(path=member.leaf.path, written=_written(member.leaf), field=member.leaf.field)
             if isinstance(member.leaf, ArrayReference)
-            else _leaf_dataset(member.leaf, plain)
+            else _leaf_dataset(member.leaf, plain, whole=True)
             for member in join.members
         ),
         ordering=Ordering(
@@ -155,11 +156,13 @@ def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDatas
     return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
 
 
-def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
-    return LeafDataset(
+def _leaf_dataset(leaf: LeafReference, options: LeafOptions, *, whole: bool = False) -> LeafDataset:
+    """The node of a leaf. What is wrong with one on this machine is said now, and of one in a store when it is used."""
+    remote = is_url(leaf.path)
+    dataset = LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,
-        kind=None if is_url(leaf.path) else leaf.kind,
+        kind=None if remote or leaf.kind is DatasetKind.INVALID else leaf.kind,
         written=_written(leaf),
         split_part=leaf.split_part,
         split_config=leaf.split_config or options.split_config,
@@ -179,3 +182,6 @@ def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
         aux=leaf.aux,
         place=leaf.place,
     )
+    if not remote:
+        dataset.check(whole=whole)
+    return dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
-from energon_grain.datasets.containers import container_at, container_of
+from energon_grain.datasets.containers import Container, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
@@ -106,8 +106,7 @@ class LeafDataset(SavableDataset):
             EmptyDatasetError: No sample is left.
         """
         with asked_at(self.place):
-            container = container_at(self.path) if self.kind is None else container_of(self.kind)
-            content = container.open(self, whole)
+            content = self._container().open(self, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
@@ -119,6 +118,14 @@ class LeafDataset(SavableDataset):
             subflavors={**content.config.subflavors, **self.subflavors},
             ordering=self._ordering(content.config),
         )
+
+    def check(self, *, whole: bool = False) -> None:
+        """Raise what `resolve` would, as far as it can be told without an index; see there."""
+        with asked_at(self.place):
+            self._container().check(self, whole)
+
+    def _container(self) -> Container:
+        return container_at(self.path) if self.kind is None else container_of(self.kind)
 
     def _ordering(self, config: DatasetConfig) -> Ordering:
         """How samples are ordered: as the program asks, or as the dataset's own configuration insists."""
@@ -143,9 +150,9 @@ def check_passes(passes: int | None, said_by: str = "") -> None:
     Raises:
         ConfigError: It is neither a positive number, -1 nor None.
     """
-    if passes is not None and passes != -1 and passes < 1:
+    if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
-            f"{said_by}shuffle_over_epochs_multiplier={passes}: 1 or more, -1 (with replacement) or None (keep order)"
+            f"{said_by}shuffle_over_epochs_multiplier={passes!r}: 1 or more, -1 (with replacement) or None (keep order)"
         )
 
 

@@ -219,8 +219,7 @@ def load_generation(root: Path, folder: Path, header: ColumnarHeader) -> Columna
     generation = folder / header.generation
     try:
         columns = {
-            name: read_column(generation / f"{name}.npy", dtype, expected[name])
-            for name, dtype in COLUMN_TYPES.items()
+            name: read_column(generation / f"{name}.npy", dtype, expected[name]) for name, dtype in COLUMN_TYPES.items()
         }
     except IndexFileError as error:
         raise IndexFileError(f"{error}; {mending(root)}") from error
