@@ -14,7 +14,14 @@ from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, read_info
+from energon_grain.formats.nv_meta import (
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    DatasetInfo,
+    DatasetKind,
+    read_info,
+)
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.sources.array_group import ArrayGroupSource
@@ -22,7 +29,6 @@ from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
-from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
@@ -76,79 +82,117 @@ def container_at(path: str | os.PathLike[str]) -> Container:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chosen:
-    """What is served of a folder of shards, and how; found without its index.
+    """What is served of a folder of shards, as its three small files say.
 
     Attributes:
-        parts: Parts to read.
+        info: `.info.json`.
+        config: `dataset.yaml`.
         options: Shards, range and excludes, as `open_prepared` takes them; none: all samples.
+        unmatched_excludes: Excludes that name no shard.
         where: The split part, as messages name it.
     """
 
     info: DatasetInfo
     config: DatasetConfig
-    definition: SampleDefinition
-    parts: PartFilter
     options: Mapping[str, Any]
     unmatched_excludes: tuple[str, ...]
     where: str
 
 
+class Chosen:
+    """Hands what `check` read to the `open` that follows, unless a file changed since. Copies of it are empty."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: tuple[_Chosen, list[str], list[Any]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chosen, ()
+
+    def put(self, chosen: _Chosen, files: list[str], stamps: list[Any]) -> None:
+        """Hold what was read of these files, which looked like this before."""
+        self._held = chosen, files, stamps
+
+    def take(self) -> _Chosen | None:
+        """Give it up; None: nothing is held, or not any more what the files say."""
+        held, self._held = self._held, None
+        return held[0] if held is not None and _stamps(held[1]) == held[2] else None
+
+
+def _stamps(files: list[str]) -> list[Any]:
+    """What changes when one of these files does."""
+    found: list[Any] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
+
+
 def _check_shards(leaf: LeafDataset, whole: bool) -> None:
     folder = open_folder(leaf.path)
     finish_interrupted_prepare(folder.local)
-    _choose(folder, leaf, whole)
+    meta = os.path.join(folder.local, META_FOLDER, "")
+    names = (INFO_JSON, INFO_YAML, leaf.dataset_config, leaf.split_config or "split.yaml", "split.json")
+    files = [meta + name for name in names]
+    stamps = _stamps(files)
+    chosen = _choose(folder, leaf, whole)
+    _define(leaf, chosen)
+    if not whole and not chosen.config.split_config:
+        leaf.chosen.put(chosen, files, stamps)
 
 
 def _open_shards(leaf: LeafDataset, whole: bool, *, kind: DatasetKind) -> Content:
     folder = open_folder(leaf.path)
     with naming(folder):
         interrupted = finish_interrupted_prepare(folder.local)
-        chosen = _choose(folder, leaf, whole)
+        chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
+        definition = _define(leaf, chosen)
+        field_map = definition.field_map
         source = open_prepared(
             folder,
             kind=None if interrupted else kind,  # it may be another one now
             info=chosen.info,
-            parts=chosen.parts,
+            parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
             **chosen.options,
         )
         unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
         if unmatched:
             said = "%s: excludes that name nothing that is there: %d, such as %r"
             _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
-        if chosen.definition.field_map is not None:
-            chosen.definition.field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
-        return Content(source=source, config=chosen.config, definition=chosen.definition)
+        if field_map is not None:
+            field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
+        return Content(source=source, config=chosen.config, definition=definition)
+
+
+def _define(leaf: LeafDataset, chosen: _Chosen) -> SampleDefinition:
+    return define_samples(leaf, chosen.config) if leaf.definition is None else leaf.definition
 
 
 def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
-    """Read the three small files that say it."""
     info = read_info(folder.local)
     if leaf.definition is None:
         config = read_dataset_config(folder.local, leaf.dataset_config)
-        definition = define_samples(leaf, config)
     else:
-        config, definition = DatasetConfig(kind="crude"), leaf.definition
-    parts = definition.part_filter if definition.field_map is None else frozenset(definition.field_map.parts)
-    options: dict[str, Any] = {}
-    unmatched: tuple[str, ...] = ()
-    where = folder.location
-    if not whole:
-        splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
-        part = config.split_part or leaf.split_part
-        selected = select_shards(splits, part, info)
-        unmatched = selected.unmatched_excludes
-        where = f"split part {part!r} of {folder.location}"
-        total = sum(info.shard_counts[shard] for shard in selected.shards)
-        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
-        start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
-        options = {"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop}
+        config = DatasetConfig(kind="crude")
+    if whole:
+        return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
+    splits = read_split_config(folder.local, leaf.split_config or config.split_config or "split.yaml")
+    part = config.split_part or leaf.split_part
+    selected = select_shards(splits, part, info)
+    where = f"split part {part!r} of {folder.location}"
+    total = sum(info.shard_counts[shard] for shard in selected.shards)
+    subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
+    start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
     return _Chosen(
         info=info,
         config=config,
-        definition=definition,
-        parts=parts,
-        options=options,
-        unmatched_excludes=unmatched,
+        options={"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop},
+        unmatched_excludes=selected.unmatched_excludes,
         where=where,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
-from energon_grain.datasets.containers import Container, container_at, container_of
+from energon_grain.datasets.containers import Chosen, Container, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
@@ -48,6 +48,7 @@ class LeafDataset(SavableDataset):
         aux: Stores that its cookers read from by key, by the name of the parameter.
         definition: How samples are made; then the dataset's own configuration is not read. Default: as that says.
         place: Where a metadataset names it, for messages.
+        chosen: What `check` read, for `resolve`.
     """
 
     path: str
@@ -71,6 +72,7 @@ class LeafDataset(SavableDataset):
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
     definition: SampleDefinition | None = None
     place: Place = field(default=Place("LeafDataset"), compare=False, repr=False)
+    chosen: Chosen = field(default_factory=Chosen, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         Ordering(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,14 @@ def test_single_samples(text_dataset: MakeDataset) -> None:
     samples = list(train(text_dataset(12), batch_size=None, repeat=False))
     assert len(samples) == 12
     assert all(type(sample) is TextSample for sample in samples)
+
+
+def test_files_that_change_between_the_call_and_the_first_batch_are_read_again(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12, 2)
+    split = path / ".nv-meta" / "split.yaml"
+    both = split.read_text()
+    dataset, copied = (get_val_dataset(path, split_part="train", batch_size=2) for _ in range(2))
+    split.write_text(both.replace(", 'shard_001.tar'", ""))
+    assert keys(dataset) == [f"{number:06d}" for number in range(6)]
+    split.write_text(both)
+    assert keys(dataset) == keys(pickle.loads(pickle.dumps(copied))) == [f"{number:06d}" for number in range(12)]
