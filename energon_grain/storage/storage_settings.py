@@ -148,8 +148,9 @@ def use_storage(settings: StorageSettings | None) -> None:
         ConfigError: They are something else, such as the path of a file.
     """
     if not isinstance(settings, StorageSettings | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shown = repr(check_url(settings)) if isinstance(settings, str) else f"a {type(settings).__name__}"
         raise ConfigError(
-            f"use_storage takes a StorageSettings, not a {type(settings).__name__}; a file is named by the "
+            f"use_storage takes a StorageSettings, not {shown}; a file is named by the "
             f"environment variable {ENVIRONMENT}"
         )
     global _chosen
