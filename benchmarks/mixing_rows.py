@@ -13,7 +13,7 @@ from benchmarks.row import Row, Target
 
 def mixing_rows(cache: Path, span: dict[str, Any]) -> list[Row]:
     """All of them."""
-    return [_two(cache, span), _hundred(cache, span), _order(cache)]
+    return [_two(cache, span), _hundred(cache, span), _order(cache), _opening(cache)]
 
 
 def _two(cache: Path, span: dict[str, Any]) -> Row:
@@ -71,4 +71,15 @@ def _order(cache: Path) -> Row:
             Target(metric="draws_s", bound=1.0, sense="at most"),
             Target(metric="state_bytes", bound=4096, sense="at most"),
         ),
+    )
+
+
+def _opening(cache: Path) -> Row:
+    return Row(
+        name="blend-1000-open",
+        title="a thousand data sets mixed: from the imports to the first batch, and what is held then",
+        data_sets=("text-1000",),
+        metrics=("first_batch_s", "memory_mb", "open_files"),
+        contenders=(ours("first_batch", folder=str(cache / "text-1000"), metadataset=METADATASET, batches=20),),
+        targets=(Target(metric="first_batch_s", bound=1.0, sense="at most"),),
     )

@@ -6,6 +6,7 @@ CACHE/NAME/blend.yaml     a blend of them
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Mixture:
     leaves: int
     shards_per_leaf: int
     by_energon: bool  # who prepares: where Energon reads it too, Energon, as in `datasets.py`
+    alike: bool = False  # all leaves are copies of the first one
 
 
 MIXTURES = {
@@ -33,6 +35,7 @@ MIXTURES = {
     for mixture in (
         Mixture(name="text-2", data=DATA_SETS["text"], leaves=2, shards_per_leaf=10, by_energon=True),
         Mixture(name="text-100", data=DATA_SETS["text"], leaves=100, shards_per_leaf=1, by_energon=False),
+        Mixture(name="text-1000", data=DATA_SETS["text"], leaves=1000, shards_per_leaf=1, by_energon=False, alike=True),
     )
 }
 
@@ -44,6 +47,9 @@ def write_mixture(folder: Path, mixture: Mixture) -> None:
     bounds = [data.samples * shard // shards for shard in range(shards + 1)]
     for leaf in range(leaves):
         target = folder / f"leaf_{leaf:03d}"
+        if leaf and mixture.alike:
+            shutil.copytree(folder / "leaf_000", target)
+            continue
         target.mkdir(parents=True)
         for number in range(mixture.shards_per_leaf):
             shard = leaf * mixture.shards_per_leaf + number

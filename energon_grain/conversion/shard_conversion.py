@@ -15,6 +15,7 @@ from energon_grain.conversion.samples import SampleDigest, UnfitSampleError, sha
 from energon_grain.conversion.shard_writers import RecordWriter, ShardWriter, TarWriter
 from energon_grain.errors import EnergonGrainError, FormatError, ReadError
 from energon_grain.formats.data_folder import DataFolder
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
 TEMPORARY = ".converting"
@@ -46,6 +47,9 @@ class ShardReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     written: WrittenShard | None = None
     error: tuple[str, str] | None = None
+
+
+TASK, WRITTEN, REPLY = Form(ShardTask), Form(WrittenShard), Form(ShardReply)
 
 
 def record_name(shard: str) -> str:

@@ -18,7 +18,7 @@ from threading import Lock
 import msgspec
 
 from energon_grain import errors
-from energon_grain.conversion.shard_conversion import ShardReply, ShardTask, WrittenShard
+from energon_grain.conversion.shard_conversion import REPLY, ShardTask, WrittenShard
 
 _PROGRAM = "energon_grain.conversion.shard_program"
 
@@ -54,7 +54,7 @@ class ShardProcesses:
                 f"{task.target}: the process that wrote it ended unexpectedly (out of memory?). Run the same command "
                 f"again: shards that were finished are not written again. --num-workers 0 uses no processes."
             )
-        reply = msgspec.json.decode(output, type=ShardReply)
+        reply = REPLY.from_json(output.encode())
         if reply.written is not None:
             return reply.written
         assert reply.error is not None

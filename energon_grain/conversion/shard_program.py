@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 
 import msgspec
 
-from energon_grain.conversion.shard_conversion import ShardReply, ShardTask, convert_shard
+from energon_grain.conversion.shard_conversion import TASK, ShardReply, convert_shard
 from energon_grain.errors import EnergonGrainError
 
 
@@ -16,7 +17,7 @@ def main(argument: str) -> None:
     """Convert the shard of a task, and print a `ShardReply`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     try:
-        reply = ShardReply(written=convert_shard(msgspec.json.decode(argument, type=ShardTask)))
+        reply = ShardReply(written=convert_shard(TASK.from_json(os.fsencode(argument))))
     except (EnergonGrainError, OSError) as error:
         reply = ShardReply(error=(type(error).__name__, str(error)))
     with contextlib.suppress(BrokenPipeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from energon_grain.conversion.report import Compression, Container
-from energon_grain.conversion.shard_conversion import TEMPORARY, WrittenShard, record_name
+from energon_grain.conversion.shard_conversion import TEMPORARY, WRITTEN, WrittenShard, record_name
 from energon_grain.errors import ConfigError, RefusedError, SplitError
 from energon_grain.formats.array_record_encoding import encode_records_file
 from energon_grain.formats.nv_meta import (
@@ -26,6 +26,7 @@ from energon_grain.formats.nv_meta import (
     write_info,
 )
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 
 CONVERT_FOLDER = f"{META_FOLDER}/.convert"
@@ -42,6 +43,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shards: tuple[str, ...]
     container: Container
     compression: Compression
+
+
+_PLAN = Form(Plan)
 
 
 class TargetFolder:
@@ -90,7 +94,7 @@ class TargetFolder:
 
     def _check_plan(self, stored: Path) -> None:
         try:
-            found = msgspec.json.decode(stored.read_bytes(), type=Plan)
+            found = _PLAN.from_json(stored.read_bytes())
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
         if found != self._plan:
@@ -113,7 +117,7 @@ class TargetFolder:
     def written(self, shard: str, samples: int, *, verified: bool) -> WrittenShard | None:
         """What is known of the new shard for an old one; None where it must be written (again)."""
         try:
-            found = msgspec.json.decode(self.record(shard).read_bytes(), type=WrittenShard)
+            found = WRITTEN.from_json(self.record(shard).read_bytes())
             size = (self.root / self.renamed(shard)).stat().st_size
         except (OSError, msgspec.MsgspecError):
             return None

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
 from energon_grain.errors import ConfigError
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, read_info
+from energon_grain.formats.nv_meta import (
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    DatasetInfo,
+    DatasetKind,
+    read_info,
+)
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.sources.array_group import ArrayGroupSource
@@ -20,8 +28,7 @@ from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.jsonl_file_store import JsonlFileStore
-from energon_grain.sources.part_filter import PartFilter
-from energon_grain.sources.prepared import PreparedSource, open_prepared
+from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.storage.location import located
@@ -53,60 +60,139 @@ class Container:
 
     Attributes:
         open: Opens a leaf; True as second argument: all samples at its path, whatever its split and subset say.
+        check: Raises what `open` would, as far as it can be told without an index; likewise.
         store: Opens a path for reads by key.
     """
 
     open: Callable[[LeafDataset, bool], Content]
+    check: Callable[[LeafDataset, bool], None]
     store: Callable[[str | os.PathLike[str]], FileStore[bytes]]
 
 
+def container_of(kind: DatasetKind) -> Container:
+    """How data of a kind are opened. What is not there, or unknown, is taken for a WebDataset, which says so."""
+    return _KINDS.get(kind, _KINDS[DatasetKind.WEBDATASET])
+
+
 def container_at(path: str | os.PathLike[str]) -> Container:
-    """The kind of what lies at a path. What is not there, or unknown, is taken for a WebDataset, which says so."""
-    return _KINDS.get(kind_at(located(path)), _KINDS[DatasetKind.WEBDATASET])
+    """How what lies at a path is opened."""
+    return container_of(kind_at(located(path)))
 
 
-def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """What is served of a folder of shards, as its three small files say.
+
+    Attributes:
+        info: `.info.json`.
+        config: `dataset.yaml`.
+        options: Shards, range and excludes, as `open_prepared` takes them; none: all samples.
+        unmatched_excludes: Excludes that name no shard.
+        where: The split part, as messages name it.
+    """
+
+    info: DatasetInfo
+    config: DatasetConfig
+    options: Mapping[str, Any]
+    unmatched_excludes: tuple[str, ...]
+    where: str
+
+
+class Chosen:
+    """Hands what `check` read to the `open` that follows, unless a file changed since. Copies of it are empty."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: tuple[_Chosen, list[str], list[Any]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chosen, ()
+
+    def put(self, chosen: _Chosen, files: list[str], stamps: list[Any]) -> None:
+        """Hold what was read of these files, which looked like this before."""
+        self._held = chosen, files, stamps
+
+    def take(self) -> _Chosen | None:
+        """Give it up; None: nothing is held, or not any more what the files say."""
+        held, self._held = self._held, None
+        return held[0] if held is not None and _stamps(held[1]) == held[2] else None
+
+
+def _stamps(files: list[str]) -> list[Any]:
+    """What changes when one of these files does."""
+    found: list[Any] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
+
+
+def _check_shards(leaf: LeafDataset, whole: bool) -> None:
+    folder = open_folder(leaf.path)
+    meta = os.path.join(folder.local, META_FOLDER, "")
+    names = (INFO_JSON, INFO_YAML, leaf.dataset_config, leaf.split_config or "split.yaml", "split.json")
+    files = [meta + name for name in names]
+    stamps = _stamps(files)
+    chosen = _choose(folder, leaf, whole)
+    _define(leaf, chosen)
+    if not whole and not chosen.config.split_config:
+        leaf.chosen.put(chosen, files, stamps)
+
+
+def _open_shards(leaf: LeafDataset, whole: bool, *, kind: DatasetKind) -> Content:
     folder = open_folder(leaf.path)
     with naming(folder):
-        return _open_indexed(folder, leaf, whole)
+        chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
+        definition = _define(leaf, chosen)
+        field_map = definition.field_map
+        source = open_prepared(
+            folder,
+            kind=kind,
+            info=chosen.info,
+            parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
+            **chosen.options,
+        )
+        unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
+        if unmatched:
+            said = "%s: excludes that name nothing that is there: %d, such as %r"
+            _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+        if field_map is not None:
+            field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
+        return Content(source=source, config=chosen.config, definition=definition)
 
 
-def _open_indexed(folder: DataFolder, leaf: LeafDataset, whole: bool) -> Content:
+def _define(leaf: LeafDataset, chosen: _Chosen) -> SampleDefinition:
+    return define_samples(leaf, chosen.config) if leaf.definition is None else leaf.definition
+
+
+def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
     info = read_info(folder.local)
     if leaf.definition is None:
         config = read_dataset_config(folder.local, leaf.dataset_config)
-        definition = define_samples(leaf, config)
     else:
-        config, definition = DatasetConfig(kind="crude"), leaf.definition
-    field_map, parts = definition.field_map, definition.part_filter
-    if field_map is not None:
-        parts = frozenset(field_map.parts)
-    source = open_prepared(folder, parts=parts) if whole else _split_part(folder, leaf, config, info, parts)
-    if field_map is not None:
-        field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
-    return Content(source=source, config=config, definition=definition)
-
-
-def _split_part(
-    folder: DataFolder, leaf: LeafDataset, config: DatasetConfig, info: DatasetInfo, parts: PartFilter
-) -> PreparedSource:
-    """The samples of the split part and the subset."""
+        config = DatasetConfig(kind="crude")
+    if whole:
+        return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
     name = leaf.split_config or config.split_config or "split.yaml"
     splits = read_split_config(folder.local, name, shards=info.shard_counts)
     part = config.split_part or leaf.split_part
     selected = select_shards(splits, part, info)
+    where = f"split part {part!r} of {folder.location}"
     total = sum(info.shard_counts[shard] for shard in selected.shards)
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
-    where = f"split part {part!r} of {folder.location}"
     start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
-    source = open_prepared(
-        folder, shards=selected.shards, excluded=selected.excluded_samples, start=start, stop=stop, parts=parts
+    return _Chosen(
+        info=info,
+        config=config,
+        options={"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop},
+        unmatched_excludes=selected.unmatched_excludes,
+        where=where,
     )
-    unmatched = (*selected.unmatched_excludes, *source.unmatched_excludes)
-    if unmatched:
-        said = "%s: excludes that name nothing that is there: %d, such as %r"
-        _logger.warning(said, where, len(unmatched), unmatched[0])
-    return source
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
@@ -122,7 +208,7 @@ def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
-    _refuse_configuration(leaf, "a JSONL file")
+    _check_lines(leaf, whole)
     definition = leaf.definition
     if definition is None:
         decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
@@ -136,7 +222,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
 
 def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     """An array or a group of them: one split part, whatever it is called, of crude samples whose parts are rows."""
-    _refuse_configuration(leaf, "an array")
+    _check_arrays(leaf, whole)
     definition = leaf.definition or SampleDefinition(part_filter=leaf.part_filter)
     field_map, parts = definition.field_map, definition.part_filter
     if field_map is not None:
@@ -155,6 +241,14 @@ def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
     raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
 
 
+def _check_lines(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a JSONL file")
+
+
+def _check_arrays(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "an array")
+
+
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
     for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
         if given not in (None, DEFAULT_DATASET_CONFIG):
@@ -162,8 +256,12 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
 
 
 _KINDS = {
-    DatasetKind.WEBDATASET: Container(open=_open_shards, store=_store_of_shards),
-    DatasetKind.ARRAY_RECORD: Container(open=_open_shards, store=_store_of_records),
-    DatasetKind.JSONL: Container(open=_open_lines, store=JsonlFileStore),
-    DatasetKind.ARRAY: Container(open=_open_arrays, store=_no_store_of_rows),
+    DatasetKind.WEBDATASET: Container(
+        open=partial(_open_shards, kind=DatasetKind.WEBDATASET), check=_check_shards, store=_store_of_shards
+    ),
+    DatasetKind.ARRAY_RECORD: Container(
+        open=partial(_open_shards, kind=DatasetKind.ARRAY_RECORD), check=_check_shards, store=_store_of_records
+    ),
+    DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines, store=JsonlFileStore),
+    DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays, store=_no_store_of_rows),
 }

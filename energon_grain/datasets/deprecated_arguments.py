@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from energon_grain.datasets.task_encoder import TaskEncoder
@@ -31,25 +29,18 @@ class DeprecatedArguments(TypedDict, total=False):
     handler: Any
 
 
-def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any], called: Callable[..., Any]) -> None:
+def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
     """Set the task encoder's decoder as deprecated arguments say, with a `DeprecationWarning`.
 
     Args:
         task_encoder: Of the call.
-        arguments: Those that the function has no name for.
-        called: The function that they were given to.
+        arguments: Those of `DeprecatedArguments` that were given.
 
     Raises:
-        TypeError: There is no such argument.
         ConfigError: The task encoder has another decoder of its own.
     """
     if not arguments:
         return
-    unknown = [name for name in arguments if name not in DeprecatedArguments.__annotations__]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], inspect.signature(called).parameters, n=1)
-        advice = f". Did you mean {close[0]!r}?" if close else ""
-        raise TypeError(f"{called.__name__}() got an unexpected keyword argument {unknown[0]!r}{advice}")
     if "handler" in arguments:
         _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
     options = {name: value for name, value in arguments.items() if name not in ("auto_decode", "handler")}
@@ -75,4 +66,4 @@ def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, DeprecationWarning, stacklevel=4)
+    warnings.warn(message, DeprecationWarning, stacklevel=5)

@@ -1,15 +1,88 @@
-"""What the entry points share: a task encoder, the hosts and the seed, checked where they are given."""
+"""What the entry points share: arguments that are checked where they are given, before anything is read."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from energon_grain.datasets.cooker import Cooker
+from energon_grain.datasets.deprecated_arguments import DeprecatedArguments
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NUMBERS = {
+    "batch_size": (1, "a positive number of samples is meant, or None for single samples"),
+    "packing_buffer_size": (1, "a positive number of samples is meant, or None for no packing"),
+    "shuffle_buffer_size": (0, "0 or more, or None"),
+    "max_samples_per_sequence": (1, "1 or more, or None"),
+    "parallel_shard_iters": (1, "1 or more, or None"),
+    "virtual_epoch_length": (None, "a whole number of batches is meant, or 0"),
+    "limit": (1, "a positive number of batches, or None for all, is meant"),
+    "lanes": (1, "a positive number is meant"),
+}
+"""The least that each may be, and what to say of anything else."""
+_TO_WRITE = {
+    "batch_size": "batch_size=32 (or another number, or None for single samples)",
+    "shuffle_buffer_size": "shuffle_buffer_size=None",
+    "max_samples_per_sequence": "max_samples_per_sequence=None",
+}
+_SHUFFLE = (
+    "; with None for both, datasets on this machine are shuffled fully, and those in object stores in blocks of about "
+    "4 MiB"
+)
+
+
+def checked_arguments(entry: Callable[P, R]) -> Callable[P, R]:
+    """Let an entry point refuse keywords that it does not know, lacks or cannot use, and say what to write."""
+    parameters = inspect.signature(entry).parameters.values()
+    named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
+    required = [name for name in _TO_WRITE if name in named and named[name].default is inspect.Parameter.empty]
+    known = {*named, *DeprecatedArguments.__annotations__}
+
+    @wraps(entry)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], known, n=1)
+            advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(named)}"
+            raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}")
+        missing = [name for name in required if name not in kwargs]
+        if missing and args:
+            write = ", ".join(_TO_WRITE[name] for name in missing)
+            why = _SHUFFLE if "shuffle_buffer_size" in missing or "max_samples_per_sequence" in missing else ""
+            raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
+        _check_values(kwargs)
+        return entry(*args, **kwargs)
+
+    return call
+
+
+def _check_values(arguments: Mapping[str, Any]) -> None:
+    for name, (least, meant) in _NUMBERS.items():
+        value = arguments.get(name)
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        if value is not None and not (whole and (least is None or value >= least)):
+            raise ConfigError(f"{name}={value!r}: {meant}")
+    sample_type: Any = arguments.get("sample_type")
+    if sample_type is not None and not isinstance(sample_type, type):
+        raise ConfigError(f"sample_type={sample_type!r}: a class is meant, such as sample_type=TextSample")
+    parts = arguments.get("part_filter")
+    if isinstance(parts, str):
+        raise ConfigError(f"part_filter={parts!r}: a list of names is meant, such as [{parts!r}], or a function")
+    split_part = arguments.get("split_part")
+    if split_part is not None and not isinstance(split_part, str):
+        raise ConfigError(f"split_part={split_part!r}: the name of a part is meant, such as split_part='train'")
+    modules = arguments.get("trusted_modules")
+    if isinstance(modules, str):
+        raise ConfigError(f"trusted_modules={modules!r}: a list of names is meant, such as [{modules!r}]")
 
 
 def checked_entry(

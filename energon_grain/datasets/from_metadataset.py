@@ -14,6 +14,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.load import Source, load_metadataset
 from energon_grain.metadataset.tree import (
@@ -26,6 +27,7 @@ from energon_grain.metadataset.tree import (
     TreeLeaf,
     TreeNode,
 )
+from energon_grain.storage.location import is_url
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()
@@ -170,7 +172,7 @@ def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
         members=tuple(
             ArrayDataset(path=member.leaf.path, written=_written(member.leaf), field=member.leaf.field)
             if isinstance(member.leaf, ArrayReference)
-            else _leaf_dataset(member.leaf, plain)
+            else _leaf_dataset(member.leaf, plain, whole=True)
             for member in join.members
         ),
         ordering=Ordering(
@@ -197,10 +199,13 @@ def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDatas
     return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
 
 
-def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
-    return LeafDataset(
+def _leaf_dataset(leaf: LeafReference, options: LeafOptions, *, whole: bool = False) -> LeafDataset:
+    """The node of a leaf. What is wrong with one on this machine is said now, and of one in a store when it is used."""
+    remote = is_url(leaf.path)
+    dataset = LeafDataset(
         worker_config=options.worker_config,
         path=leaf.path,
+        kind=None if remote or leaf.kind is DatasetKind.INVALID else leaf.kind,
         written=_written(leaf),
         split_part=leaf.split_part,
         split_config=leaf.split_config or options.split_config,
@@ -220,3 +225,6 @@ def _leaf_dataset(leaf: LeafReference, options: LeafOptions) -> LeafDataset:
         aux=leaf.aux,
         place=leaf.place,
     )
+    if not remote:
+        dataset.check(whole=whole)
+    return dataset

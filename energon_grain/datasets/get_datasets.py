@@ -10,7 +10,7 @@ from energon_grain.datasets.batching import LastBatch, choose_last_batch
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
 from energon_grain.datasets.deprecated_arguments import DeprecatedArguments, fold_deprecated
-from energon_grain.datasets.entry_arguments import checked_entry
+from energon_grain.datasets.entry_arguments import checked_arguments, checked_entry
 from energon_grain.datasets.from_metadataset import (
     LeafOptions,
     loaded_datasets,
@@ -27,8 +27,10 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import DatasetLoader
 from energon_grain.metadataset.load import Source, load_metadataset
 from energon_grain.metadataset.tree import TreeLeaf, TreeNode
+from energon_grain.storage.location import check_url
 
 
+@checked_arguments
 def get_train_dataset(
     path: Source,
     *,
@@ -96,11 +98,16 @@ def get_train_dataset(
         **deprecated: See `DeprecatedArguments`.
 
     Raises:
-        ConfigError: Arguments contradict each other. What the dataset itself lacks is raised when it is first used.
+        ConfigError: Arguments contradict each other, or a configuration is wrong.
+        DatasetNotFoundError: There is nothing at the path, or no prepared dataset.
+        SplitError: The dataset has no such split part.
+
+    Of datasets on this machine everything but the index is read at once, so that what is wrong is said here; those in
+    object stores are looked at when they are first used.
     """
     check_passes(shuffle_over_epochs_multiplier)
     worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated, get_train_dataset)
+    fold_deprecated(encoder, deprecated)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise ConfigError(
             f"virtual_epoch_length={virtual_epoch_length} with repeat={repeat}: virtual epochs cut an endless stream; "
@@ -141,6 +148,7 @@ def get_train_dataset(
     return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes)
 
 
+@checked_arguments
 def get_val_dataset(
     path: Source,
     *,
@@ -170,7 +178,7 @@ def get_val_dataset(
         ConfigError: Arguments contradict each other.
     """
     worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated, get_val_dataset)
+    fold_deprecated(encoder, deprecated)
     options = LeafOptions(
         worker_config=worker_config,
         task_encoder=encoder,
@@ -195,6 +203,7 @@ def get_val_dataset(
     )
 
 
+@checked_arguments
 def get_val_datasets(
     path: Source,
     *,
@@ -228,7 +237,7 @@ def get_val_datasets(
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
     worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated, get_val_datasets)
+    fold_deprecated(encoder, deprecated)
     options = LeafOptions(
         worker_config=worker_config,
         task_encoder=encoder,
@@ -307,9 +316,7 @@ def get_dataset_from_config(
 def _validation_run(
     datasets: list[LoadedDataset], options: LeafOptions, seed: int, lanes: int | None, **arguments: Any
 ) -> SavableDataset:
-    limit, config = arguments["limit"], options.worker_config
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit={limit}: a positive number of batches, or None for all, is meant")
+    config = options.worker_config
     choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
     dataset = _built(options.task_encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
     return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
@@ -339,7 +346,7 @@ def _built(builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
 
 
 def _tree(path: Source, **options: Any) -> TreeNode:
-    """What `path` describes. The documents of a metadataset are read; of a dataset nothing is, it may not exist yet."""
+    """What `path` describes. The documents of a metadataset are read; what a dataset lacks its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
-        return load_metadataset(DatasetLoader(path=os.fspath(path)), require_data=False, **options)
+        return load_metadataset(DatasetLoader(path=check_url(os.fspath(path))), require_data=False, **options)
     return load_metadataset(path, **options)

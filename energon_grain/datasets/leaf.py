@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
-from energon_grain.datasets.containers import container_at
+from energon_grain.datasets.containers import Chosen, Container, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.place import Place, asked_at
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
@@ -30,6 +31,7 @@ class LeafDataset(SavableDataset):
 
     Attributes:
         path: The dataset's folder, or a JSONL file.
+        kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
@@ -46,9 +48,11 @@ class LeafDataset(SavableDataset):
         aux: Stores that its cookers read from by key, by the name of the parameter.
         definition: How samples are made; then the dataset's own configuration is not read. Default: as that says.
         place: Where a metadataset names it, for messages.
+        chosen: What `check` read, for `resolve`.
     """
 
     path: str
+    kind: DatasetKind | None = None
     split_part: str
     split_config: str | None = None
     dataset_config: str = DEFAULT_DATASET_CONFIG
@@ -68,6 +72,7 @@ class LeafDataset(SavableDataset):
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
     definition: SampleDefinition | None = None
     place: Place = field(default=Place("LeafDataset"), compare=False, repr=False)
+    chosen: Chosen = field(default_factory=Chosen, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         Ordering(
@@ -103,7 +108,7 @@ class LeafDataset(SavableDataset):
             EmptyDatasetError: No sample is left.
         """
         with asked_at(self.place):
-            content = container_at(self.path).open(self, whole)
+            content = self._container().open(self, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
@@ -115,6 +120,14 @@ class LeafDataset(SavableDataset):
             subflavors={**content.config.subflavors, **self.subflavors},
             ordering=self._ordering(content.config),
         )
+
+    def check(self, *, whole: bool = False) -> None:
+        """Raise what `resolve` would, as far as it can be told without an index; see there."""
+        with asked_at(self.place):
+            self._container().check(self, whole)
+
+    def _container(self) -> Container:
+        return container_at(self.path) if self.kind is None else container_of(self.kind)
 
     def _ordering(self, config: DatasetConfig) -> Ordering:
         """How samples are ordered: as the program asks, or as the dataset's own configuration insists."""
@@ -139,9 +152,9 @@ def check_passes(passes: int | None, said_by: str = "") -> None:
     Raises:
         ConfigError: It is neither a positive number, -1 nor None.
     """
-    if passes is not None and passes != -1 and passes < 1:
+    if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
-            f"{said_by}shuffle_over_epochs_multiplier={passes}: 1 or more, -1 (with replacement) or None (keep order)"
+            f"{said_by}shuffle_over_epochs_multiplier={passes!r}: 1 or more, -1 (with replacement) or None (keep order)"
         )
 
 

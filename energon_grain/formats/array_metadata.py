@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from energon_grain.errors import DatasetNotFoundError, FormatError, ReadError
-from energon_grain.formats.json_text import decode_json
+from energon_grain.forms import Form
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.read_whole import read_whole
 
@@ -86,9 +86,9 @@ def is_array_group(location: str) -> bool:
         return True
     zarr3 = _content(location, "zarr.json")
     if zarr3 is not None:
-        return _decoded(join(location, "zarr.json"), zarr3, _Zarr3).node_type == "group"
+        return _decoded(join(location, "zarr.json"), zarr3, _ZARR3).node_type == "group"
     n5 = _content(location, "attributes.json")
-    return n5 is not None and _decoded(join(location, "attributes.json"), n5, _N5).version is not None
+    return n5 is not None and _decoded(join(location, "attributes.json"), n5, _N5_GROUP_OR_ARRAY).version is not None
 
 
 def consolidated_names(location: str) -> set[str] | None:
@@ -99,10 +99,10 @@ def consolidated_names(location: str) -> set[str] | None:
     zarr2, zarr3 = _content(location, ".zmetadata"), _content(location, "zarr.json")
     found: Mapping[str, Any] | None = None
     if zarr3 is not None:
-        consolidated = _decoded(join(location, "zarr.json"), zarr3, _Zarr3).consolidated_metadata
+        consolidated = _decoded(join(location, "zarr.json"), zarr3, _ZARR3).consolidated_metadata
         found = None if consolidated is None else consolidated.metadata
     elif zarr2 is not None:
-        found = _decoded(join(location, ".zmetadata"), zarr2, _Consolidated).metadata
+        found = _decoded(join(location, ".zmetadata"), zarr2, _CONSOLIDATED).metadata
     return None if found is None else {path.partition("/")[0] for path in found}
 
 
@@ -168,8 +168,13 @@ class _KeyEncoding(msgspec.Struct):
     configuration: _Separator = msgspec.field(default_factory=_Separator)
 
 
+_ZARR2, _CONSOLIDATED, _ZARR3 = Form(_Zarr2), Form(_Consolidated), Form(_Zarr3)
+_REGULAR, _KEY_ENCODING = Form(_Regular), Form(_KeyEncoding)
+_N5_GROUP_OR_ARRAY = Form(_N5)
+
+
 def _zarr2(file: str, data: bytes) -> ArrayMetadata:
-    found = _decoded(file, data, _Zarr2)
+    found = _decoded(file, data, _ZARR2)
     return ArrayMetadata(
         driver="zarr",
         shape=found.shape,
@@ -180,10 +185,10 @@ def _zarr2(file: str, data: bytes) -> ArrayMetadata:
 
 
 def _zarr3(file: str, data: bytes) -> ArrayMetadata | None:
-    found = _decoded(file, data, _Zarr3)
+    found = _decoded(file, data, _ZARR3)
     if found.node_type != "array":
         return None
-    grid, encoding = _converted(found.chunk_grid, _Regular), _converted(found.chunk_key_encoding, _KeyEncoding)
+    grid, encoding = _converted(found.chunk_grid, _REGULAR), _converted(found.chunk_key_encoding, _KEY_ENCODING)
     known = grid is not None and encoding is not None and encoding.name in ("default", "v2")
     as_v2 = encoding is not None and encoding.name == "v2"
     separator = (encoding and encoding.configuration.separator) or ("." if as_v2 else "/")
@@ -198,7 +203,7 @@ def _zarr3(file: str, data: bytes) -> ArrayMetadata | None:
 
 
 def _n5(file: str, data: bytes) -> ArrayMetadata | None:
-    found = _decoded(file, data, _N5)
+    found = _decoded(file, data, _N5_GROUP_OR_ARRAY)
     if found.dimensions is None:
         return None
     return ArrayMetadata(
@@ -217,16 +222,16 @@ _PARSERS: dict[str, Callable[[str, bytes], ArrayMetadata | None]] = {
 """Of the files that say what an array is; None: it says that there is a group."""
 
 
-def _decoded(file: str, data: bytes, form: type[T]) -> T:
+def _decoded(file: str, data: bytes, form: Form[T]) -> T:
     try:
-        return decode_json(data, form)
+        return form.from_json(data)
     except msgspec.MsgspecError as error:
         raise FormatError(f"{file}: {error}; it is not the metadata of an array, write the array anew") from error
 
 
-def _converted(value: Any, form: type[T]) -> T | None:
+def _converted(value: Any, form: Form[T]) -> T | None:
     try:
-        return msgspec.convert(value, form)
+        return form.from_value(value)
     except msgspec.ValidationError:
         return None
 

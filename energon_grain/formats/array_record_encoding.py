@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError
-from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.tf_example import read_example
+from energon_grain.forms import Form, encode_json
 
 RecordEncoding: TypeAlias = Literal["msgpack", "tf_example", "raw"]
 RECORD_ENCODINGS: tuple[RecordEncoding, ...] = ("msgpack", "tf_example", "raw")
@@ -38,6 +38,9 @@ Decode: TypeAlias = Callable[[bytes], tuple[str | None, Mapping[str, Value]]]
 class _Records(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     encoding: RecordEncoding
+
+
+_RECORDS = Form(_Records)
 
 
 def encode_records_file(encoding: RecordEncoding) -> bytes:
@@ -57,7 +60,7 @@ def read_records_file(root: str | os.PathLike[str]) -> RecordEncoding | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        found = decode_json(data, _Records)
+        found = _RECORDS.from_json(data)
         if found.version != _VERSION:
             raise msgspec.ValidationError(f"version {found.version}, this release reads {_VERSION}")
     except msgspec.MsgspecError as error:
@@ -74,12 +77,12 @@ def record_decoder(encoding: RecordEncoding) -> Decode:
     return {"msgpack": _from_msgpack, "tf_example": _from_example, "raw": _from_raw}[encoding]
 
 
-_MAP = msgspec.msgpack.Decoder(dict[str, Any])
+_MAP = Form(dict[str, Any])
 
 
 def _from_msgpack(data: bytes) -> tuple[str | None, Mapping[str, Value]]:
     try:
-        parts: dict[str, Any] = _MAP.decode(data)
+        parts = _MAP.from_msgpack(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"is no msgpack map from part names to bytes: {error}") from error
     key = parts.pop(KEY, None)

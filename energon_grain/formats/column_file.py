@@ -15,6 +15,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -131,7 +132,7 @@ def read_column(
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     size_bytes = column_file_bytes(dtype, rows, width=width, block_sums=block_sums)
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:
             raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} take {size_bytes}")
@@ -275,7 +276,7 @@ class Seen:
         self.all = bool(self._windows.all())
 
 
-def read_or_map(file: BinaryIO, size_bytes: int) -> bytearray | mmap.mmap:
+def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytearray | mmap.mmap:
     """The bytes of an open file: read if they are few, else mapped, which outlives the file object."""
     if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
         return bytearray(file.read())

@@ -19,7 +19,7 @@ used, and so is a look at whether all numbers point into the columns and shards 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder
-from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, read_info
+from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo, read_info
 
 _CHECKED_AT_ONCE = 64  # windows of 1,024 samples, about 10 MB
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
@@ -245,7 +245,9 @@ class ColumnarIndex:
             raise self.sums["key_order"].damaged(f"holds numbers beyond the {len(self)} samples there are")
 
 
-def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path | None = None) -> ColumnarIndex:
+def open_columnar(
+    path: str | os.PathLike[str] | DataFolder, *, info: DatasetInfo | None = None, cache_dir: Path | None = None
+) -> ColumnarIndex:
     """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
 
     An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
@@ -255,6 +257,7 @@ def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path 
 
     Args:
         path: A dataset that `energon-grain prepare` or `energon prepare` prepared.
+        info: What its `.info.json` says, where that was read already.
         cache_dir: Where to keep the index of a read-only dataset: `$XDG_CACHE_HOME/energon-grain` if None.
 
     Raises:
@@ -265,25 +268,22 @@ def open_columnar(path: str | os.PathLike[str] | DataFolder, *, cache_dir: Path 
     """
     folder = open_folder(path)
     with naming(folder):
-        return _opened(folder, cache_dir)
+        return _opened(folder, info or read_info(folder.local), cache_dir)
 
 
-def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
+def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> ColumnarIndex:
     from energon_grain.formats.columnar_build import build_columnar, info_stamp
 
     root = folder.local
-    info = read_info(root)
-    own, cached = columnar_folder(root), index_cache_folder(root, cache_dir)
     for _ in range(3):
-        for place in (own, cached):
+        for place in _places(root, cache_dir):
             header = read_header(place, root)
             if header is None or not header.fits(info):
                 continue
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
-            advice = (
-                mending(folder.location) if place == own else f"remove {place}, and the index is made anew on next use"
-            )
+            own = place == columnar_folder(root)
+            advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
             try:
                 return load_generation(folder, place, header, advice)
             except FileNotFoundError:
@@ -293,6 +293,11 @@ def _opened(folder: DataFolder, cache_dir: Path | None) -> ColumnarIndex:
                     ) from None
         build_columnar(folder, info, cache_dir=cache_dir)
     raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
+
+
+def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
+    yield columnar_folder(root)
+    yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
 
 
 def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
@@ -325,11 +330,13 @@ def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, a
             mending=advice,
             fetch_again=again,
         )
+    shard_first = np.zeros(len(samples) + 1, np.int64)
+    np.cumsum(samples, out=shard_first[1:])
     return ColumnarIndex(
         root=dataset.local,
         shards=tuple(name for name, _, _ in header.shards),
         shard_bytes=np.array([size for _, size, _ in header.shards], dtype=np.int64),
-        shard_first=np.concatenate([[0], np.cumsum(samples, dtype=np.int64)]).astype(np.int64),
+        shard_first=shard_first,
         part_names=tuple(header.part_names),
         content_id=header.content_id,
         sums=sums,

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.json_text import decode_json, encode_json
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.forms import Form, encode_json
 
 COLUMNAR_FOLDER = "columnar"
 HEADER_NAME = "header.json"
@@ -121,13 +121,13 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        version = decode_json(data, _Version).version
+        version = _VERSION.from_json(data).version
         if version > HEADER_VERSION:
             raise IndexFileError(
                 f"{path}: has version {version}, this release of energon-grain reads up to {HEADER_VERSION}; "
                 f"install a newer one or {mending(root)}"
             )
-        header = decode_json(data, ColumnarHeader)
+        header = _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
     if (header.version > 1 or header.header_checksum) and header.header_checksum != _digest(header):
@@ -145,3 +145,6 @@ def mending(root: str | os.PathLike[str]) -> str:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+_VERSION, _HEADER = Form(_Version), Form(ColumnarHeader)

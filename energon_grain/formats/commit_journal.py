@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from energon_grain.errors import IndexFileError, StaleIndexError
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
 META_FOLDER = ".nv-meta"
@@ -37,6 +38,9 @@ class _Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     staged: str
     put: tuple[str, ...]
     remove: tuple[str, ...]
+
+
+_JOURNAL = Form(_Journal)
 
 
 def new_staging_folder(root: Path) -> Path:
@@ -71,6 +75,8 @@ def finish_interrupted_prepare(root: Path) -> bool:
         StaleIndexError: There is a commit to complete, and this process may not write to the dataset.
         IndexFileError: The journal is damaged, or lists files that are nowhere.
     """
+    if not os.path.exists(os.path.join(root, JOURNAL)):
+        return False
     journal_path = root / JOURNAL
     try:
         content = journal_path.read_bytes()
@@ -101,8 +107,8 @@ def _not_writable(root: Path) -> StaleIndexError:
 
 def _read_journal(root: Path, content: bytes) -> _Journal:
     try:
-        journal = msgspec.json.decode(content, type=_Journal)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        journal = _JOURNAL.from_json(content)
+    except msgspec.MsgspecError as error:
         raise IndexFileError(
             f"{root / JOURNAL}: not a commit journal of this version ({error}). Delete {root / PREPARE_FOLDER} and "
             f"prepare the dataset again: `energon-grain prepare {root} --force-overwrite`."

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,13 @@ class DataFolder:
     def shard(self, name: str) -> str:
         """The location of a shard."""
         return join(self.location, name)
+
+    def shards(self, names: Sequence[str]) -> list[str]:
+        """The locations of shards."""
+        if self.is_remote:
+            return [self.shard(name) for name in names]
+        before = os.path.join(self.location, "")
+        return [before + name for name in names]
 
 
 def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:

@@ -15,6 +15,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef, resolve_class
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 
 __all__ = [
@@ -125,7 +126,7 @@ def parse_dataset_config(content: Any, *, where: str) -> DatasetConfig:
     if options and kind != "custom":
         raise _unknown_key(next(iter(options)), _Content.__struct_fields__, where)
     try:
-        parsed = msgspec.convert(known, type=_Content)
+        parsed = _CONTENT.from_value(known)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
     sample_type = None if parsed.sample_type is None else _reference(parsed.sample_type, f"{where}: $.sample_type")
@@ -202,6 +203,7 @@ class _Content(msgspec.Struct):
     subset: dict[str, Any] | None = None
 
 
+_CONTENT = Form(_Content)
 _CLASS_KEYS = ("__module__", "__class__", "__function__")
 _OVERRIDES = frozenset(
     ("training", "shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "subset")

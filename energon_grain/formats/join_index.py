@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.json_text import encode_json
+from energon_grain.forms import encode_json
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import mirror_of

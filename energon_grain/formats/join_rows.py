@@ -36,7 +36,7 @@ from energon_grain.formats.column_file import (
     release_pages,
 )
 from energon_grain.formats.columnar_header import Count, header_digest
-from energon_grain.formats.json_text import decode_json, encode_json
+from energon_grain.forms import Form, encode_json
 from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.file_lock import sweep, writing_in
 from energon_grain.storage.mirror import mirror_of
@@ -210,9 +210,9 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
         IndexFileError: It is damaged, or newer than this release.
     """
     try:
-        version = decode_json(data, _Version).version
+        version = _VERSION_FORM.from_json(data).version
         if version <= VERSION:
-            header = decode_json(data, JoinHeader)
+            header = _HEADER.from_json(data)
             if (version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
                 raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
             return header
@@ -329,6 +329,9 @@ def shards_digest(shards: Sequence[str]) -> str:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+_VERSION_FORM, _HEADER = Form(_Version), Form(JoinHeader)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError
 from energon_grain.formats.array_group import is_array_folder
-from energon_grain.formats.json_text import decode_json
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml
 from energon_grain.storage.location import no_such_path
@@ -78,17 +79,17 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
     of a zarr or N5 array or group.
     """
-    path = Path(path)
-    if path.is_file():
-        if path.name.endswith(".jsonl"):
+    path = os.fspath(path)
+    meta = os.path.join(path, META_FOLDER, "")
+    if isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML):
+        return DatasetKind.ARRAY_RECORD if isfile(meta + RECORDS_JSON) else DatasetKind.WEBDATASET
+    if isfile(path):
+        if path.endswith(".jsonl"):
             return DatasetKind.JSONL
-        return DatasetKind.METADATASET if path.name.endswith(".yaml") else DatasetKind.INVALID
-    meta = path / META_FOLDER
-    if (meta / INFO_JSON).is_file() or (meta / INFO_YAML).is_file():
-        return DatasetKind.ARRAY_RECORD if (meta / RECORDS_JSON).is_file() else DatasetKind.WEBDATASET
-    if (meta / INDEX_SQLITE).is_file():
+        return DatasetKind.METADATASET if path.endswith(".yaml") else DatasetKind.INVALID
+    if isfile(meta + INDEX_SQLITE):
         return DatasetKind.FILESYSTEM
-    return DatasetKind.ARRAY if is_array_folder(str(path)) else DatasetKind.INVALID
+    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
@@ -104,7 +105,7 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        content = decode_json(data, _Info)
+        content = _INFO.from_json(data)
     except msgspec.MsgspecError as error:
         raise _damaged(meta / INFO_JSON, error) from error
     return _info(meta / INFO_JSON, content)
@@ -143,11 +144,14 @@ class _Info(msgspec.Struct, forbid_unknown_fields=True):
     energon_version: str | None = None
 
 
+_INFO = Form(_Info)
+
+
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
         data: Any = load_yaml(path.read_bytes())
-        content = msgspec.convert(data, type=_Info)
+        content = _INFO.from_value(data)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except (yaml.YAMLError, msgspec.MsgspecError) as error:

@@ -15,9 +15,9 @@ import msgspec
 
 from energon_grain.errors import EmptyDatasetError, SplitError
 from energon_grain.formats.brace_patterns import MOST_NAMES, BracePattern
-from energon_grain.formats.json_text import decode_json
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
@@ -87,7 +87,7 @@ def read_split_config(
             f"`energon-grain prepare {root}` writes one"
         ) from None
     try:
-        content = msgspec.convert(_parse(path, data), type=_Split)
+        content = _SPLIT.from_value(_parse(path, data))
         names = _Names(path, shards)
         return SplitConfig(
             split_parts={part: names.listed(part, listed or ()) for part, listed in content.split_parts.items()},
@@ -182,9 +182,12 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
     exclude: list[str] | None = None
 
 
+_SPLIT, _JSON = Form(_Split), Form(object)
+
+
 def _parse(path: Path, data: bytes) -> Any:
     if path.suffix == ".json":
-        return decode_json(data, object)
+        return _JSON.from_json(data)
     return parse_yaml(data, where=path.name, written_floats=False)
 
 

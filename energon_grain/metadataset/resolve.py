@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind
@@ -40,6 +41,8 @@ from energon_grain.storage.location import absolute, folder_of, is_url
 _ONE = Fraction(1)
 _UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
 """Kinds that are read as they are, without a configuration beside them."""
+_PERHAPS_UNFINISHED = (DatasetKind.INVALID, DatasetKind.FILESYSTEM)
+"""What a prepared dataset looks like whose `prepare` was killed while it put its files in place."""
 Mode: TypeAlias = tuple[Literal["blend", "blend_epochized"], Place]
 
 
@@ -255,6 +258,8 @@ class Resolver:
         if is_url(path) and not self.require_data:
             return DatasetKind.JSONL if path.endswith(".jsonl") else DatasetKind.WEBDATASET
         kind = _kind_at(path, place.at("path"))
+        if kind in _PERHAPS_UNFINISHED and not is_url(path) and finish_interrupted_prepare(Path(path)):
+            kind = _kind_at(path, place.at("path"))
         if kind is DatasetKind.FILESYSTEM:
             raise wrong(place.at("path"), f"{path}: a plain folder of files can only be an auxiliary store (`aux`)")
         if kind is DatasetKind.INVALID and self.require_data:

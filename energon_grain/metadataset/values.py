@@ -15,6 +15,7 @@ from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.metadataset.place import Place, as_mapping, wrong, wrong_type
 from energon_grain.metadataset.subset import Subset, subset_schema
 from energon_grain.samplers.weights import exact
+from energon_grain.storage.location import check_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,11 @@ class PathText:
         """Check it."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
-        return Text().convert(value, place)
+        text = Text().convert(value, place)
+        try:
+            return check_url(text)
+        except ConfigError as error:
+            raise wrong(place, str(error)) from None
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema."""

@@ -25,7 +25,7 @@ import msgspec
 
 from energon_grain import errors
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask
-from energon_grain.prepare.scan_worker import ScanReply, serve
+from energon_grain.prepare.scan_worker import REPLY, serve
 
 
 def may_fork() -> bool:
@@ -151,7 +151,7 @@ def _spawn() -> _Child:
 
 
 def _read_reply(line: bytes) -> ScanOutcome | Exception:
-    reply = msgspec.json.decode(line, type=ScanReply)
+    reply = REPLY.from_json(line)
     if reply.outcome is not None:
         return reply.outcome
     assert reply.error is not None

@@ -12,6 +12,7 @@ import signal
 import msgspec
 
 from energon_grain.errors import EnergonGrainError
+from energon_grain.forms import Form
 from energon_grain.prepare.scan_task import ScanOutcome, ScanTask, scan_shard
 
 
@@ -22,13 +23,16 @@ class ScanReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: tuple[str, str] | None = None
 
 
+_TASK, REPLY = Form(ScanTask), Form(ScanReply)
+
+
 def serve(tasks: int, replies: int) -> None:
     """Read a `ScanTask` a line from the descriptor `tasks`, and write a `ScanReply` a line to `replies`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
     with open(tasks, "rb", closefd=False) as lines:
         for line in lines:
             try:
-                reply = ScanReply(outcome=scan_shard(msgspec.json.decode(line, type=ScanTask)))
+                reply = ScanReply(outcome=scan_shard(_TASK.from_json(line)))
             except (EnergonGrainError, OSError) as error:
                 reply = ScanReply(error=(type(error).__name__, str(error)))
             try:

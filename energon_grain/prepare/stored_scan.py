@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 
@@ -71,6 +72,9 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lengths: tuple[int, ...]
 
 
+_HEADER = Form(_Header)
+
+
 def encode_scan(identity: ShardIdentity, scan: ShardScan) -> bytes:
     """Write a scan as the bytes of such a file: 24 bytes a sample, 20 a part, and the keys."""
     columns = [np.ascontiguousarray(getattr(scan, name), dtype) for name, dtype in _COLUMNS.items()]
@@ -101,7 +105,7 @@ def decode_scan(content: bytes) -> tuple[ShardIdentity, ShardScan] | None:
         return None
     offset = header_start + header_bytes
     try:
-        header = msgspec.json.decode(content[header_start:offset], type=_Header)
+        header = _HEADER.from_json(content[header_start:offset])
     except msgspec.DecodeError:
         return None  # of another version of this library
     columns: dict[str, npt.NDArray[Any]] = {}

@@ -48,11 +48,13 @@ class Selection:
         stop = total if stop is None else stop
         if not 0 <= start <= stop <= total:
             raise ConfigError(f"subset [{start}, {stop}) of {total} samples: 0 <= start <= stop <= {total} must hold")
-        ranks = np.unique(np.asarray(excluded, dtype=np.int64))
-        if ranks.size and not (ranks[0] >= 0 and ranks[-1] < total):
-            bad = int(ranks[0] if ranks[0] < 0 else ranks[-1])
-            raise ConfigError(f"excluded sample {bad} does not exist: there are {total} samples, numbered from 0")
-        ranks = ranks[np.searchsorted(ranks, start) : np.searchsorted(ranks, stop)]
+        ranks = np.asarray(excluded, dtype=np.int64)
+        if ranks.size:
+            ranks = np.unique(ranks)
+            if not (ranks[0] >= 0 and ranks[-1] < total):
+                bad = int(ranks[0] if ranks[0] < 0 else ranks[-1])
+                raise ConfigError(f"excluded sample {bad} does not exist: there are {total} samples, numbered from 0")
+            ranks = ranks[np.searchsorted(ranks, start) : np.searchsorted(ranks, stop)]
         if ranks.size >= stop - start:
             raise EmptyDatasetError(
                 f"subset [{start}, {stop}) of {total} samples without {ranks.size} excluded ones is empty; "

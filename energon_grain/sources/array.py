@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import WorkerError
 from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
-from energon_grain.formats.json_text import encode_json
+from energon_grain.forms import encode_json
 from energon_grain.sources.array_helper import read_rows_by_helper
 from energon_grain.sources.array_reads import OpenArray, read_rows
 from energon_grain.sources.array_store import StoredArray

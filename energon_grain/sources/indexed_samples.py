@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,8 @@ class IndexedSamples:
         numbers = {name: number for number, name in enumerate(index.shards)}
         self._shard_order = self._chosen_shards(shards, numbers)
         counts = index.shard_first[self._shard_order + 1] - index.shard_first[self._shard_order]
-        self._first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._first = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=self._first[1:])
         total = int(self._first[-1])
         self._selection = Selection(
             total=total, start=start, stop=total if stop is None else stop, excluded=self._raw_ranks(excluded, numbers)
@@ -91,7 +93,7 @@ class IndexedSamples:
                 if not within:
                     unmatched.append(f"{shard}/{key}")
         self.unmatched_excludes = tuple(unmatched)
-        return np.unique(np.asarray(ranks, np.int64))
+        return np.asarray(ranks, np.int64)
 
     def _within(self, shard: int, key: str) -> list[int]:
         """Places in a shard of the samples with this key: none or one, but for datasets with repeated keys."""
@@ -120,7 +122,7 @@ class IndexedSamples:
         wanted = np.fromiter((accepts(parts, name) for name in names), np.bool_, len(names))
         return None if wanted.all() else wanted
 
-    @property
+    @cached_property
     def content_id(self) -> str:
         """Digest of the index and of which of its samples are served."""
         selection = self._selection

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from energon_grain.errors import StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.sources.indexed_samples import IndexedSamples
 from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.source import SampleLocation
@@ -29,6 +30,7 @@ class SourceOptions(TypedDict, total=False):
     stop: int | None
     excluded: Sequence[tuple[str, str]]
     index_cache_dir: str | os.PathLike[str] | None
+    info: DatasetInfo | None
 
 
 class IndexedSource:
@@ -41,10 +43,11 @@ class IndexedSource:
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
         self._folder = open_folder(path)
+        info = options.pop("info", None)
         self._options = options
         selected = dict(options)
         cache_dir: Any = selected.pop("index_cache_dir", None)
-        self._index = open_columnar(self._folder, cache_dir=None if cache_dir is None else Path(cache_dir))
+        self._index = open_columnar(self._folder, info=info, cache_dir=None if cache_dir is None else Path(cache_dir))
         self._samples = IndexedSamples(self._index, where=self._folder.location, **cast("Any", selected))
 
     def __reduce__(self) -> tuple[Any, ...]:

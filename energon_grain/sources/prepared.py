@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from energon_grain.formats.data_folder import DataFolder, open_folder
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, dataset_kind
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.part_filter import PartFilter
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -23,12 +23,23 @@ def open_prepared(
     start: int = 0,
     stop: int | None = None,
     excluded: Sequence[tuple[str, str]] = (),
+    kind: DatasetKind | None = None,
+    info: DatasetInfo | None = None,
 ) -> PreparedSource:
-    """Open tars or ArrayRecord files; the arguments, and what is raised, are those of the two sources.
+    """Open tars or ArrayRecord files; what is raised is as of the two sources, and so are the arguments but for `kind`.
 
-    What is not there, or not prepared, is taken for tars, and the error says so.
+    Args:
+        path: See there, and for the others.
+        shards: See there.
+        parts: See there.
+        start: See there.
+        stop: See there.
+        excluded: See there.
+        kind: What lies at the path, where that is known. What is not there, or not prepared, is taken for tars, and the
+            error says so.
+        info: See there.
     """
     folder = open_folder(path)
-    records = dataset_kind(folder.local) is DatasetKind.ARRAY_RECORD
-    kind = ArrayRecordSource if records else WebDatasetSource
-    return kind(folder, shards=shards, parts=parts, start=start, stop=stop, excluded=excluded)
+    records = (kind or dataset_kind(folder.local)) is DatasetKind.ARRAY_RECORD
+    source = ArrayRecordSource if records else WebDatasetSource
+    return source(folder, shards=shards, parts=parts, start=start, stop=stop, excluded=excluded, info=info)

@@ -34,7 +34,7 @@ class RecordShards:
     @staticmethod
     def of(folder: DataFolder, index: ColumnarIndex) -> RecordShards:
         """All files of a dataset."""
-        paths = [folder.shard(name) for name in index.shards]
+        paths = folder.shards(index.shards)
         return RecordShards(folder.location, paths, index.shard_bytes.tolist(), np.diff(index.shard_first).tolist())
 
     def stale(self, shard: int, found: str) -> StaleIndexError:

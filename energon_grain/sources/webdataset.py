@@ -34,6 +34,7 @@ class WebDatasetSource(IndexedSource):
         stop: One past the last sample, counted likewise; default: the end.
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+        info: What its `.info.json` says, where that was read already.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
@@ -45,7 +46,7 @@ class WebDatasetSource(IndexedSource):
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
         super().__init__(path, **options)
         self._store = self._folder.store
-        self._paths = [self._folder.shard(name) for name in self._index.shards]
+        self._paths = self._folder.shards(self._index.shards)
         self._verified = np.zeros(len(self._index.shards), np.bool_)
 
     @property

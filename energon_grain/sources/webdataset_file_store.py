@@ -51,7 +51,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         self._arguments = (self._folder, cache_dir)
         self._store = self._folder.store
         self._index = open_columnar(self._folder, cache_dir=None if cache_dir is None else Path(cache_dir))
-        self._paths = [self._folder.shard(name) for name in self._index.shards]
+        self._paths = self._folder.shards(self._index.shards)
         self._parts = {name: number for number, name in enumerate(self._index.part_names)}
         self._pages = IndexPages(self._index.columns, samples=len(self._index), rows=self._index.rows)
         self._verified = np.zeros(len(self._paths), np.bool_)

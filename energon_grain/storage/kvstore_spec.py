@@ -10,7 +10,7 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.storage.aws_profiles import aws_credentials
-from energon_grain.storage.location import STORE_SCHEMES, scheme_of
+from energon_grain.storage.location import STORE_SCHEMES, check_url, scheme_of
 from energon_grain.storage.profiles import SCHEMES, profile_of
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
 
@@ -30,19 +30,14 @@ def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], s
     Raises:
         ConfigError: The URL lacks a bucket, its scheme is unknown, or the store has no such setting.
     """
-    real, store = _reached(url, settings)
+    real, store = _reached(check_url(url), settings)
     scheme = scheme_of(real)
     if scheme == "memory":
         return {"driver": "memory"}, real[len("memory://") :]
     if scheme == "file":
         return {"driver": "file"}, real[len("file://") :]
     if scheme in ("http", "https"):
-        parts = urlsplit(real)
-        if parts.query or parts.fragment or parts.username is not None:
-            raise ConfigError(
-                f"{parts.scheme}://{parts.hostname}{parts.path}: only plain paths are read from the web, without "
-                "`?…`, `#…` and passwords; write `%3F` and `%23` for these characters in a name"
-            )
+        parts = urlsplit(check_url(real))
         # The driver encodes the key for its way.
         return {"driver": "http", "base_url": f"{parts.scheme}://{parts.netloc}"}, unquote(parts.path)
     if scheme not in ("s3", "gs"):

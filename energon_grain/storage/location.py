@@ -12,6 +12,7 @@ from energon_grain.errors import ConfigError
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
 """Schemes that are read by TensorStore. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")
 _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 
@@ -55,16 +56,46 @@ def absolute(written: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, written))
 
 
+def check_url(url: str) -> str:
+    """Give back a URL that may be shown and kept: in messages, names of files and states.
+
+    Raises:
+        ConfigError: It has a user, a password or a signature; names the rest of it. Of the web only plain paths are
+            read.
+    """
+    found = _URL.match(url)
+    if found is None:
+        return url
+    host, slash, path = url[found.end() :].partition("/")
+    plain = re.split("[?#]", f"{found[0]}{host.rpartition('@')[2]}{slash}{path}", maxsplit=1)[0]
+    if found[1].lower() in ("http", "https"):
+        if "@" in host or re.search("[?#]", url):
+            raise ConfigError(
+                f"{plain}: only plain paths are read from the web, without `?…`, `#…` and passwords; write `%3F` and "
+                "`%23` for these characters in a name"
+            )
+    elif ":" in host.rpartition("@")[0] or _SIGNED.search(url):
+        raise ConfigError(
+            f"{plain}: a URL of a dataset has no user, password or signature, because it is shown in messages and kept "
+            "in states; give credentials in the environment or in the files of the store's own tools"
+        )
+    return url
+
+
 def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is.
 
     URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it,
     such as `msc://default` and `dss://`.
+
+    Raises:
+        ConfigError: As `check_url`.
     """
     text = os.fspath(path)
     url = _URL.match(text)
     if url is None:
         return text
+    check_url(text)
     rest = text[url.end() :]
     if url[1].lower() == "file":
         return os.path.abspath(rest)

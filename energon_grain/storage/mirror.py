@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
+from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 from energon_grain.storage.file_lock import locked_at, open_unlinked
 from energon_grain.storage.kvstore_spec import kvstore_spec
@@ -36,6 +37,9 @@ class _State(msgspec.Struct):
 
     generations: dict[str, bytes] = {}
     sums: dict[str, bytes] = {}
+
+
+_STATE_FORM = Form(_State)
 
 
 def mirror_of(url: str) -> Mirror:
@@ -190,7 +194,7 @@ class Mirror:
     def _state(self) -> _State:
         try:
             with open(self.folder / _STATE, "rb", opener=open_unlinked) as file:
-                return msgspec.json.decode(file.read(), type=_State)
+                return _STATE_FORM.from_json(file.read())
         except (OSError, msgspec.MsgspecError):
             return _State()
 

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.forms import Form
 from energon_grain.storage.storage_settings import ENVIRONMENT, SUBJECT, StorageSettings, StoreSettings
 
 _Settings = TypeVar("_Settings", StorageSettings, StoreSettings)
+_ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
@@ -48,10 +50,9 @@ def parse_settings(content: Any, *, where: str = SUBJECT) -> StorageSettings:
     given: Any = content.get("stores", {})
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: $.stores: must be {form}")
-    settings = _converted({**content, "stores": {}}, StorageSettings, where, "$")
+    settings = _converted({**content, "stores": {}}, _ALL, where, "$")
     stores = {
-        str(prefix): _converted(store, StoreSettings, where, f"$.stores[{str(prefix)!r}]")
-        for prefix, store in given.items()
+        str(prefix): _converted(store, _STORE, where, f"$.stores[{str(prefix)!r}]") for prefix, store in given.items()
     }
     try:
         return msgspec.structs.replace(settings, stores=stores)
@@ -59,15 +60,15 @@ def parse_settings(content: Any, *, where: str = SUBJECT) -> StorageSettings:
         raise ConfigError(f"{where}: {_without_subject(error)}") from None
 
 
-def _converted(content: Any, kind: type[_Settings], where: str, place: str) -> _Settings:
+def _converted(content: Any, form: Form[_Settings], where: str, place: str) -> _Settings:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where}: {place}: must be a mapping, such as {{region: us-east-1}}")
-    known = kind.__struct_fields__
+    known = form.of.__struct_fields__
     for key in content:
         if key not in known:
             raise ConfigError(f"{where}: {place}.{key}: there is no such key. {_advice(str(key), known)}")
     try:
-        return msgspec.convert(dict(content), kind)
+        return form.from_value(dict(content))
     except msgspec.ValidationError as error:
         what, _, inside = _without_subject(error).partition(" - at `$")
         raise ConfigError(f"{where}: {place}{inside.rstrip('`')}: {what}") from None

@@ -14,7 +14,7 @@ from collections.abc import Generator
 import msgspec
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.location import STORE_SCHEMES, is_url, scheme_of
+from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
@@ -49,7 +49,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.endpoint is not None:
             check_endpoint(self.endpoint, f"{SUBJECT}: endpoint")
-        if self.location is not None and scheme_of(self.location) not in (*STORE_SCHEMES, "file"):
+        if self.location is not None and scheme_of(check_url(self.location)) not in (*STORE_SCHEMES, "file"):
             raise ConfigError(
                 f"{SUBJECT}: location {self.location!r}: must be a URL that is read as it is: "
                 f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
@@ -96,7 +96,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.cache_bytes is not None and self.cache_bytes < 0:
             raise ConfigError(f"{SUBJECT}: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
         for prefix in self.stores:
-            if not is_url(prefix):
+            if not is_url(check_url(prefix)):
                 raise ConfigError(
                     f"{SUBJECT}: $.stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
                     "or what else the URLs begin with"
@@ -119,9 +119,16 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def check_endpoint(endpoint: str, name: str) -> None:
     """Refuse what is no URL of a service. Raises ConfigError."""
-    if scheme_of(endpoint) not in ("http", "https"):
-        host = endpoint.rpartition("://")[2]
-        raise ConfigError(f"{name} {endpoint!r}: must be a URL; write http://{host}, or https://{host}")
+    scheme, _, rest = endpoint.rpartition("://")
+    user, _, host = rest.rpartition("@")
+    shown = f"{scheme}://{host}" if scheme else host
+    if user:
+        raise ConfigError(
+            f"{name} {shown!r}: must have no user and password; give credentials in AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or in ~/.aws"
+        )
+    if scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
 
 
 def _slashed(prefix: str) -> str:
@@ -141,9 +148,10 @@ def use_storage(settings: StorageSettings | None) -> None:
         ConfigError: They are something else, such as the path of a file.
     """
     if not isinstance(settings, StorageSettings | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shown = repr(check_url(settings)) if isinstance(settings, str) else f"a {type(settings).__name__}"
         raise ConfigError(
-            f"use_storage takes a StorageSettings, not {settings!r}; a file is named by the environment variable "
-            f"{ENVIRONMENT}"
+            f"use_storage takes a StorageSettings, not {shown}; a file is named by the "
+            f"environment variable {ENVIRONMENT}"
         )
     global _chosen
     _chosen = settings

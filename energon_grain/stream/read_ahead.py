@@ -49,9 +49,10 @@ class ReadAhead:
         self._sources: dict[int, FetchedAhead] = {}
         limits: list[int] = []
         for leaf, source in enumerate(sources):
-            found = source.remote_files if isinstance(source, FetchedAhead) else ()
-            kept = [files.ahead_bytes for files in found if in_process or files.keeps_on_disk]
-            if isinstance(source, FetchedAhead) and kept:
+            if not isinstance(source, FetchedAhead):
+                continue
+            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.keeps_on_disk]
+            if kept:
                 self._sources[leaf] = source
                 limits += kept
         self._in_process = in_process

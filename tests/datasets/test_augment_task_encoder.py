@@ -48,7 +48,7 @@ class Outer(AugmentTaskEncoder):
         return sample
 
 
-def train(encoder: Any, path: Any = "nowhere", **arguments: Any) -> Any:
+def train(encoder: Any, path: Any = "s3://nowhere/data", **arguments: Any) -> Any:
     usual = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
     return get_train_dataset(path, task_encoder=encoder, **{**usual, **arguments})
 

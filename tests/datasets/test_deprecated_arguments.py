@@ -23,25 +23,25 @@ ALL = [(get_train_dataset, TRAINING), (get_val_dataset, VALIDATION), (get_val_da
 def test_they_end_in_the_decoder(get: Any, usual: dict[str, Any]) -> None:
     encoder = DefaultTaskEncoder()
     with pytest.warns(DeprecationWarning, match="image_decode, av_decode: deprecated; set `decoder") as caught:
-        get("nowhere", task_encoder=encoder, image_decode="pil", av_decode="pyav", **usual)
+        get("s3://nowhere/data", task_encoder=encoder, image_decode="pil", av_decode="pyav", **usual)
     assert encoder.decoder == SampleDecoder(image_decode="pil", av_decode="pyav")
     assert caught[0].filename == __file__
     assert DefaultTaskEncoder.decoder == SampleDecoder(), "other encoders keep the default"
     with pytest.warns(DeprecationWarning, match="image_decode"):
-        get("nowhere", task_encoder=encoder, image_decode="pil", av_decode="pyav", **usual)  # the same again
+        get("s3://nowhere/data", task_encoder=encoder, image_decode="pil", av_decode="pyav", **usual)  # the same again
 
 
 def test_no_decoding() -> None:
     encoder = DefaultTaskEncoder()
     with pytest.warns(DeprecationWarning, match="auto_decode is deprecated"):
-        get_train_dataset("nowhere", task_encoder=encoder, auto_decode=False, image_decode="pil", **TRAINING)
+        get_train_dataset("s3://nowhere/data", task_encoder=encoder, auto_decode=False, image_decode="pil", **TRAINING)
     assert encoder.decoder is None
 
 
 def test_a_handler_has_no_effect() -> None:
     encoder = DefaultTaskEncoder()
     with pytest.warns(DeprecationWarning, match="handler is ignored; pass it as WorkerConfig") as caught:
-        get_train_dataset("nowhere", task_encoder=encoder, handler=print, **TRAINING)
+        get_train_dataset("s3://nowhere/data", task_encoder=encoder, handler=print, **TRAINING)
     assert len(caught) == 1
     assert encoder.decoder is DefaultTaskEncoder.decoder
 
@@ -54,19 +54,19 @@ def test_a_decoder_of_its_own_is_not_replaced() -> None:
         pytest.warns(DeprecationWarning, match="image_decode"),
         pytest.raises(ConfigError, match=r"Encoder has the decoder .*of its own"),
     ):
-        get_train_dataset("nowhere", task_encoder=Encoder(), image_decode="pil", **TRAINING)
+        get_train_dataset("s3://nowhere/data", task_encoder=Encoder(), image_decode="pil", **TRAINING)
 
 
 def test_no_warning_without_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        get_train_dataset("nowhere", **TRAINING)
+        get_train_dataset("s3://nowhere/data", **TRAINING)
 
 
 def test_other_keywords_are_unknown() -> None:
     for get, usual in ALL:
         said = rf"^{get.__name__}\(\) got an unexpected keyword argument 'batchsize'. Did you mean 'batch_size'\?$"
         with pytest.raises(TypeError, match=said):
-            get("nowhere", batchsize=3, **usual)
-    with pytest.raises(TypeError, match=r"argument 'xyz'$"):
-        get_train_dataset("nowhere", xyz=3, **TRAINING)  # type: ignore[call-arg]
+            get("s3://nowhere/data", batchsize=3, **usual)
+    with pytest.raises(TypeError, match=r"argument 'xyz'\. It takes path, split_part, "):
+        get_train_dataset("s3://nowhere/data", xyz=3, **TRAINING)  # type: ignore[call-arg]

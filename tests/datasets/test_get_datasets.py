@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import v2
 
+import energon_grain
+import energon_grain_torch
 from energon_grain import (
     ConfigError,
     DatasetNotFoundError,
@@ -19,6 +24,7 @@ from energon_grain import (
     WorkerConfig,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
 )
 
 MakeDataset = Callable[..., Path]
@@ -26,7 +32,7 @@ TWO_HOSTS = WorkerConfig(rank=0, world_size=2)
 USUAL: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
 
 
-def train(path: str | os.PathLike[str] = "nowhere", **arguments: Any) -> Any:
+def train(path: str | os.PathLike[str] = "s3://nowhere/data", **arguments: Any) -> Any:
     return get_train_dataset(path, **{**USUAL, **arguments})
 
 
@@ -74,22 +80,71 @@ def test_impossible_arguments(arguments: dict[str, Any], message: str) -> None:
 )
 def test_impossible_arguments_of_validation(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        get_val_dataset("nowhere", **{"batch_size": 2, **arguments})
+        get_val_dataset("s3://nowhere/data", **{"batch_size": 2, **arguments})
 
 
-def test_describing_reads_nothing() -> None:
-    dataset = train("/there/is/no/such/dataset")
-    assert dataset
-    with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
-        len(dataset)
+@pytest.mark.parametrize("get", [get_train_dataset, get_val_dataset, get_val_datasets])
+@pytest.mark.parametrize("backend", [energon_grain, energon_grain_torch])
+def test_what_is_wrong_is_said_by_the_call(
+    text_dataset: MakeDataset, tmp_path: Path, get: Callable[..., Any], backend: Any
+) -> None:
+    usual = USUAL if get is get_train_dataset else {"batch_size": 2, "split_part": "train"}
+    called = getattr(backend, get.__name__)
+    path = text_dataset(12)
+    mixture = v2(train={"blend": [{"path": str(path), "split_part": "tran"}]})
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for arguments, error, message in [
+        ({"path": tmp_path / "nothing"}, DatasetNotFoundError, r"nothing: no such file or folder$"),
+        ({"path": raw}, DatasetNotFoundError, r"run `energon-grain prepare .*raw`$"),
+        ({"split_part": "tran"}, SplitError, r"no split part 'tran'; it has .*Did you mean 'train'\?$"),
+        ({"path": mixture}, SplitError, r"^metadataset: \$.*blend\[0\]: .*Did you mean 'train'\?$"),
+        ({"split_config": "x.yaml"}, SplitError, r"x\.yaml: no such split file; there is split\.yaml"),
+        ({"dataset_config": "x.yaml"}, ConfigError, r"x\.yaml: no such file"),
+        ({"sample_type": VQASample}, ConfigError, r"holds TextSample, but sample_type=VQASample was asked for$"),
+        ({"sample_type": "TextSample"}, ConfigError, r"^sample_type='TextSample': a class is meant"),
+        ({"subset": [0, 99]}, ConfigError, r"^subset \[0, 99\]: split part .* has only"),
+        ({"batch_size": "32"}, ConfigError, r"^batch_size='32': a positive number"),
+        ({"batch_size": True}, ConfigError, r"^batch_size=True: a positive number"),
+        ({"split_part": 3}, ConfigError, r"^split_part=3: the name of a part"),
+        ({"part_filter": "txt"}, ConfigError, r"^part_filter='txt': .*\['txt'\]"),
+        ({"trusted_modules": "mine"}, ConfigError, r"^trusted_modules='mine': .*\['mine'\]"),
+        ({"lanes": "x"}, ConfigError, r"^lanes='x'"),
+        ({"batchsize": 3}, TypeError, rf"^{get.__name__}\(\) got .*'batchsize'\. Did you mean 'batch_size'\?$"),
+    ]:
+        with pytest.raises(error, match=message):
+            called(**{"path": path, **usual, **arguments})
+
+
+@pytest.mark.parametrize("backend", [energon_grain, energon_grain_torch])
+def test_arguments_that_are_missing(backend: Any) -> None:
+    with pytest.raises(TypeError, match=r"write shuffle_buffer_size=None, max_samples_per_sequence=None; with None"):
+        backend.get_train_dataset("nowhere", batch_size=2)
+    with pytest.raises(TypeError, match=r"needs batch_size: write batch_size=32"):
+        backend.get_val_dataset("nowhere")
+    with pytest.raises(TypeError, match=r"'suffle_buffer_size'\. Did you mean 'shuffle_buffer_size'\?$"):
+        backend.get_train_dataset("nowhere", batch_size=2, suffle_buffer_size=None, max_samples_per_sequence=None)
+
+
+def test_data_in_a_store_are_not_looked_at() -> None:
+    assert train("s3://nowhere/data")
+
+
+def test_a_prepare_that_was_killed_in_the_end_is_finished_by_the_call(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12)
+    expected = keys(get_val_dataset(path, split_part="train", batch_size=2))
+    staged = path / ".nv-meta" / ".prepare" / "staged-1"
+    (staged / ".nv-meta").mkdir(parents=True)
+    os.rename(path / ".nv-meta" / ".info.json", staged / ".nv-meta" / ".info.json")
+    put = [".nv-meta/.info.json"]
+    (path / ".nv-meta" / ".prepare" / "commit.json").write_text(
+        json.dumps({"version": 1, "staged": "staged-1", "put": put, "remove": []})
+    )
+    assert keys(get_val_dataset(path, split_part="train", batch_size=2)) == expected
 
 
 def test_what_the_dataset_lacks(text_dataset: MakeDataset, tmp_path: Path) -> None:
     path = text_dataset(12)
-    with pytest.raises(SplitError, match=r"split\.yaml: there is no split part 'test'; it has 'train'$"):
-        len(train(path, split_part="test"))
-    with pytest.raises(ConfigError, match=r"holds TextSample, but sample_type=VQASample was asked for"):
-        len(train(path, sample_type=VQASample))
     assert len(train(path, sample_type=TextSample)) == 6
     with pytest.raises(ConfigError, match=r"^subset \[5, 13\]: split part 'train' of .*dataset has only 12 "):
         len(train(path, subset=[5, 13]))
@@ -147,3 +202,14 @@ def test_single_samples(text_dataset: MakeDataset) -> None:
     samples = list(train(text_dataset(12), batch_size=None, repeat=False))
     assert len(samples) == 12
     assert all(type(sample) is TextSample for sample in samples)
+
+
+def test_files_that_change_between_the_call_and_the_first_batch_are_read_again(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12, 2)
+    split = path / ".nv-meta" / "split.yaml"
+    both = split.read_text()
+    dataset, copied = (get_val_dataset(path, split_part="train", batch_size=2) for _ in range(2))
+    split.write_text(both.replace(", 'shard_001.tar'", ""))
+    assert keys(dataset) == [f"{number:06d}" for number in range(6)]
+    split.write_text(both)
+    assert keys(dataset) == keys(pickle.loads(pickle.dumps(copied))) == [f"{number:06d}" for number in range(12)]

@@ -67,4 +67,4 @@ def test_mistakes_are_named(text_dataset: Callable[..., Path]) -> None:
     with pytest.raises(DatasetNotFoundError, match="nowhere"):
         get_val_datasets(metadataset({"path": "nowhere"}), batch_size=1)
     with pytest.raises(ConfigError, match="contradict"):
-        get_val_datasets(text_dataset(7), batch_size=1, batch_drop_last=True, last_batch="pad")
+        get_val_datasets(text_dataset(7), split_part="train", batch_size=1, batch_drop_last=True, last_batch="pad")

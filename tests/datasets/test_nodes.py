@@ -40,7 +40,7 @@ HOST = WorkerConfig(rank=0, world_size=1)
 SECOND_OF_TWO = WorkerConfig(rank=1, world_size=2)
 
 
-def leaf(path: str = "nowhere", worker_config: WorkerConfig = HOST) -> Any:
+def leaf(path: str = "s3://nowhere/data", worker_config: WorkerConfig = HOST) -> Any:
     """A leaf without anything above it; it reads nothing before it is used."""
     run: Any = get_val_dataset(path, batch_size=None, worker_config=worker_config)
     return run.dataset
@@ -262,7 +262,7 @@ def test_a_child_may_pause_in_a_schedule() -> None:
 
 def test_pairs_in_a_concatenation(text_dataset: Callable[..., Path]) -> None:
     """What `build_val_datasets` gets fits `ConcatDataset` as it is."""
-    part = leaf(str(text_dataset(12)))
+    part = get_val_dataset(text_dataset(12), split_part="train", batch_size=None).dataset  # type: ignore[attr-defined]
     assert ConcatDataset((part, 1), part) == ConcatDataset(part, part)
 
 

@@ -139,9 +139,9 @@ def test_a_schedule(parts: list[str]) -> None:
 
 def test_validation_gets_every_leaf(parts: list[str]) -> None:
     recorder = Recorder()
-    source = document(weighted(parts))
-    source["splits"]["val"] = source["splits"].pop("train")
-    run: Any = get_val_dataset(source, split_part="val", batch_size=4, limit=2, task_encoder=recorder)
+    run: Any = get_val_dataset(
+        document(weighted(parts)), split_part="train", batch_size=4, limit=2, task_encoder=recorder
+    )
     assert [loaded.path for loaded in recorder.got["datasets"]] == parts
     assert recorder.got["limit"] == 2
     assert run.dataset.dataset.dataset == ConcatDataset(*recorder.got["datasets"])
@@ -268,7 +268,7 @@ def test_customized_blending(parts: list[str]) -> None:
 
 
 def test_pairs() -> None:
-    run: Any = get_val_dataset("nowhere", batch_size=None)
+    run: Any = get_val_dataset("s3://nowhere/data", batch_size=None)
     leaf = run.dataset
     for pair in (LoadedDataset(leaf, 2, path="p"), LoadedDataset(leaf, repetitions=3), LoadedDataset(leaf)):
         dataset, number = pair

@@ -41,7 +41,7 @@ MakeDataset = Callable[..., Path]
 USUAL: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
 
 
-def train(encoder: TaskEncoder | None = None, path: Any = "nowhere", **arguments: Any) -> Any:
+def train(encoder: TaskEncoder | None = None, path: Any = "s3://nowhere/data", **arguments: Any) -> Any:
     return get_train_dataset(path, task_encoder=encoder, **{**USUAL, **arguments})
 
 
@@ -103,12 +103,12 @@ def test_the_order_of_hooks() -> None:
     assert run.dataset.length == 5
     assert layers(train(encoder, packing_buffer_size=10, batch_size=None)) == [*LEAF, first, (PackingDataset, "")]
     validation: Any = get_val_dataset(
-        "nowhere", batch_size=3, packing_buffer_size=7, limit=2, task_encoder=encoder, batch_drop_last=True
+        "s3://nowhere/data", batch_size=3, packing_buffer_size=7, limit=2, task_encoder=encoder, batch_drop_last=True
     )
     assert layers(validation) == [LEAF[0], first, (PackingDataset, ""), BATCH, last, (LimitDataset, "")]
     assert validation.dataset.dataset.dataset.last_batch == "drop"
     ((each, _),) = get_val_datasets(
-        "nowhere", batch_size=3, packing_buffer_size=7, limit=2, task_encoder=encoder, batch_drop_last=True
+        "s3://nowhere/data", batch_size=3, packing_buffer_size=7, limit=2, task_encoder=encoder, batch_drop_last=True
     )
     assert each == validation
 
