@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
 from energon_grain.sources.source import Source
-from energon_grain.stream.bounded_buffer import BufferClosed
+from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
@@ -158,7 +158,7 @@ class DataLoaderPool:
             unless: When it is set, nobody needs the result.
 
         Raises:
-            BufferClosed: `unless` was set.
+            GivenUp: `unless` was set.
             WorkerError: A worker died.
         """
         result = self._next_result(unless)
@@ -186,7 +186,7 @@ class DataLoaderPool:
                     raise worker_death(dead, import_script=self._import_script()) from error
                 if not _timed_out(error):
                     raise
-        raise BufferClosed
+        raise GivenUp
 
     def _dead(self) -> list[tuple[int, int, int | None]]:
         """Number, process and exit code of each worker that died."""
@@ -205,8 +205,12 @@ class DataLoaderPool:
         """Chunks that were sent and have not come back."""
         return len(self._sampler.sent)
 
+    def forget(self) -> None:
+        """Let go of who plans the chunks: the pool outlives that, and maybe all that was made of it."""
+        self._sampler.chunks = iter(())
+
     def close(self) -> None:
-        """End the processes; those that do not come out of a hook within a second are killed."""
+        """End the processes; those that do not soon come out of a hook are killed."""
         results, self._results, self._loader = self._results, None, None
         if results is None:
             return
@@ -247,11 +251,15 @@ class DataLoaderWorkers:
                     return encoded
             raise StopIteration
 
+    def stop(self) -> None:
+        """Let whoever waits for a result notice, soon, that nobody needs it."""
+        self._closed.set()
+
     def close(self) -> None:
-        """Let go of what is under way; whoever waits for it notices within a second."""
+        """Wait until nobody takes results, and let go of the chunks: with them comes all that was made of them."""
         self._closed.set()
         with self._taking:
-            pass
+            self._pool.forget()
 
 
 def _as_it_is(result: Any) -> Any:

@@ -37,7 +37,7 @@ from energon_grain.stream.workers import OrderedWorkers
 
 HEADER = struct.Struct("<Q")
 _END_SECONDS = 5.0
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
 
 
 class ProcessPool:
@@ -69,8 +69,9 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes."""
-        while self._processes:
-            self._processes.popitem()[1].close()
+        for number in tuple(self._processes):
+            self._processes[number].close()
+            del self._processes[number]
 
 
 class ProcessWorkers(OrderedWorkers):
@@ -83,7 +84,7 @@ class ProcessWorkers(OrderedWorkers):
         super().__init__([pace.timed(process.run) for process in processes], chunks, budget_bytes)
 
     def close(self) -> None:
-        """Stop after the chunks in hand; processes that take long over theirs are killed."""
+        """Wait for the chunks in hand; processes that take long over theirs are killed."""
         self.stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for process in self._processes:

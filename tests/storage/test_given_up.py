@@ -11,14 +11,14 @@ from object_server import Bucket, Fault
 from stream_hosts import open_share
 
 from energon_grain.errors import ReadError
-from energon_grain.storage.given_up import given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import make_text_dataset
 
 
 def test_what_is_wanted_until_an_event() -> None:
-    outer, inner = threading.Event(), threading.Event()
+    outer, inner = Over(), Over()
     with wanted_until(outer):
         inner.set()
         with wanted_until(inner):
@@ -36,7 +36,7 @@ def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, faul
     client = ObjectClient(StorageSettings(timeout_s=30.0, first_pause_s=20.0, longest_pause_s=20.0))
     bucket.put("x", b"text")
     bucket.server.inject(fault)
-    over = threading.Event()
+    over = Over()
     threading.Timer(0.5, over.set).start()
     began_s = time.monotonic()
     with (
@@ -66,9 +66,9 @@ def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket) -> None:
     client = ObjectClient(StorageSettings(timeout_s=30.0, requests_in_flight=1))
     bucket.put("x", b"text")
     bucket.server.inject(Fault("stall", times=None))
-    first, second = threading.Event(), threading.Event()
+    first, second = Over(), Over()
 
-    def read(over: threading.Event) -> None:
+    def read(over: Over) -> None:
         with wanted_until(over), pytest.raises(ReadError, match="nobody waits for it any more"):
             client.read(ObjectRange(f"{bucket.url}/x"))
 
