@@ -69,6 +69,8 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes."""
+        for process in self._processes.values():
+            process.dismiss()
         for number in tuple(self._processes):
             self._processes[number].close()
             del self._processes[number]
@@ -186,14 +188,18 @@ class WorkerProcess:
         else:
             self._process.kill()
 
-    def close(self) -> None:
-        """End the process."""
+    def dismiss(self) -> None:
+        """Let the process end."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
                     pipe.close()
                 except BrokenPipeError:
                     continue
+
+    def close(self) -> None:
+        """End the process."""
+        self.dismiss()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
