@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from patience import PATIENCE_S
 
 import energon_grain
 from energon_grain.testing import make_text_dataset
 
 WAYS = ["close", "with", "drop", "cycle", "handler", "handler cycle", "fatal", "interrupt", "interrupt cycle", "twice"]
-PATIENCE_S = 120.0
 
 
 class Plain(energon_grain.DefaultTaskEncoder):

@@ -26,11 +26,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SHOWN_ONLY = {"console", "text"}
-PAGE_TIMEOUT_S = 120
+PAGE_TIMEOUT_S = PATIENCE_S
 
 BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -26,7 +27,6 @@ from energon_grain import (
     get_train_dataset,
 )
 
-PATIENCE_S = 100.0
 RunScript = Callable[..., Any]
 
 
@@ -336,7 +336,7 @@ def test_a_forked_child_is_told_what_to_do(
     if module == "energon_grain_torch":
         pytest.importorskip("torch")
     # JAX, once imported, warns of every fork.
-    done = run_script(FORKED.format(module=module), text_dataset(100), kind, 1, timeout_s=600)
+    done = run_script(FORKED.format(module=module), text_dataset(100), kind, 1)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -359,7 +359,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_forked_child_goes_on_without_workers(text_dataset: MakeDataset, run_script: RunScript) -> None:
-    done = run_script(WITHOUT_WORKERS, text_dataset(100), timeout_s=600)
+    done = run_script(WITHOUT_WORKERS, text_dataset(100))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -373,7 +373,7 @@ def test_nothing_is_left_behind(kind: str, cycles: int) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
