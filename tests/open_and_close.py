@@ -89,15 +89,14 @@ def cycle(kind: str, path: Path, way: str) -> None:
     interrupt = None
     if "interrupt" in way:
         interrupt = threading.Timer(random.uniform(0.0, 0.2), os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
     try:
+        if interrupt is not None:
+            interrupt.start()
         steps = 200 if interrupt is not None or way in ("handler", "handler cycle", "fatal") else random.randrange(8)
         for _ in range(steps):
             next(loader)
             if interrupt is not None and random.random() < 0.1:
-                loader.set_state(loader.get_state()) if hasattr(loader, "set_state") else loader.restore_state_rank(
-                    loader.save_state_rank()
-                )
+                restore_here(loader)
         while interrupt is not None:
             time.sleep(0.01)
     except (RuntimeError, KeyboardInterrupt):
@@ -113,6 +112,14 @@ def cycle(kind: str, path: Path, way: str) -> None:
         other.join()
     elif way in ("close", "with"):
         loader.close()
+
+
+def restore_here(loader: Any) -> None:
+    """Begin anew at the present place."""
+    if hasattr(loader, "set_state"):
+        loader.set_state(loader.get_state())
+    else:
+        loader.restore_state_rank(loader.save_state_rank())
 
 
 class Belongings:
