@@ -238,3 +238,70 @@ def test_no_such_way_to_start_workers(train: Train) -> None:
     with pytest.raises(ConfigError, match="multiprocessing_context='threads'"):
         next(loader)
     loader.close()
+
+
+ENTERED, GO, COLLECTED = threading.Event(), threading.Event(), threading.Event()
+
+
+def collect() -> None:
+    """What the main process does to take a result in, in a thread of the loader's."""
+    ENTERED.set()
+    assert GO.wait(PATIENCE_S)
+    gc.collect()
+    COLLECTED.set()
+
+
+class Collects:
+    def __reduce__(self) -> Any:
+        return collect, ()
+
+
+class Collecting(TaskEncoder):
+    def batch(self, samples: list[Any]) -> Any:
+        return Collects()
+
+
+class Trainer:
+    loader: Any = None
+    me: Any = None
+
+
+def test_the_collector_finds_the_loader_in_a_thread_of_its_own(train: Train) -> None:
+    trainer = Trainer()
+    trainer.me = trainer
+    trainer.loader = get_loader(train(num_workers=1, task_encoder=Collecting()), multiprocessing_context="fork")
+    trainer.loader.start_prefetch()
+    assert ENTERED.wait(PATIENCE_S)
+    gc.disable()  # only that thread shall find it
+    try:
+        del trainer
+        GO.set()
+        assert COLLECTED.wait(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        while workers():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        gc.enable()
+
+
+class Fails(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        raise RuntimeError("this sample fails")
+
+
+def again(error: Exception, sample: Any, sources: Any = None) -> None:
+    raise error
+
+
+def test_an_error_out_of_next_keeps_nobody(train: Train) -> None:
+    """The dropped sample's error knows the callers of `next`, and with them the loader."""
+    loader = get_loader(train(num_workers=1, task_encoder=Fails(), handler=again), multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="this sample fails"):
+        next(loader)
+    del loader
+    gc.collect()
+    until = time.monotonic() + PATIENCE_S
+    while workers():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
+from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
@@ -128,7 +129,7 @@ class _Inputs:
 
     def __next__(self) -> Any:
         if self.failed is not None:
-            raise self.failed
+            raise GivenUp  # a function that handles whatever comes would ask for ever
         if not self.left:
             raise StopIteration
         item, self._first = self._first, None
@@ -212,6 +213,9 @@ class _Iterate:
                     self._lane.count_drop()
                 self._end()
                 continue
+            except GivenUp:
+                self._require_inputs()
+                raise
             except Exception as error:
                 self._require_inputs()
                 reference = (self._made, self._call, self._began)
