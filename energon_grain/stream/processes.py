@@ -38,6 +38,7 @@ from energon_grain.stream.workers import OrderedWorkers
 HEADER = struct.Struct("<Q")
 _END_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.5
+_LEAVE_SECONDS = 0.3
 
 
 class ProcessPool:
@@ -71,8 +72,9 @@ class ProcessPool:
         """End the processes."""
         for process in self._processes.values():
             process.dismiss()
+        deadline = time.monotonic() + _LEAVE_SECONDS
         for number in tuple(self._processes):
-            self._processes[number].close()
+            self._processes[number].close(max(0.0, deadline - time.monotonic()))
             del self._processes[number]
 
 
@@ -197,11 +199,11 @@ class WorkerProcess:
                 except BrokenPipeError:
                     continue
 
-    def close(self) -> None:
+    def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
         """End the process."""
         self.dismiss()
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
