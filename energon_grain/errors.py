@@ -22,7 +22,7 @@
     ├── StateError (ValueError)                a saved state cannot be used
     │   └── FingerprintError                   a saved state belongs to another configuration or other data
     ├── FatalSampleError (RuntimeError)        too many failures in a row, or a failure that no policy may skip
-    ├── WorkerError (RuntimeError)             a worker process died or could not start
+    ├── WorkerError (RuntimeError)             a worker process died or cannot start, or is another process's
     └── SkipSample                             raised by user hooks to drop the current sample
 
 A message says what happened, where (shard, member, byte offset), the rule, and the way out.
@@ -137,7 +137,7 @@ class FatalSampleError(EnergonGrainError, RuntimeError):
 
 
 class WorkerError(EnergonGrainError, RuntimeError):
-    """A worker process died or could not start."""
+    """A worker process died or could not start; or workers are those of the process that this one was forked from."""
 
 
 class SkipSample(EnergonGrainError):  # noqa: N818 (Energon's public name)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from patience import PATIENCE_S
 
 from energon_grain.storage.cached_object import CachedObject
 
@@ -29,7 +30,7 @@ def fetch(cached: CachedObject, data: bytes, first: int, stop: int) -> list[int]
                 start, end = cached.version.extent(block, block + 1)
                 if claim.put(block, data[start:end]):
                     fetched.append(block)
-        assert cached.wait(missing, timeout_seconds=20)
+        assert cached.wait(missing, timeout_seconds=PATIENCE_S)
     return fetched
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from object_server import Bucket, ObjectServer, running_object_server
+from patience import PATIENCE_S
 
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.storage.storage_settings import use_storage
@@ -56,7 +57,7 @@ def run_script(tmp_path: Path) -> RunScript:
         source: str,
         *arguments: object,
         env: dict[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         new_group: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from patience import PATIENCE_S
+
 REGION = "us-east-1"
 # moto checks no signature, but asks for one.
 _SIGNED = {
@@ -106,7 +108,7 @@ class ObjectServer:
         Raises:
             OSError: The server said no.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, _SIGNED | headers)
             answer = connection.getresponse()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 from energon_grain import SystemFileStore
 from energon_grain.samples.source_info import SourceInfo
 
@@ -22,12 +24,12 @@ class SlowStore(SystemFileStore):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         self.reads += keys
-        assert self.may_read.wait(20)
+        assert self.may_read.wait(PATIENCE_S)
         return super().read(keys)
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

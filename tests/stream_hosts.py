@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
 
@@ -76,7 +77,7 @@ class Agreement:
 
     def __init__(self, hosts: int) -> None:
         self._flags = [False] * hosts
-        self._barrier = threading.Barrier(hosts, timeout=30)
+        self._barrier = threading.Barrier(hosts, timeout=PATIENCE_S)
 
     def of(self, host: int) -> Callable[[bool], bool]:
         """The function of one host."""

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 import energon_grain
 import energon_grain_torch
@@ -108,6 +109,11 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "print(sorted({'numpy', 'grain', 'jax', 'torch', 'tensorstore', 'orbax', 'PIL', 'yaml'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "[]"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from patience import PATIENCE_S
 
 # Processes are forked off a server that has imported these, and never JAX.
 multiprocessing.set_forkserver_preload(["torch.distributed.checkpoint", "energon_grain_torch", "pytest"])
@@ -42,7 +43,7 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, tim
             return _collect([receive for receive, _ in pipes], time.monotonic() + timeout_s)
         finally:
             for process in processes:
-                process.join(5)
+                process.join(PATIENCE_S)
                 process.kill()
                 process.join()
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import pickle
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, cast
 
@@ -23,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
 from energon_grain.sources.source import Source
-from energon_grain.stream.bounded_buffer import BufferClosed
+from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
@@ -35,9 +40,11 @@ from energon_grain_torch.shared_result import SharedResult
 
 _CHUNKS_PER_WORKER = 2
 _PATIENCE_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
+_KILL_SECONDS = 0.5
 _END_SECONDS = 0.1
 _BROKEN_OFF = (RuntimeError, ConnectionError, EOFError)
-"""What waiting for a result ends with where a worker died, or nothing came for `_PATIENCE_SECONDS`."""
+"""What waiting for a result ends with where a worker died, or nothing came in time."""
 
 
 class ChunkDataset(Dataset[Any]):
@@ -48,11 +55,15 @@ class ChunkDataset(Dataset[Any]):
 
     Args:
         spec: The compiled dataset, without the part that runs in the main process.
+
+    Attributes:
+        folder: For the sockets by which the main process fetches results.
     """
 
-    def __init__(self, spec: StreamSpec) -> None:
+    def __init__(self, spec: StreamSpec, folder: str = "") -> None:
         self._spec = spec
         self._stage: WorkerStage | None = None
+        self.folder = folder
 
     def __getitem__(self, chunk: Chunk | None) -> SharedResult | None:
         if chunk is None:
@@ -60,16 +71,31 @@ class ChunkDataset(Dataset[Any]):
         if self._stage is None:
             info = get_worker_info()
             this_is_worker(-1 if info is None else info.id)
+            _put_sockets_into(self.folder)
             self._stage = WorkerStage(self._spec)
         began = time.perf_counter()
         parts = self._stage.answer(chunk)
         return SharedResult.write(parts, seconds=time.perf_counter() - began)
 
-    def __getstate__(self) -> bytes:
-        return pickled_spec(self._spec, otherwise="start workers by multiprocessing_context='fork'")
+    def __getstate__(self) -> tuple[bytes, str]:
+        return pickled_spec(self._spec, otherwise="start workers by multiprocessing_context='fork'"), self.folder
 
-    def __setstate__(self, state: bytes) -> None:
-        self.__init__(cast("StreamSpec", pickle.loads(state)))
+    def __setstate__(self, state: tuple[bytes, str]) -> None:
+        self.__init__(cast("StreamSpec", pickle.loads(state[0])), state[1])
+
+
+def _put_sockets_into(folder: str) -> None:
+    """Give this process a folder for sockets which somebody else removes if it is killed; of its own, it would stay."""
+    cast("Any", multiprocessing.current_process())._config["tempdir"] = folder
+    util.Finalize(None, _remove_for_parent, args=(folder,), exitpriority=-100)
+
+
+def _remove_for_parent(folder: str) -> None:
+    """Remove the folder where the parent was killed, once the last worker has left it."""
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        with suppress(OSError):
+            os.rmdir(folder)
 
 
 class _ChunkSampler:
@@ -143,7 +169,12 @@ class DataLoaderPool:
     def _begin(self) -> None:
         if self._loader is None:
             self._loader = self._new_loader()
+        if not self._dataset.folder:
+            self._dataset.folder = tempfile.mkdtemp(prefix="pymp-")
+        if self._results is not None:
+            self._results._timeout = _PATIENCE_SECONDS
         self._results = iter(self._loader)
+        self._results._timeout = _LOOK_SECONDS
         belongs_to_this_process(self._results)
         if self._results._worker_pids_set:
             # PyTorch would tell a death from a signal handler, wherever in the program the main thread is then.
@@ -158,7 +189,7 @@ class DataLoaderPool:
             unless: When it is set, nobody needs the result.
 
         Raises:
-            BufferClosed: `unless` was set.
+            GivenUp: `unless` was set.
             WorkerError: A worker died.
         """
         result = self._next_result(unless)
@@ -186,7 +217,7 @@ class DataLoaderPool:
                     raise worker_death(dead, import_script=self._import_script()) from error
                 if not _timed_out(error):
                     raise
-        raise BufferClosed
+        raise GivenUp
 
     def _dead(self) -> list[tuple[int, int, int | None]]:
         """Number, process and exit code of each worker that died."""
@@ -205,16 +236,25 @@ class DataLoaderPool:
         """Chunks that were sent and have not come back."""
         return len(self._sampler.sent)
 
+    def forget(self) -> None:
+        """Let go of who plans the chunks: the pool outlives that, and maybe all that was made of it."""
+        self._sampler.chunks = iter(())
+
     def close(self) -> None:
-        """End the processes; those that do not come out of a hook within a second are killed."""
+        """End the processes; those that do not soon come out of a hook are killed."""
         results, self._results, self._loader = self._results, None, None
-        if results is None:
-            return
+        if results is not None:
+            self._end(results)
+        folder, self._dataset.folder = self._dataset.folder, ""
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _end(self, results: Any) -> None:
         # As PyTorch does, which however waits for five seconds, for one after the other.
         results._workers_done_event.set()
         for queue in results._index_queues:
             queue.put(None)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _KILL_SECONDS
         for worker in results._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
             if worker.is_alive():
@@ -247,11 +287,15 @@ class DataLoaderWorkers:
                     return encoded
             raise StopIteration
 
+    def stop(self) -> None:
+        """Let whoever waits for a result notice, soon, that nobody needs it."""
+        self._closed.set()
+
     def close(self) -> None:
-        """Let go of what is under way; whoever waits for it notices within a second."""
+        """Wait until nobody takes results, and let go of the chunks: with them comes all that was made of them."""
         self._closed.set()
         with self._taking:
-            pass
+            self._pool.forget()
 
 
 def _as_it_is(result: Any) -> Any:

@@ -15,7 +15,6 @@ from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.samples.pytree import register_value
 from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.end_of_life import close_with
 from energon_grain.stream.host_processes import with_agreement
 from energon_grain.stream.idle_arguments import IdleArguments, check_idle
 from energon_grain.stream.run import Stream
@@ -38,13 +37,9 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
 
     _framework: ClassVar[str] = "`jax.distributed`"
 
-    _closed = True  # until all of `__init__` has worked: the base class closes itself on deletion
-
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
-        # At the end of a program the base class calls `close` when modules are empty already: this comes before.
-        self._at_end = close_with(self, stream.close)
 
     def _processes(self) -> JaxProcesses | None:
         return jax_processes()
@@ -80,13 +75,14 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
 
     def close(self) -> None:
         """End threads and processes, and release files. Further `next` calls raise ValueError."""
-        if not self._closed:
-            self._release()
+        self._release()
         super().close()
 
     def _release(self) -> None:
-        if self._at_end.detach() is not None:
-            self._stream.close()
+        self._stream.close()
+
+    def __del__(self) -> None:
+        """Nothing, where the base class calls `close`, which waits: the stream ends when nobody has it any more."""
 
     def __enter__(self) -> SavableDataLoader:
         return self

@@ -1,7 +1,7 @@
-"""Whether requests are still wanted: those of a program that ends, and of a reader that was closed, are given up.
+"""Whether what a thread does is still wanted: a program that ends, or a reader that is closed, gives it up.
 
 Who closes a reader waits for its threads. A request that stalls, or is tried again and again, would hold that up for
-minutes.
+minutes; so would the hundreds of slow hooks that a chunk may take.
 """
 
 from __future__ import annotations
@@ -9,20 +9,66 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 from energon_grain.storage.program_end import program_ends
 
 LOOK_SECONDS = 0.1
 """How often those who wait for a request look whether it is still wanted."""
 
-_of_thread = threading.local()
+
+class GivenUp(BaseException):
+    """Nobody waits any more for what this thread makes.
+
+    It is no `Exception`: nothing that handles failures, ours or a hook's, may take it for one.
+    """
+
+
+class Over:
+    """Set once, when nobody waits any more for what some threads make."""
+
+    __slots__ = ("_cuts", "_set")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._cuts: dict[int, Callable[[], object]] = {}
+
+    def is_set(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._set
+
+    def set(self) -> None:
+        """Nobody waits any more. It waits for nothing."""
+        self._set = True
+        for cut in tuple(self._cuts.values()):
+            cut()
+
+    @contextlib.contextmanager
+    def cutting(self, cut: Callable[[], object]) -> Generator[None]:
+        """Inside the block, `set` calls `cut`. Raises GivenUp at its end if it did."""
+        self._cuts[id(cut)] = cut
+        try:
+            if self._set:
+                cut()
+            yield
+        finally:
+            del self._cuts[id(cut)]
+        if self._set:
+            raise GivenUp
+
+
+class _OfThread(threading.local):
+    over: Over | None = None
+
+
+_of_thread = _OfThread()
 
 
 @contextlib.contextmanager
-def wanted_until(over: threading.Event | None) -> Generator[None]:
-    """Inside the block, give up the requests of this thread as soon as `over` is set; None: never."""
-    before = wanted_for()
+def wanted_until(over: Over | None) -> Generator[None]:
+    """Inside the block, give up what this thread does as soon as `over` is set; None: never."""
+    before = _of_thread.over
     _of_thread.over = over
     try:
         yield
@@ -30,14 +76,33 @@ def wanted_until(over: threading.Event | None) -> Generator[None]:
         _of_thread.over = before
 
 
-def wanted_for() -> threading.Event | None:
+def wanted_for() -> Over | None:
     """What `wanted_until` was given in this thread, to be handed on to threads that make requests for it."""
-    return getattr(_of_thread, "over", None)
+    return _of_thread.over
+
+
+def while_wanted(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextManager[None]:
+    """A context for a loop over an iterator of C's (`zip` of lists, say), or over a list that nobody else needs.
+
+    The loop ends behind the call that is under way when nobody waits any more, and the block with GivenUp. The loop
+    itself pays nothing for that: the iterator is exhausted, or the list emptied, by who gives it up.
+    """
+    over = _of_thread.over
+    if over is None:
+        return contextlib.nullcontext()
+    return over.cutting(loop.clear if isinstance(loop, list) else lambda: [None for _ in loop])
+
+
+def require_wanted() -> None:
+    """Raises GivenUp if nobody waits any more for what this thread makes."""
+    over = _of_thread.over
+    if over is not None and over.is_set():
+        raise GivenUp
 
 
 def given_up() -> bool:
     """Whether nobody waits any more for what this thread reads."""
-    over = wanted_for()
+    over = _of_thread.over
     return program_ends() or (over is not None and over.is_set())
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from energon_grain.storage.given_up import wanted_until
-from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.stream.bounded_buffer import BoundedBuffer
 from energon_grain.stream.encode import approximate_bytes
+from energon_grain.stream.end_of_life import UnderWay, interrupts_held
 from energon_grain.stream.production import Production, Step
 
 
@@ -15,22 +16,27 @@ class Ahead:
     """An iterator over the steps of a production that runs in the background.
 
     Args:
-        production: What makes the steps; closed together with this.
+        production: What makes the steps.
         capacity: Batches that wait for the consumer at most.
         budget_bytes: Bound on their memory, estimated from the first one; a single batch may always wait.
+        under_way: Ends the thread.
     """
 
-    def __init__(self, production: Production, capacity: int, budget_bytes: int) -> None:
-        self._production = production
+    def __init__(self, production: Production, capacity: int, budget_bytes: int, under_way: UnderWay) -> None:
         self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
-        self._over = threading.Event()
         self._thread = threading.Thread(
             target=_produce,
-            args=(production, self._buffer, budget_bytes, self._over),
+            args=(production, self._buffer, budget_bytes, under_way.over),
             name="energon-grain-batches",
             daemon=True,
         )
-        self._thread.start()
+        with interrupts_held():
+            self._thread.start()
+            under_way.add(self._buffer.close, self._wait)
+
+    def _wait(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -40,23 +46,15 @@ class Ahead:
         if entry is None:
             raise StopIteration
         if isinstance(entry, BaseException):
-            raise entry
+            try:
+                raise entry
+            finally:
+                del entry  # the traceback refers to this frame
         return entry
-
-    def close(self) -> None:
-        """Stop the thread and the workers, without what a store has not sent yet, and wait for them."""
-        self._buffer.close()
-        self._over.set()
-        self._production.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
 
 
 def _produce(
-    production: Production,
-    buffer: BoundedBuffer[Step | BaseException | None],
-    budget_bytes: int,
-    over: threading.Event,
+    production: Production, buffer: BoundedBuffer[Step | BaseException | None], budget_bytes: int, over: Over
 ) -> None:
     measured = False
     try:
@@ -68,10 +66,10 @@ def _produce(
                 buffer.put(step)
                 del step  # or the batch would live until the next one is made
         buffer.put(None)
-    except BufferClosed:
+    except GivenUp:
         return
     except BaseException as error:
         try:
             buffer.put(error)
-        except BufferClosed:
+        except GivenUp:
             return

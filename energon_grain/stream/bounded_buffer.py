@@ -6,11 +6,9 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
+from energon_grain.storage.given_up import GivenUp
+
 T = TypeVar("T")
-
-
-class BufferClosed(Exception):  # noqa: N818 (a signal, not a failure)
-    """The other side closed the buffer."""
 
 
 class BoundedBuffer(Generic[T]):
@@ -28,22 +26,22 @@ class BoundedBuffer(Generic[T]):
             self._capacity = max(1, min(capacity, self._capacity))
 
     def put(self, entry: T) -> None:
-        """Append an entry. Raises BufferClosed."""
+        """Append an entry. Raises GivenUp."""
         with self._changed:
             while len(self._entries) >= self._capacity and not self._closed:
                 self._changed.wait()
             if self._closed:
-                raise BufferClosed
+                raise GivenUp
             self._entries.append(entry)
             self._changed.notify_all()
 
     def get(self) -> T:
-        """Remove the first entry. Raises BufferClosed, even when entries are left."""
+        """Remove the first entry. Raises GivenUp, even when entries are left."""
         with self._changed:
             while not self._entries and not self._closed:
                 self._changed.wait()
             if self._closed:
-                raise BufferClosed
+                raise GivenUp
             entry = self._entries.popleft()
             self._changed.notify_all()
             return entry

@@ -11,6 +11,7 @@ from energon_grain.datasets.draw_context import Draw, current
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.raw import RawBatch
+from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.dropped import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.seeds import seeded_globals
 from energon_grain.stream.spec import HookSpec
@@ -52,6 +53,7 @@ class Flow:
 
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
+            GivenUp: Nobody waits for the samples any more.
         """
         draw = Draw(_hook_key(self.leaf_key, hook.name), *self.draws, self.batch_of)
         function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
@@ -60,17 +62,18 @@ class Flow:
         failed: set[int] = set()
         value: Any = None
         # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
-        pending = iter(zip(self.places, self.values, strict=True))
+        pending = zip(self.places, self.values, strict=True)
         outer, current.draw = current.draw, draw
         try:
-            while True:
-                try:
-                    for draw.place, value in pending:
-                        append(function(value))
-                    break
-                except Exception as error:
-                    self.drop(draw.place, hook.name, hook.failure_tolerance, error, value)
-                    failed.add(draw.place)
+            with while_wanted(pending):
+                while True:
+                    try:
+                        for draw.place, value in pending:
+                            append(function(value))
+                        break
+                    except Exception as error:
+                        self.drop(draw.place, hook.name, hook.failure_tolerance, error, value)
+                        failed.add(draw.place)
         finally:
             current.draw = outer
         if failed:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from energon_grain.datasets.draw_context import Draw, Positions, current
 from energon_grain.errors import FatalSampleError, StateError
+from energon_grain.storage.given_up import require_wanted
 from energon_grain.stream.sample_copy import apart
 from energon_grain.stream.seeds import SeededGlobals
 from energon_grain.stream.spec import HookSpec
@@ -36,7 +37,12 @@ def call_hook(
         lock: Held during the call.
         epoch: `Draw.epoch` in the hook.
         batch: `Draw.batch_index` in the hook; None: nobody can tell.
+
+    Raises:
+        GivenUp: Nobody waits for the result any more; the hook was not called.
+        Exception: What the hook raises.
     """
+    require_wanted()
     draw = Draw(key, number, [-1], [epoch], batch_index=batch)
     outer = current.draw
     with lock:
@@ -130,6 +136,7 @@ class HookGenerator:
         return self
 
     def __next__(self) -> Any:
+        require_wanted()
         self._outer = current.draw
         with self._lock:
             current.draw = self.draw

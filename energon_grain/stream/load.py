@@ -13,6 +13,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.crude import CrudeSample
 from energon_grain.sources.provenance import LazySources
 from energon_grain.sources.raw import PartValue, RawBatch
+from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.flow import Flow
 from energon_grain.stream.spec import HookSpec
 
@@ -98,13 +99,15 @@ class LeafLoader:
             if decode is None or bytes not in types:
                 columns[part] = list(column)
                 continue
-            with suppress(Exception):
-                if types == {bytes}:
-                    columns[part] = self._decoded_whole(part, cast("list[bytes]", column), groups)
-                else:
-                    columns[part] = [decode(data) if type(data) is bytes else data for data in column]
-                continue
-            columns[part] = self._decoded_one_by_one(flow, part, decode, column)
+            values = list(column)
+            with while_wanted(values):
+                with suppress(Exception):
+                    if types == {bytes}:
+                        columns[part] = self._decoded_whole(part, cast("list[bytes]", values), groups)
+                    else:
+                        columns[part] = [decode(data) if type(data) is bytes else data for data in values]
+                    continue
+                columns[part] = self._decoded_one_by_one(flow, part, decode, values)
         if flow.dropped:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns

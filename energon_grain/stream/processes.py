@@ -37,7 +37,8 @@ from energon_grain.stream.workers import OrderedWorkers
 
 HEADER = struct.Struct("<Q")
 _END_SECONDS = 5.0
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
+_LEAVE_SECONDS = 0.3
 
 
 class ProcessPool:
@@ -69,8 +70,12 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes."""
-        while self._processes:
-            self._processes.popitem()[1].close()
+        for process in self._processes.values():
+            process.dismiss()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for number in tuple(self._processes):
+            self._processes[number].close(max(0.0, deadline - time.monotonic()))
+            del self._processes[number]
 
 
 class ProcessWorkers(OrderedWorkers):
@@ -83,7 +88,7 @@ class ProcessWorkers(OrderedWorkers):
         super().__init__([pace.timed(process.run) for process in processes], chunks, budget_bytes)
 
     def close(self) -> None:
-        """Stop after the chunks in hand; processes that take long over theirs are killed."""
+        """Wait for the chunks in hand; processes that take long over theirs are killed."""
         self.stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for process in self._processes:
@@ -185,16 +190,20 @@ class WorkerProcess:
         else:
             self._process.kill()
 
-    def close(self) -> None:
-        """End the process."""
+    def dismiss(self) -> None:
+        """Let the process end."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
                     pipe.close()
                 except BrokenPipeError:
                     continue
+
+    def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
+        """End the process."""
+        self.dismiss()
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -17,6 +17,7 @@ from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.encode import PureStage
+from energon_grain.stream.end_of_life import UnderWay, interrupts_held
 from energon_grain.stream.lanes import LaneAssembly, Taken
 from energon_grain.stream.operators.program import LaneProgram
 from energon_grain.stream.operators.sample_reader import AheadReader
@@ -28,7 +29,7 @@ from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.statistics import Drops, Statistics
-from energon_grain.stream.worker_pool import ChunkWorkers, ThreadPool, WorkerPool
+from energon_grain.stream.worker_pool import ThreadPool, WorkerPool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,7 @@ class Production:
         statistics: Counts drops.
         config: Error handler and memory bound.
         pool: Who encodes; None: everything happens in `next`.
+        under_way: Takes in what runs from now on, and ends it.
         start: From where on.
         finish: Called on each batch when it is made.
     """
@@ -75,6 +77,7 @@ class Production:
         statistics: Statistics,
         config: WorkerConfig,
         pool: WorkerPool | None,
+        under_way: UnderWay,
         start: Progress,
         finish: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -88,14 +91,12 @@ class Production:
         self._config = config
         statistics.begin(first=not (start.item or start.pass_number))
         self._finish = finish
-        self._workers: ChunkWorkers | None = None
+        self._under_way = under_way
         self._pace = ChunkPace(first=self._plan.batch_size)
         self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
-        try:
-            self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
-        except BaseException:
-            self.close()
-            raise
+        if self._ahead:
+            under_way.add(self._ahead.close)
+        self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
 
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
@@ -170,8 +171,10 @@ class Production:
         """Chunks, done: by workers, or when they are asked for."""
         if pool is None:
             return map(self._pace.timed(self._stage.run), chunks)
-        self._workers = pool.start(chunks, self._pace)
-        return iter(self._workers)
+        with interrupts_held():
+            workers = pool.start(chunks, self._pace)
+            self._under_way.add(workers.stop, workers.close)
+        return iter(workers)
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
@@ -332,12 +335,6 @@ class Production:
                     f"every one of the {length} samples of the pass was dropped; see the log for why"
                 )
         return found
-
-    def close(self) -> None:
-        """Let the workers go after the chunks in hand."""
-        self._ahead.close()
-        if self._workers is not None:
-            self._workers.close()
 
 
 def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:

@@ -6,7 +6,6 @@ hundred megabytes together take long runs of bytes, and these are fetched while 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,9 +17,8 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import wanted_until
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.draws import Draws
 
 Int64Array = npt.NDArray[np.int64]
@@ -61,7 +59,7 @@ class ReadAhead:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
-        self._over = threading.Event()
+        self._over = Over()
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
@@ -133,7 +131,7 @@ class ReadAhead:
         """Wait for a request, failed or not.
 
         Raises:
-            BufferClosed: This was closed meanwhile.
+            GivenUp: This was closed meanwhile.
         """
         while not self._over.is_set() and not self._in_vain:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
@@ -141,7 +139,7 @@ class ReadAhead:
             if future.done():
                 return
         if self._over.is_set():
-            raise BufferClosed
+            raise GivenUp
 
     def close(self) -> None:
         """Begin no further request, and give up those under way."""
@@ -218,7 +216,7 @@ class Arrival:
         """Wait until they are there, or cannot be had.
 
         Raises:
-            BufferClosed: Nobody wants them any more.
+            GivenUp: Nobody wants them any more.
         """
         if self.coming is not None:
             self.coming.wait(self.count)

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -19,14 +20,14 @@ from energon_grain.datasets.batching import check_last_batch
 from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.errors import ConfigError, EmptyDatasetError, StateError
+from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
+from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
-from energon_grain.stream.bounded_buffer import BufferClosed
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, to_cursor
 from energon_grain.stream.encode import PureStage
-from energon_grain.stream.end_of_life import close_with
+from energon_grain.stream.end_of_life import UnderWay, close_with
 from energon_grain.stream.global_seeding import assembly_seeds_globals
 from energon_grain.stream.operators.program import write_states
 from energon_grain.stream.own_workers import own_pool
@@ -81,7 +82,6 @@ class Stream:
         self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
         self._finish = finish
-        self._pool: WorkerPool | None = None
         self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
@@ -109,8 +109,9 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
-        self._release: weakref.finalize[Any, Any] | None = None
-        self._end_pool: weakref.finalize[Any, Any] | None = None
+        self._pool: WorkerPool | None = None
+        self._under_way = UnderWay()
+        self._end: weakref.finalize[Any, Any] | None = None
         self._starting = threading.RLock()  # for `close`, from another thread
         self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
@@ -154,12 +155,14 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[Any]:
+        self._require_here("go on")
         with self.turn:
             if self._progress.ended:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
         return self
 
     def __next__(self) -> Any:
+        self._require_here("go on")
         with self.turn:
             if self._closed_at:
                 raise ValueError(
@@ -176,6 +179,7 @@ class Stream:
 
         What fails behind the first of them is tried again, and raised, when it is the first.
         """
+        self._require_here("read ahead")
         with self.turn:
             while len(self._coming) < count and not (self._behind.ended or self._closed_at):
                 if self._coming and self._behind is self._failed_behind:
@@ -231,15 +235,16 @@ class Stream:
         try:
             with self._starting:
                 steps = self._steps or self._start()
-            return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+            with wanted_until(self._under_way.over):
+                return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
         except StopIteration:
             self._none_left = True
             raise
-        except BufferClosed:
-            raise ValueError(
-                f"this loader was closed at {self._closed_at} while its next batch was waited for"
-            ) from None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, GivenUp) or (self._closed_at and isinstance(error, Exception)):
+                raise ValueError(
+                    f"this loader was closed at {self._closed_at} while its next batch was waited for"
+                ) from None
             # What failed is tried again by the next call, from the same place on.
             self._stop()
             self._statistics.failed()
@@ -277,29 +282,33 @@ class Stream:
                 agreed = step.progress.without(self._empty_steps)
 
     def _start(self) -> Iterator[Step]:
+        self._under_way.begin()
         if self._closed_at:
-            raise BufferClosed
+            raise GivenUp
         self._empty_steps = 0
         pool = self._workers_ready()
-        production = Production(
-            spec=self.spec,
-            share=self.share,
-            stage=self._stage,
-            batches=self._batches,
-            statistics=self._statistics,
-            config=self.config,
-            pool=pool,
-            start=self._behind,
-            finish=self._finish,
-        )
-        if pool is not None and not assembly_seeds_globals(self.spec):
-            capacity = self._prefetch_factor * pool.workers
-            ahead = Ahead(production, capacity=capacity, budget_bytes=self.config.prefetch_bytes)
-            self._steps = ahead
-            self._release = close_with(self, ahead.close)
-        else:
-            self._steps = iter(production)
-            self._release = close_with(self, production.close)
+        try:
+            with wanted_until(self._under_way.over):
+                production = Production(
+                    spec=self.spec,
+                    share=self.share,
+                    stage=self._stage,
+                    batches=self._batches,
+                    statistics=self._statistics,
+                    config=self.config,
+                    pool=pool,
+                    under_way=self._under_way,
+                    start=self._behind,
+                    finish=self._finish,
+                )
+            if pool is not None and not assembly_seeds_globals(self.spec):
+                capacity = self._prefetch_factor * pool.workers
+                self._steps = Ahead(production, capacity, self.config.prefetch_bytes, self._under_way)
+            else:
+                self._steps = iter(production)
+        except BaseException:
+            self._stop()
+            raise
         return self._steps
 
     def _workers_ready(self) -> WorkerPool | None:
@@ -312,20 +321,33 @@ class Stream:
             if self._pool is None:
                 self._workers = 0
             else:
-                # Of several finalizers the last that was made runs first: what the pool was started for ends before it.
-                self._end_pool = close_with(self, self._pool.close)
+                self._under_way.pool = self._pool
+                self._end = close_with(self, self._under_way.close)
         return self._pool
 
     def _stop(self) -> None:
         self._steps, self._none_left = None, False
-        if self._release is not None:
-            self._release()
-            self._release = None
+        self._under_way.stop()
+
+    def _require_here(self, what: str) -> None:
+        """Check that this is no forked child's copy of a stream that runs elsewhere.
+
+        Raises:
+            WorkerError: It is.
+        """
+        if self._under_way.elsewhere:
+            raise WorkerError(
+                f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
+                f"process, so it cannot {what} here: make the loader in the child itself, or one from the same dataset "
+                f"that restores the state of this one (`loader.restore_state_rank(inherited.save_state_rank())`)"
+            )
 
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
+        self._require_here("read ahead")
         if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
-            self._start()
+            with self._starting, suppress(GivenUp):  # closed meanwhile
+                self._start()
 
     def cursor(self, *, with_manifest: bool = False) -> Cursor:
         """The state behind the last delivered batch. Cheap enough to ask for after each.
@@ -356,7 +378,9 @@ class Stream:
             StateError: The cursor is malformed or cannot be continued here.
             FingerprintError: It belongs to another configuration or other data.
             HostsError: The number of hosts does not fit its lanes.
+            WorkerError: This process was forked while the stream was at work.
         """
+        self._require_here("restore a state")
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
@@ -379,6 +403,7 @@ class Stream:
         if steps < 0:
             raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
         if steps:
+            self._require_here("skip steps")
             with self.turn:
                 self._skip(steps)
 
@@ -422,6 +447,7 @@ class Stream:
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
+        self._require_here("restore samples")
         return SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
 
     def which(self, step: int) -> list[SampleRecord]:
@@ -446,11 +472,13 @@ class Stream:
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed_at = self._closed_at or _caller()
+        self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
-            self._stop()
+            self._steps = None
             self._coming.clear()
-            if self._end_pool is not None:
-                self._end_pool()
+            self._under_way.close()
+            if self._end is not None:
+                self._end.detach()
             self._stage.close()
 
     def __enter__(self) -> Stream:

@@ -22,8 +22,12 @@ class ChunkWorkers(Protocol):
 
     def __next__(self) -> Encoded: ...
 
+    def stop(self) -> None:
+        """Wake who waits in `next`, and let no worker take another chunk, without waiting; any thread may call it."""
+        ...
+
     def close(self) -> None:
-        """Wake who waits in `next`, and return once no worker takes another chunk; any thread may call it."""
+        """Wait until all of that is so."""
         ...
 
 
@@ -45,7 +49,7 @@ class WorkerPool(Protocol):
         ...
 
     def close(self) -> None:
-        """End them."""
+        """End them; once more does no harm."""
         ...
 
 

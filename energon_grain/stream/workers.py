@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from energon_grain.storage.given_up import wanted_until
-from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.stream.bounded_buffer import BoundedBuffer
 from energon_grain.stream.chunk import Chunk, Encoded
 
 Run = Callable[[Chunk], Encoded]
@@ -17,7 +17,6 @@ Run = Callable[[Chunk], Encoded]
 @dataclass(slots=True, eq=False)
 class _Task:
     chunk: Chunk
-    done: threading.Event = field(default_factory=threading.Event)
     result: Encoded | None = None
     error: BaseException | None = None
 
@@ -43,10 +42,14 @@ class OrderedWorkers:
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
-        self._over = threading.Event()
+        self._over = Over()
+        self._done = threading.Condition()
         self._threads = [
             threading.Thread(
-                target=_work, args=(run, self._tasks, self._over), name=f"energon-grain-worker-{n}", daemon=True
+                target=_work,
+                args=(run, self._tasks, self._over, self._done),
+                name=f"energon-grain-worker-{n}",
+                daemon=True,
             )
             for n, run in enumerate(runs)
         ]
@@ -60,12 +63,18 @@ class OrderedWorkers:
         self._submit()
         if not self._under_way:
             raise StopIteration
-        # The head stays in the queue while it is waited for, so that `close` finds and wakes it.
         task = self._under_way[0]
-        task.done.wait()
+        with self._done:
+            while task.result is None and task.error is None and not self._over.is_set():
+                self._done.wait()
+        if self._over.is_set():
+            raise GivenUp
         self._under_way.popleft()
         if task.error is not None:
-            raise task.error
+            try:
+                raise task.error
+            finally:
+                del task  # the traceback refers to this frame
         assert task.result is not None
         self._expansion = max(1.0, task.result.size_bytes / max(1, task.chunk.size_bytes))
         self._submit()
@@ -87,12 +96,11 @@ class OrderedWorkers:
             self._tasks.put(task)
 
     def stop(self) -> None:
-        """Let the threads end, without what a store has not sent yet, and wake whoever waits for a result."""
-        self._tasks.close()
-        for task in tuple(self._under_way):
-            task.error = task.error or BufferClosed()
-            task.done.set()
+        """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
         self._over.set()
+        self._tasks.close()
+        with self._done:
+            self._done.notify_all()
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
@@ -102,16 +110,17 @@ class OrderedWorkers:
                 thread.join()
 
 
-def _work(run: Run, tasks: BoundedBuffer[_Task], over: threading.Event) -> None:
+def _work(run: Run, tasks: BoundedBuffer[_Task], over: Over, done: threading.Condition) -> None:
     while True:
         try:
             task = tasks.get()
-        except BufferClosed:
+        except GivenUp:
             return
         try:
             with wanted_until(over):
                 task.result = run(task.chunk)
         except BaseException as error:
-            task.error = task.error or error  # of a request that was given up nobody hears
-        task.done.set()
+            task.error = error
+        with done:
+            done.notify_all()
         del task  # or its samples would live until the next one comes

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from cli_runs import run
 from metadatasets import write_v2
+from patience import PATIENCE_S
 from PIL import Image
 
 from energon_grain import ConfigError
@@ -152,7 +153,7 @@ def test_mistakes_are_one_red_line(folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()

@@ -4,13 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 from energon_grain.testing import make_captioning_dataset
 
 
 def command(folder: Path, *arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
     """The command as it is installed: Python itself does not look in the current folder then (-P)."""
     program = [sys.executable, "-P", "-c", "from energon_grain.cli import main; main()", *arguments]
-    return subprocess.run(program, cwd=folder, input=answers, text=True, capture_output=True, timeout=60, check=False)
+    return subprocess.run(
+        program, cwd=folder, input=answers, text=True, capture_output=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import run
+from patience import PATIENCE_S
 from typer.testing import Result
 
 from energon_grain.errors import ConfigError, TarError
@@ -173,7 +174,7 @@ def test_input_that_ends_early(root: Path) -> None:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     line = [sys.executable, "-W", "error", "-m", "energon_grain.cli", *arguments]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
@@ -210,7 +211,9 @@ def test_light_imports() -> None:
         "import sys; from energon_grain.cli.app import app; print({'numpy', 'yaml', 'rich.progress'} & {*sys.modules})"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout == "set()\n"
     helped = command("--help")
     assert helped.returncode == 0

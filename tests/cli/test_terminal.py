@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.testing import make_captioning_dataset
 
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 
 
 class Terminal:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from full_disk import size_limit
+from patience import PATIENCE_S
 from records import encode_example, write_shards
 
 from energon_grain.conversion import ConversionProgress, convert_dataset
@@ -247,7 +248,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "energon_grain.cli", "convert", str(tmp_path / "blobs"), str(target)]
     with subprocess.Popen([*command, "--num-workers", "2"], start_new_session=True) as process:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while len(list((target / ".nv-meta" / ".convert").glob("*.json"))) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
         finally:

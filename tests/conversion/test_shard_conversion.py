@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from patience import PATIENCE_S
 from records import msgpack_record, write_records
 
 from energon_grain.conversion.read_back import written_samples
@@ -70,7 +71,7 @@ def interrupted(source: Path, folder: Path, number: signal.Signals) -> tuple[Sha
 
     thread = threading.Thread(target=work)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not list(folder.glob(".x*")) and time.monotonic() < deadline:
         time.sleep(0.002)
     for process in list(processes._running):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from forking import may_fork
 from metadatasets import write_v2
+from patience import PATIENCE_S
 from slow_stores import SlowStore, until
 from stream_hosts import config
 
@@ -68,7 +69,7 @@ def test_many_threads(store: SlowStore, make_pool: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     gc.collect()
     assert not wrong
     until(lambda: pool.current_cache_count == 0)
@@ -87,7 +88,7 @@ def test_a_script_that_ends_cleans_up(tmp_path: Path) -> None:
     )
     (tmp_path / "a.txt").write_text("a")
     command = [sys.executable, "-c", program, str(tmp_path / "cache"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert (done.stdout, done.stderr) == ("a\n", "")
     assert list((tmp_path / "cache").iterdir()) == []
 

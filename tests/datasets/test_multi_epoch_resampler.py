@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from energon_grain import (
     ConfigError,
@@ -193,7 +194,9 @@ def test_another_process_gives_equal_samples() -> None:
         "from energon_grain import MultiEpochDatasetResampler as Resampler\n"
         "print(Resampler(Wrapper(range(3000)), num_epochs=9, seed=3).__getitems__(range(0, 27000, 1001)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     here = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(range(3000)), num_epochs=9, seed=3)
     assert done.stdout.strip() == str([here[index] for index in range(0, 27000, 1001)])
 

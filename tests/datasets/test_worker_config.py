@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain import ConfigError, WorkerConfig, log_exception, reraise_exception
 
@@ -66,5 +67,5 @@ def test_without_jax_distributed_there_is_one_host(with_jax: list[str], printed:
         pytest.importorskip("jax")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, *with_jax]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == printed

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig
 
@@ -34,7 +35,7 @@ def test_processes_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     )
     path = tmp_path / "shared.jsonl"
     processes = [subprocess.Popen([sys.executable, "-c", program, str(n), str(path)]) for n in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(PATIENCE_S) for process in processes] == [0, 0, 0]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted((line["worker"], line["n"]) for line in lines) == [(w, n) for w in (1, 2, 3) for n in range(300)]
 

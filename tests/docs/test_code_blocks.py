@@ -29,12 +29,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PAGES_OF_OTHERS = sorted((Path(__file__).parent / "pages_of_others").glob("*.md"))
 SHOWN_ONLY = {"console", "text"}
-PAGE_TIMEOUT_S = 1200  # some start a dozen processes, on machines that may be slow
+PAGE_TIMEOUT_S = PATIENCE_S
 
 BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$"

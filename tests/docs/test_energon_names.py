@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from patience import PATIENCE_S
 
 import energon_grain
 
@@ -66,5 +67,5 @@ def test_what_is_said_of_ours_is_true(name: str, said: str) -> None:
 @pytest.mark.energon
 @pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with")
 def test_the_list_is_energons() -> None:
-    done = subprocess.run([str(PEER), str(LISTER)], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([str(PEER), str(LISTER)], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout == NAMES.read_text()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from columnar_cases import check_contents, shards_of, write_dataset
 from made_scans import scan_of
+from patience import PATIENCE_S
 
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
@@ -126,7 +127,7 @@ def test_processes_that_build_at_once_all_end_well(tmp_path: Path) -> None:
     processes = [context.Process(target=_open_and_report, args=(tmp_path, queue)) for _ in range(3)]
     for process in processes:
         process.start()
-    ids = {queue.get(timeout=60) for _ in processes}
+    ids = {queue.get(timeout=PATIENCE_S) for _ in processes}
     for process in processes:
         process.join()
     assert len(ids) == 1

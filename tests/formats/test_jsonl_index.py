@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from energon_grain.errors import (
     DatasetNotFoundError,
@@ -96,7 +97,7 @@ def test_any_mixture_of_lines(
 @pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with")
 def test_the_same_bytes_as_energons(tmp_path: Path) -> None:
     paths = [put(tmp_path / f"{number}.jsonl", content) for number, content in enumerate(CONTENTS)]
-    subprocess.run([str(PEER), "-c", THERE, *paths], capture_output=True, check=True, timeout=120)
+    subprocess.run([str(PEER), "-c", THERE, *paths], capture_output=True, check=True, timeout=PATIENCE_S)
     theirs = [jsonl_index_path(path).read_bytes() for path in paths]
     for path in paths:
         write_jsonl_index(path)
@@ -182,5 +183,5 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}\n' * 3_000_000)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEMORY, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert int(done.stdout) < 20_000, "KiB; the index alone has 23,000"

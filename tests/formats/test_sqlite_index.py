@@ -12,6 +12,7 @@ from full_disk import size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_scans import scan_of
+from patience import PATIENCE_S
 
 from energon_grain.errors import DuplicateKeyError, IndexFileError
 from energon_grain.formats.sqlite_index import write_sqlite_index
@@ -142,7 +143,7 @@ write_sqlite_index(Path(sys.argv[1]), scans(200), cache_bytes=1 << 20)
 assert peak_bytes() - before < 4 << 20, peak_bytes() - before
 """
     command = [sys.executable, "-c", program, str(tmp_path / "index.sqlite"), str(Path(__file__).parents[1])]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 def test_a_repeated_part_counts_last(tmp_path: Path) -> None:

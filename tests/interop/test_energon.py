@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain import Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
 from energon_grain.errors import ConfigError
@@ -34,7 +35,9 @@ FIELD_MAPS = {"captioning": {"image": "jpg", "caption": "txt"}, "text": {"text":
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.join_index import cache_folder, index_file_name
@@ -32,7 +33,9 @@ READER = Path(__file__).with_name("read_joins_with_energon.py")
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
@@ -68,7 +71,12 @@ def read_there(folder: Path) -> list[list[str]]:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [PEER, READER, target, folder / "joined.yaml", "train"]
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=300, check=False, env=environment
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(target.read_text())

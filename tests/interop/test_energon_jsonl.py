@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig, get_val_dataset
 from energon_grain.formats.jsonl_index import write_jsonl_index
@@ -47,7 +48,9 @@ def test_the_same_samples(tmp_path: Path) -> None:
     lines = [json.dumps({"n": i, "text": "ä" * (i % 5), "nested": {"list": [i, None, 0.5]}}) for i in range(30)]
     path.write_text("\n" + "\n".join(lines[:10]) + "\n\n  " + "\r\n".join(lines[10:]))
     write_jsonl_index(path)
-    done = subprocess.run([str(PEER), "-c", THERE, path], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [str(PEER), "-c", THERE, path], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     here = [
         [

@@ -15,6 +15,7 @@ from typing import Any
 import orbax.checkpoint as ocp_v0
 import pytest
 from orbax.checkpoint import v1 as ocp
+from patience import PATIENCE_S
 
 from energon_grain import StateError, get_loader
 from energon_grain.loader import EnergonCheckpointRestore
@@ -48,7 +49,7 @@ def run_two_hosts(folder: Path) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=150)[1] for process in running]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in running]
     finally:
         for process in running:
             process.kill()

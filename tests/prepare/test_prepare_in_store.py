@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cli_runs import run
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig, get_train_dataset
 from energon_grain.errors import (
@@ -164,7 +165,7 @@ prepare_dataset(sys.argv[1], progress=progress, num_workers=1)
 
 @pytest.mark.parametrize(("stage", "reused"), [("scan", 3), ("commit", 5)])
 def test_a_killed_run_goes_on(url: str, root: Path, stage: str, reused: int) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, url, stage], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, url, stage], timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
     assert not any(".nv-meta" in name for name in objects(url))
     assert prepare_dataset(url).shards_reused >= reused

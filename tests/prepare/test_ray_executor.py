@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import PYTHONPATH, RunScript
+from patience import PATIENCE_S
 
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
@@ -43,7 +44,7 @@ def cluster() -> Iterator[str]:
         )
     try:
         address = folder / "ray_current_cluster"
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while not (address.exists() and "runtime started" in (folder / "start.log").read_text()):
             if head.poll() is not None or time.monotonic() > end:
                 pytest.fail((folder / "start.log").read_text())
@@ -145,7 +146,7 @@ def test_a_killed_driver_goes_on_from_the_command_line(cluster: str, root: Path,
         driver.kill()
     command = [sys.executable, "-m", "energon_grain.cli", "prepare", root.name, "--runner=ray", "--non-interactive"]
     command += [f"--ray-address={cluster}", "--split-ratio=all=1"]
-    done = subprocess.run(command, env=environment, cwd=root.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=root.parent, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{10 * COUNT} samples in {COUNT} shards" in done.stdout
     assert "5 shards had been scanned by an earlier run that did not finish" in done.stdout

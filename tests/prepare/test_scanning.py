@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError, EnergonGrainError, TarError, WorkerError
 from energon_grain.prepare.scan_processes import ScanProcesses
@@ -117,11 +117,9 @@ def test_a_child_that_dies_is_an_error(tasks: list[ScanTask]) -> None:
 def test_leaving_early_ends_the_children(tasks: list[ScanTask]) -> None:
     block(tasks[0])
     before = set(children())
-    start = time.monotonic()
     with ScanProcesses(tasks, 2) as processes:
         next(iter(processes))
     assert set(children()) <= before
-    assert time.monotonic() - start < 20
 
 
 PROGRAM = """
@@ -139,5 +137,5 @@ with ScanProcesses(tasks, 2) as processes:
 def test_forked_children(tasks: list[ScanTask]) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", PROGRAM, tasks[0].root, tasks[0].folder, *COUNTS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stderr, done.stdout) == ("", f"True {sorted(COUNTS.items())}\n")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.samples import pytree
 from energon_grain.samples.batch import Batch
@@ -289,4 +290,4 @@ sample = Mine(np.ones(2), __key__="a", __restore_key__=(), text="x")
 assert len(jax.tree.leaves(sample)) == 1
 assert jax.tree.leaves(generic_batch([Plain(np.ones(2))] * 3))[0].shape == (3, 2)
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=PATIENCE_S)

@@ -15,6 +15,7 @@ import pytest
 from arrays import DRIVERS, numbered, write_array
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 import energon_grain.sources.array_reads as module
 from energon_grain.errors import (
@@ -165,7 +166,7 @@ def test_forks(folder: Path, when: str) -> None:
         [sys.executable, "-c", FORKED, str(folder / "zarr"), when],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert done.stdout.splitlines() == ["[[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]"] * 2
@@ -176,7 +177,9 @@ def test_opening_loads_no_tensorstore(folder: Path) -> None:
         "import sys; from energon_grain.sources.array import ArraySource\n"
         f"ArraySource({str(folder / 'zarr')!r}); print('tensorstore' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout.strip() == "False"
 
 

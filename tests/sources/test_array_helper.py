@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import tensorstore
 from arrays import numbered, write_array, write_group
+from patience import PATIENCE_S
 
 BEGIN = """
 import os, signal, sys, traceback
@@ -47,7 +48,7 @@ def forked(folder: Path, program: str) -> str:
     """Run the lines in a child of a process that has read the group."""
     write_group(folder / "g", "zarr3", image=numbered(50, 3, 2), label=np.arange(50), mask=numbered(50, 5) > 20)
     text = BEGIN + "".join(f"    {line}\n" for line in program.strip().splitlines()) + END
-    done = subprocess.run([sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -70,7 +71,7 @@ assert len(source.read(np.array([], np.int64))) == 0
 print(helper_process(HELPER).pid)
 """,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while psutil.pid_exists(int(said)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(int(said)), "the helper outlives the process that it reads for"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.prepare import prepare_dataset
@@ -117,7 +118,7 @@ print(resident() - before, len(os.listdir("/proc/self/fd")) - files)
 def test_opening_takes_little_memory(large: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", FIRST_SAMPLES, str(large)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     memory_mb, files = done.stdout.split()
     assert float(memory_mb) < 12
     assert int(files) <= 9

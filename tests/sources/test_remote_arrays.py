@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.array_group import is_array_folder
@@ -153,7 +154,7 @@ def test_requests_that_stall(tmp_path: Path, bucket: Bucket, how: str) -> None:
         [sys.executable, "-c", STALLED, url, how],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env=environment,
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from energon_grain.errors import DatasetNotFoundError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.data_folder import DataFolder
@@ -171,7 +172,7 @@ def test_a_copy_in_another_process_opens_its_own_files(dataset: Path) -> None:
     store = WebdatasetFileStore(dataset)
     store.get("plain1.txt")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(store.get, "sub/0000122.txt").result(timeout=60) == b"text sub/000012 2"
+        assert pool.submit(store.get, "sub/0000122.txt").result(timeout=PATIENCE_S) == b"text sub/000012 2"
 
 
 def test_the_last_of_equal_names_counts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from energon_grain.storage.atomic import atomic_write, atomic_write_bytes, atomic_write_text
 
@@ -89,6 +90,6 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cached_blocks import BLOCK, SIZE, Process, allocated, content, fetch
 from forking import may_fork
+from patience import PATIENCE_S
 
 from energon_grain.storage.block_cache import BlockCache
 
@@ -30,7 +31,7 @@ for number in np.random.default_rng(os.getpid()).permutation(20).tolist():
                     time.sleep(0.0005)
                     assert claim.put(block, data[start:end])
                     fetched.append((number, block))
-            assert cached.wait(missing, timeout_seconds=20)
+            assert cached.wait(missing, timeout_seconds=600)
         start, end = cached.version.extent(first, stop)
         assert cached.read(start, end) == data[start:end]
 say(repr(fetched))
@@ -63,7 +64,7 @@ def test_the_claims_of_a_killed_process_are_free(cache: BlockCache, folder: Path
         with cached.claim([0, 1, 2, 3, 4]) as claim:
             assert claim.blocks == [4]
         waited: list[bool] = []
-        waiting = threading.Thread(target=lambda: waited.append(cached.wait([0, 2, 3], timeout_seconds=20)))
+        waiting = threading.Thread(target=lambda: waited.append(cached.wait([0, 2, 3], timeout_seconds=PATIENCE_S)))
         waiting.start()
         process.kill()
         waiting.join()
@@ -117,16 +118,16 @@ def test_a_child_that_is_forked_during_a_claim(cache: BlockCache) -> None:
     def hold() -> None:
         with cached.claim([4, 5]) as claim, cache._lock:
             held.set()
-            release.wait(20)
+            release.wait(PATIENCE_S)
             claim.put(4, data[4 * BLOCK : 5 * BLOCK])
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(20)
+    held.wait(PATIENCE_S)
     inherited = cached.claim([7])
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(600)
         right = cache.open("a", b"1", SIZE).read(0, 2 * BLOCK) == data[: 2 * BLOCK]
         right &= not inherited.put(7, data[7 * BLOCK : 8 * BLOCK])
         with cached.claim([4, 5, 6, 7]) as claim:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from metadatasets import v2
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 from web_server import running_web_server
 
 from energon_grain import (
@@ -301,7 +302,7 @@ def test_it_is_made_without_loading_what_reads_stores() -> None:
     script = (
         "import sys, energon_grain; energon_grain.EPath('s3://b/x').parent; assert 'tensorstore' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=PATIENCE_S)
 
 
 def test_all_that_takes_a_path_takes_one(bucket: Bucket, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from forking import may_fork
+from patience import PATIENCE_S
 
 from energon_grain.storage.file_lock import locked
 
@@ -23,7 +24,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         thread.start()
         thread.join(0.2)
         done.append("first")
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert done == ["first", "second"]
 
 
@@ -43,7 +44,7 @@ def test_a_child_that_was_forked_meanwhile_holds_nothing_up(tmp_path: Path) -> N
     waiting = threading.Thread(target=enter)
     waiting.start()
     try:
-        assert entered.wait(10)
+        assert entered.wait(PATIENCE_S)
     finally:
         over.set()
         child.join()

@@ -8,24 +8,27 @@ from pathlib import Path
 
 import pytest
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 from stream_hosts import open_share
 
 from energon_grain.errors import ReadError
-from energon_grain.storage.given_up import given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import make_text_dataset
 
+LONG_S = 2 * PATIENCE_S
+
 
 def test_what_is_wanted_until_an_event() -> None:
-    outer, inner = threading.Event(), threading.Event()
+    outer, inner = Over(), Over()
     with wanted_until(outer):
         inner.set()
         with wanted_until(inner):
             assert given_up()
             began_s = time.monotonic()
-            pause(20)
-            assert time.monotonic() - began_s < 5
+            pause(LONG_S)
+            assert time.monotonic() - began_s < PATIENCE_S
         assert wanted_for() is outer
         assert not given_up()
     assert wanted_for() is None
@@ -33,10 +36,10 @@ def test_what_is_wanted_until_an_event() -> None:
 
 @pytest.mark.parametrize("fault", [Fault("stall", times=None), Fault("status", times=None)], ids=["stall", "status"])
 def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, fault: Fault) -> None:
-    client = ObjectClient(StorageSettings(timeout_s=30.0, first_pause_s=20.0, longest_pause_s=20.0))
+    client = ObjectClient(StorageSettings(timeout_s=LONG_S, first_pause_s=LONG_S, longest_pause_s=LONG_S))
     bucket.put("x", b"text")
     bucket.server.inject(fault)
-    over = threading.Event()
+    over = Over()
     threading.Timer(0.5, over.set).start()
     began_s = time.monotonic()
     with (
@@ -44,14 +47,14 @@ def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, faul
         pytest.raises(ReadError, match="x failed: nobody waits for it any more"),
     ):
         client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * 2)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < PATIENCE_S
 
 
 @pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
 def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: Path, ahead_bytes: int) -> None:
     make_text_dataset(tmp_path / "set", n=100, shards=4, text_bytes=20_000)
     url = bucket.upload(tmp_path / "set", "set")
-    use_storage(StorageSettings(timeout_s=30.0, cache_bytes=0, ahead_bytes=ahead_bytes))
+    use_storage(StorageSettings(timeout_s=LONG_S, cache_bytes=0, ahead_bytes=ahead_bytes))
     with open_share(url, workers=2) as stream:
         bucket.server.reset()
         bucket.server.inject(Fault("stall", times=None, match=".tar"))
@@ -59,16 +62,16 @@ def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: 
         while not bucket.server.requests(".tar"):
             time.sleep(0.05)
         began_s = time.monotonic()
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < PATIENCE_S
 
 
 def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket) -> None:
-    client = ObjectClient(StorageSettings(timeout_s=30.0, requests_in_flight=1))
+    client = ObjectClient(StorageSettings(timeout_s=LONG_S, requests_in_flight=1))
     bucket.put("x", b"text")
     bucket.server.inject(Fault("stall", times=None))
-    first, second = threading.Event(), threading.Event()
+    first, second = Over(), Over()
 
-    def read(over: threading.Event) -> None:
+    def read(over: Over) -> None:
         with wanted_until(over), pytest.raises(ReadError, match="nobody waits for it any more"):
             client.read(ObjectRange(f"{bucket.url}/x"))
 
@@ -78,8 +81,8 @@ def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket) -> None:
         time.sleep(0.05)
     threads[1].start()
     second.set()
-    threads[1].join(10)
+    threads[1].join(PATIENCE_S)
     assert [thread.is_alive() for thread in threads] == [True, False]
     first.set()
-    threads[0].join(10)
+    threads[0].join(PATIENCE_S)
     assert not threads[0].is_alive()

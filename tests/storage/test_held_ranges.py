@@ -13,6 +13,7 @@ from forking import may_fork
 from hypothesis import given
 from hypothesis import strategies as st
 from object_server import Bucket
+from patience import PATIENCE_S
 
 from energon_grain.storage.held_ranges import HeldRanges, held_ranges
 from energon_grain.storage.remote_files import RemoteFiles
@@ -82,13 +83,13 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
 
     def waiting(*args: Any) -> bytes:
         began.set()
-        go.wait(20)
+        go.wait(PATIENCE_S)
         return read(*args)
 
     monkeypatch.setattr(files.versions, "read", waiting)
     keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
     keeping.start()
-    assert began.wait(20)
+    assert began.wait(PATIENCE_S)
     files.close()
     go.set()
     keeping.join()

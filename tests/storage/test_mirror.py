@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import PYTHONPATH
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
@@ -247,7 +248,7 @@ def test_processes_at_once_copy_a_folder_once(bucket: Bucket, large_folder: tupl
     url, size, expected = large_folder
     processes = [started(url, size, "once") for _ in range(3)]
     for process in processes:
-        assert process.communicate(timeout=60)[0] == f"begins\n{expected}"
+        assert process.communicate(timeout=PATIENCE_S)[0] == f"begins\n{expected}"
     assert len(bucket.server.requests("columns/a")) == len(bucket.server.requests("columns/b")) == 1
 
 
@@ -263,7 +264,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs(large_folder: tuple[str, 
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         with started(url, size, "once") as last:
-            assert last.communicate(timeout=60)[0] == f"begins\n{expected}"
+            assert last.communicate(timeout=PATIENCE_S)[0] == f"begins\n{expected}"
 
 
 def test_steps_of_urls_that_are_no_names_of_folders(mirror_of: MakeMirror) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from forking import may_fork
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 from remote_reading import digest, read, read_for_ever
 
 from energon_grain.storage import helper_objects
@@ -48,7 +49,7 @@ def files(bucket: Bucket, tmp_path: Path) -> Iterator[RemoteFiles]:
 def nothing_left(bucket: Bucket) -> Iterator[None]:
     """Check that helper processes are gone a moment after the processes that started them."""
     yield
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + PATIENCE_S
     while left := helpers(bucket):
         assert time.monotonic() < until_s, left
         time.sleep(0.05)
@@ -117,7 +118,7 @@ def fork(child: Any) -> None:
     """Run a function in a forked process, which must return True."""
     process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(0 if child() else 1))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 0
     process.close()
 

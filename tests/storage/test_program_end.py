@@ -56,7 +56,7 @@ def test_a_program_ends_while_requests_are_under_way(
     ended = time.time()
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if "attempt" not in line] == []
-    assert ended - float(done.stdout) < 5
+    assert ended - float(done.stdout) < 50  # a request that stalls takes minutes
 
 
 _UNCLOSED = """

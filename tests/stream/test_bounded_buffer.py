@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from energon_grain.stream.bounded_buffer import BoundedBuffer, BufferClosed
+from energon_grain.storage.given_up import GivenUp
+from energon_grain.stream.bounded_buffer import BoundedBuffer
 
 
 def test_order_capacity_and_narrowing() -> None:
@@ -38,12 +39,12 @@ def test_closing_wakes_both_sides() -> None:
     woken: list[str] = []
 
     def put() -> None:
-        with pytest.raises(BufferClosed):
+        with pytest.raises(GivenUp):
             full.put(2)
         woken.append("put")
 
     def get() -> None:
-        with pytest.raises(BufferClosed):
+        with pytest.raises(GivenUp):
             empty.get()
         woken.append("get")
 
@@ -56,5 +57,5 @@ def test_closing_wakes_both_sides() -> None:
     for thread in threads:
         thread.join()
     assert sorted(woken) == ["get", "put"]
-    with pytest.raises(BufferClosed):
+    with pytest.raises(GivenUp):
         full.get()

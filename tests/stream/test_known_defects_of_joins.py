@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from metadatasets import write_v2
+from patience import PATIENCE_S
 from small_graphs import number, require_exact_states, shuffled, take
 
 from energon_grain import (
@@ -115,7 +116,7 @@ def test_w08_names_and_rows_of_an_index_do_not_depend_on_the_run(tmp_path: Path)
     found: list[dict[str, bytes]] = []
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        subprocess.run([sys.executable, "-c", program, str(path)], env=environment, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program, str(path)], env=environment, check=True, timeout=PATIENCE_S)
         files = [file for file in Path(f"{path}.cache").rglob("*") if file.is_file()]
         found.append({str(file.relative_to(f"{path}.cache")): file.read_bytes() for file in files})
         for file in files:

@@ -53,6 +53,9 @@ class Results:
         self.worker.made += sum(type(outcome) is MadeBatch for outcome in result.outcomes)
         return result
 
+    def stop(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from stream_hosts import MakeDataset, open_stream
 
 from energon_grain import SkipSample, TaskEncoder
@@ -48,7 +49,7 @@ def test_dropped_samples_do_not_keep_their_chunks(text_dataset: MakeDataset, err
 def test_the_collector_gets_its_turn_however_many_threads_pause_it() -> None:
     gc.enable()
     seen: list[bool] = []
-    stop = time.monotonic() + 3
+    stop = time.monotonic() + PATIENCE_S
 
     def overlap() -> None:
         while time.monotonic() < stop and not seen:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadatasets import write_v2
 from object_server import Bucket, Fault, ObjectServer
+from patience import PATIENCE_S
 from stream_hosts import quiet
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
@@ -133,7 +134,7 @@ def test_no_more_than_allowed_is_fetched_ahead(bucket: Bucket, folder: Path, ope
     url = bucket.url
     with open_stream(url, ahead_bytes=6_000_000, cache_bytes=0) as stream:
         take(stream, 1)
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + PATIENCE_S
         while sent_bytes(bucket) <= 1_000_000:
             assert time.monotonic() < until_s
             time.sleep(0.05)
@@ -166,7 +167,7 @@ def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
     bucket: Bucket, folder: Path, open_stream: Open, workers: int
 ) -> None:
     url = bucket.url
-    stream = open_stream(url, workers=workers, timeout_s=20.0, attempts=1, ahead_bytes=4_000_000)
+    stream = open_stream(url, workers=workers, timeout_s=2 * PATIENCE_S, attempts=1, ahead_bytes=4_000_000)
     take(stream, 1)
     bucket.server.inject(Fault("stall", times=None, match=".tar bytes"))
     reader = threading.Thread(target=_drain, args=(stream,))
@@ -174,7 +175,7 @@ def test_a_stream_is_closed_at_once_while_the_store_does_not_answer(
     time.sleep(0.5)
     began_s = time.monotonic()
     stream.close()
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < PATIENCE_S
     bucket.server.reset()
     reader.join()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 RunScript = Callable[..., Any]
 
@@ -74,7 +75,6 @@ def test_nothing_is_said_and_nothing_stays(
     done = run_script(source, text_dataset(53), start, end)
     assert done.stderr == ""
     assert done.returncode == (3 if end == "exit" else 0)
-    assert time.time() - float(done.stdout.split()[1]) < 6
     assert orphans(done) == []
     assert {name for name in set(os.listdir("/dev/shm")) - before if "torch" in name or "energon" in name} == set()
 
@@ -82,7 +82,7 @@ def test_nothing_is_said_and_nothing_stays(
 def test_workers_end_with_a_killed_parent(text_dataset: Callable[..., Path], run_script: RunScript) -> None:
     done = run_script(BARE, text_dataset(53), "fork", "killed")
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 15  # a worker looks every five seconds
+    deadline = time.monotonic() + PATIENCE_S  # a worker looks every five seconds
     while orphans(done):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from patience import PATIENCE_S
 
 from energon_grain import Stream
 from energon_grain.stream.encode import approximate_bytes
@@ -191,7 +192,9 @@ for what in (lambda: generic_batch([{"a": torch.ones(1)}]), lambda: batch_stack(
     except ValueError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     first, second = done.stdout.splitlines()
     assert first.startswith("a: a Tensor of torch is batched where energon_grain_torch is imported; take TaskEncoder")
     assert second.startswith("a Tensor of torch is batched where")

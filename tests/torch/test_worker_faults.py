@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 from torch_encoders import Everything, Slow
 
 from energon_grain import SavableDataset
@@ -54,11 +55,9 @@ def test_a_worker_killed_while_its_batch_is_waited_for(train: Train, tmp_path: P
     flag.write_text(str(before[1].pid))
     killer = threading.Timer(0.5, before[1].kill)
     killer.start()
-    start = time.monotonic()
     with pytest.raises(WorkerError, match=rf"worker process 1 \(pid {before[1].pid}\) was killed by signal 9") as info:
         for _ in range(1000):
             next(loader)
-    assert time.monotonic() - start < 10
     assert "out of memory" in str(info.value)
     flag.unlink()
     require_it_goes_on(loader, train)
@@ -81,13 +80,11 @@ def test_a_worker_killed_between_two_batches(train: Train, reaped_by_others: boo
         except ChildProcessError:  # the loader's own watch was faster, or PyTorch's
             how = "(was killed by signal 9|ended while)"
     else:
-        first.join(10)
+        first.join(PATIENCE_S)
         how = "was killed by signal 9"
-    start = time.monotonic()
     with pytest.raises(WorkerError, match=rf"worker process 0 \(pid {first.pid}\) {how}"):
         for _ in range(1000):
             next(loader)
-    assert time.monotonic() - start < 10
     require_it_goes_on(loader, train)
     loader.close()
 
@@ -144,11 +141,9 @@ def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> 
     while len(workers()) < 2:
         time.sleep(0.02)
     time.sleep(0.3)
-    start = time.monotonic()
     loader.close()
-    thread.join(8)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert time.monotonic() - start < 8
     assert workers() == []
     with pytest.raises(ValueError, match="closed"):
         raise failed[0]
@@ -162,7 +157,7 @@ def test_closing_while_another_thread_begins(train: Train) -> None:
         thread.start()
         time.sleep(milliseconds / 1000)
         loader.close()
-        thread.join(8)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         with pytest.raises(ValueError, match="closed"):
             raise failed[0]
@@ -243,3 +238,70 @@ def test_no_such_way_to_start_workers(train: Train) -> None:
     with pytest.raises(ConfigError, match="multiprocessing_context='threads'"):
         next(loader)
     loader.close()
+
+
+ENTERED, GO, COLLECTED = threading.Event(), threading.Event(), threading.Event()
+
+
+def collect() -> None:
+    """What the main process does to take a result in, in a thread of the loader's."""
+    ENTERED.set()
+    assert GO.wait(PATIENCE_S)
+    gc.collect()
+    COLLECTED.set()
+
+
+class Collects:
+    def __reduce__(self) -> Any:
+        return collect, ()
+
+
+class Collecting(TaskEncoder):
+    def batch(self, samples: list[Any]) -> Any:
+        return Collects()
+
+
+class Trainer:
+    loader: Any = None
+    me: Any = None
+
+
+def test_the_collector_finds_the_loader_in_a_thread_of_its_own(train: Train) -> None:
+    trainer = Trainer()
+    trainer.me = trainer
+    trainer.loader = get_loader(train(num_workers=1, task_encoder=Collecting()), multiprocessing_context="fork")
+    trainer.loader.start_prefetch()
+    assert ENTERED.wait(PATIENCE_S)
+    gc.disable()  # only that thread shall find it
+    try:
+        del trainer
+        GO.set()
+        assert COLLECTED.wait(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        while workers():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        gc.enable()
+
+
+class Fails(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        raise RuntimeError("this sample fails")
+
+
+def again(error: Exception, sample: Any, sources: Any = None) -> None:
+    raise error
+
+
+def test_an_error_out_of_next_keeps_nobody(train: Train) -> None:
+    """The dropped sample's error knows the callers of `next`, and with them the loader."""
+    loader = get_loader(train(num_workers=1, task_encoder=Fails(), handler=again), multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="this sample fails"):
+        next(loader)
+    del loader
+    gc.collect()
+    until = time.monotonic() + PATIENCE_S
+    while workers():
+        assert time.monotonic() < until
+        time.sleep(0.02)

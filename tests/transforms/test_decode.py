@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from PIL import Image
 
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
@@ -194,4 +195,4 @@ import energon_grain.transforms.decode, energon_grain.samples.batch, energon_gra
 heavy = {"PIL", "jax", "torch", "grain", "tensorstore", "msgpack", "cbor2", "av"} & set(sys.modules)
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=PATIENCE_S)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from PIL import Image
 
 from energon_grain.errors import DecodingError
@@ -65,7 +66,9 @@ def ask_energon(tmp_path: Path, program: str, given: Any) -> Any:
     """What `program`, which sets `answer` from `given`, finds in the environment of Energon."""
     (tmp_path / "given").write_bytes(pickle.dumps(given))
     script = f"{PRELUDE}\n{program}\npickle.dump(answer, open(sys.argv[2], 'wb'), protocol=4)\n"
-    subprocess.run([PEER, "-c", script, str(tmp_path / "given"), str(tmp_path / "answer")], check=True, timeout=300)
+    subprocess.run(
+        [PEER, "-c", script, str(tmp_path / "given"), str(tmp_path / "answer")], check=True, timeout=PATIENCE_S
+    )
     return pickle.loads((tmp_path / "answer").read_bytes())
 
 

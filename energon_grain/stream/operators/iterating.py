@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
+from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.hook_call import HookGenerator
 from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
@@ -114,26 +115,33 @@ class IterateNode:
 class _Inputs:
     """An item that was looked at, and then others of an operator up to a number."""
 
-    __slots__ = ("_child", "_first", "left", "running")
+    __slots__ = ("_child", "_first", "failed", "left", "running")
 
     def __init__(self, first: Item, child: Operator, left: int) -> None:
         self._first: Item | None = first
         self._child = child
         self.left = left
         self.running: HookGenerator | None = None
+        self.failed: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if self.failed is not None:
+            raise GivenUp  # a function that handles whatever comes would ask for ever
         if not self.left:
             raise StopIteration
         item, self._first = self._first, None
         if item is None:
             assert self.running is not None
-            # Others work on the next item: hooks in worker threads among them, which may wait for the same lock.
-            with self.running.outside():
-                item = self._child.next()
+            try:
+                # Others work on the next item: hooks in worker threads among them, which may wait for the same lock.
+                with self.running.outside():
+                    item = self._child.next()
+            except BaseException as error:
+                self.failed = error
+                raise
         if item is None:
             self.left = 0
             raise StopIteration
@@ -159,7 +167,10 @@ class _Iterate:
                 self._start()
                 if self._outputs is None:
                     raise StateError("the inputs of a function from stream to stream are not there any more")
-                self._outputs.skip(made)
+                try:
+                    self._outputs.skip(made)
+                finally:
+                    self._require_inputs()
             self._made = made
 
     def _start(self) -> None:
@@ -172,6 +183,12 @@ class _Iterate:
         self._inputs = _Inputs(first, self._child, self._node.inputs)
         self._outputs = self._lane.run(self._node.hook, self._key, [self._call], self._inputs)
         self._inputs.running = self._outputs
+
+    def _require_inputs(self) -> None:
+        """Raise what the inputs raised: that is no failure of the function, whatever the function made of it."""
+        assert self._inputs is not None
+        if self._inputs.failed is not None:
+            raise self._inputs.failed
 
     def _end(self) -> None:
         """End the call."""
@@ -191,15 +208,21 @@ class _Iterate:
             try:
                 value = next(self._outputs)
             except StopIteration:
+                self._require_inputs()
                 if not self._made:
                     self._lane.count_drop()
                 self._end()
                 continue
+            except GivenUp:
+                self._require_inputs()
+                raise
             except Exception as error:
+                self._require_inputs()
                 reference = (self._made, self._call, self._began)
                 self._end()
                 self._lane.drop(self._node, reference, self._node.hook, error, None)
                 continue
+            self._require_inputs()
             self._made += 1
             if self._lane.around.failing:
                 self._lane.around.succeeded(self._node.hook.name)
