@@ -65,23 +65,19 @@ def lint(
             unit = "shards" if now.stage == "index" else "samples"
             bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} {unit}{problems}", labels[now.stage])
 
-        def look_at(root: str, parts: Sequence[str] | None, **how: object) -> LintReport:
-            return lint_dataset(
-                root,
-                split_parts=parts,
-                allow_pickle=allow_pickle,
-                trusted_modules=trusted,
-                num_threads=parallel,
-                progress=show,
-                **how,  # type: ignore[arg-type]
-            )
-
+        lint_folder = partial(
+            lint_dataset,
+            allow_pickle=allow_pickle,
+            trusted_modules=trusted,
+            num_threads=parallel,
+            progress=show,
+        )
         if is_file_of(path, METADATASET_ENDINGS):
             if split_config or dataset_config:
                 raise ConfigError(
                     f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config"
                 )
-            report = _lint_metadataset(path, parts, trusted, look_at)
+            report = _lint_metadataset(path, parts, trusted, lint_folder)
         elif is_file_of(path, ".jsonl"):
             if split_parts or split_config or dataset_config or allow_pickle or trust_module:
                 raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
@@ -95,9 +91,9 @@ def lint(
                 for open_leaf, _ in _leaves(path, part, trusted, split_config, dataset_config):
                     open_leaf()
 
-            report = look_at(
+            report = lint_folder(
                 path,
-                parts,
+                split_parts=parts,
                 split_config=split_config,
                 dataset_config=dataset_config or "dataset.yaml",
                 open_part=open_part,
@@ -134,7 +130,7 @@ def _show(finding: LintFinding) -> None:
 
 
 def _lint_metadataset(
-    path: str, splits: Sequence[str] | None, trusted: Collection[str], look_at: Callable[..., LintReport]
+    path: str, splits: Sequence[str] | None, trusted: Collection[str], lint_folder: Callable[..., LintReport]
 ) -> LintReport:
     """Open every leaf of every split as a loader would, and make the first sample of each shard that is read.
 
@@ -144,25 +140,19 @@ def _lint_metadataset(
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.metadataset.documents import read_document
     from energon_grain.metadataset.tree import Join
-    from energon_grain.prepare.lint_finding import LintFinding, LintReport, opening
+    from energon_grain.prepare.lint_finding import LintFinding, LintReport, opened
 
     findings: list[LintFinding] = []
-    document = None
-    with opening(path, findings, raised=(DatasetNotFoundError, ReadError)):
-        document = read_document(path)
+    document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
+    if document is None:
+        return LintReport.of(path, findings, shards=0, samples=0)
     read: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for split in (splits or document.splits) if document is not None else ():
-        leaves: list[tuple[Callable[[], object], TreeLeaf]] = []
-        with opening(path, findings):
-            assert document is not None
-            leaves = _leaves(document, split, trusted)
-        for open_leaf, leaf in leaves:
+    for split in splits or document.splits:
+        for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
             before = len(findings)
-            with opening(str(leaf.place), findings):
-                open_leaf()
+            opened(str(leaf.place), findings, open_leaf)
             for name, aux in () if isinstance(leaf, Join) else leaf.aux.items():
-                with opening(str(leaf.place.at("aux", name)), findings):
-                    open_aux({name: aux}, None)
+                opened(str(leaf.place.at("aux", name)), findings, partial(open_aux, {name: aux}, None))
             if not any(finding.severity == "error" for finding in findings[before:]):
                 for each in leaf.datasets if isinstance(leaf, Join) else (leaf,):
                     read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
@@ -170,9 +160,9 @@ def _lint_metadataset(
     for (root, split_config, dataset_config), parts in read.items():
         if not kind_at(root).has_shards:
             continue
-        report = look_at(
+        report = lint_folder(
             root,
-            parts,
+            split_parts=parts,
             split_config=split_config,
             dataset_config=dataset_config or "dataset.yaml",
             first_samples=True,

@@ -8,6 +8,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -15,15 +16,21 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, ReadError, SplitError, UntrustedCodeError
+from energon_grain.errors import ConfigError, ReadError, SplitError, UntrustedCodeError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
-from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, select_shards
+from energon_grain.formats.splits import (
+    DEFAULT_SPLIT_CONFIG,
+    SplitConfig,
+    excluded_sample,
+    read_split_config,
+    select_shards,
+)
 from energon_grain.prepare.index_check import PREPARE_AGAIN, ShardCheck
-from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport, opening
+from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport, opened
 from energon_grain.prepare.sample_check import SampleRecipe, check_samples, make_recipe
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 
@@ -34,6 +41,7 @@ _KEYS_COMPARED = 1 << 16
 _FEW_PARTS = 10
 _LISTED = 3
 
+N = TypeVar("N")
 T = TypeVar("T")
 
 
@@ -77,19 +85,26 @@ def lint_dataset(
         finish_interrupted_prepare(folder.local)
         info = read_info(folder.local)
     findings: list[LintFinding] = []
-    settings = _Settings(folder, info, split_config, dataset_config)
+    look = partial(opened, folder.location, findings)
+    has_config = (folder.local / META_FOLDER / dataset_config).exists()
+    config = look(partial(_read, folder, read_dataset_config, dataset_config)) if has_config else None
     asked = split_parts is not None or split_config is not None
-    raised = (ReadError, SplitError, EmptyDatasetError) if asked else ReadError
-    with opening(folder.location, findings, raised=raised), naming(folder):
-        settings.read(split_parts)
-    for part in settings.parts if open_part is not None else ():
-        with opening(folder.location, findings, empty="warning"):
-            open_part(part)
-    findings += settings.findings
-    shards, excluded = settings.shards, settings.excluded
-    index: ColumnarIndex | None = None
-    with opening(folder.location, findings):
-        index = open_columnar(folder)
+    splits: SplitConfig | None = None
+    if has_config or asked or (folder.local / META_FOLDER / DEFAULT_SPLIT_CONFIG).exists():  # file stores need none
+        name = split_config or (config.split_config if config is not None else None)
+        splits = look(
+            partial(_read, folder, read_split_config, name), raised=(ReadError, SplitError) if asked else ReadError
+        )
+    if split_parts is not None and config is not None and config.split_part is not None:
+        split_parts = [config.split_part]  # which is read whatever a program asks for
+    shards, excluded = _select(info, splits, split_parts)
+    if config is not None and splits is not None:
+        if open_part is not None:
+            for part in split_parts or splits.split_parts:
+                look(partial(open_part, part), empty="warning")
+        findings += _unused(folder, splits, shards) if split_parts is None else ()
+    index = look(partial(open_columnar, folder))
+    if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -112,8 +127,8 @@ def lint_dataset(
                 tell("index", done + 1, len(shards))
         good = [shard for shard in shards if shard not in broken]
         recipe = None
-        if index is not None and good and settings.readable:
-            recipe = _recipe(folder, settings.config, index, allow_pickle, trusted_modules, findings)
+        if index is not None and good and (config is not None or not has_config):
+            recipe = _recipe(folder, config, index, allow_pickle, trusted_modules, findings)
         if recipe is not None:
             with_excludes = [] if first_samples else [pair for pair in excluded if pair[0] not in broken]
             source = open_prepared(folder, shards=good, parts=recipe.parts, excluded=with_excludes)
@@ -133,63 +148,37 @@ def lint_dataset(
     return LintReport.of(folder.location, findings, shards=len(shards), samples=samples)
 
 
-class _Settings:
-    """What says which shards and samples there are, and how samples are made.
+def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
+    with naming(folder):
+        return read(folder.local, name)
 
-    Attributes:
-        config: What `dataset.yaml` says; None where there is none.
-        readable: Whether it could be read, if it is there.
-        parts: Split parts to open; none where there is no `dataset.yaml`: only file stores can read the dataset then.
-        shards: The shards to look at, each once.
-        excluded: (shard, key) of samples that are left out.
-        findings: What is to be said.
-    """
 
-    def __init__(self, folder: DataFolder, info: DatasetInfo, split_config: str | None, dataset_config: str) -> None:
-        self._folder, self._info, self._split_config, self._name = folder, info, split_config, dataset_config
-        self.config: DatasetConfig | None = None
-        self.readable = False
-        self.parts: list[str] = []
-        self.shards = list(info.shard_counts)
-        self.excluded: list[tuple[str, str]] = []
-        self.findings: list[LintFinding] = []
+def _select(
+    info: DatasetInfo, splits: SplitConfig | None, split_parts: Sequence[str] | None
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """List the shards to look at, each once, and the samples that are excluded."""
+    if splits is None:
+        return list(info.shard_counts), []
+    if split_parts is None:
+        shards = [shard for shard in info.shard_counts if shard not in splits.exclude]
+        pairs = (excluded_sample(exclude, info) for exclude in splits.exclude)
+        return shards, [pair for pair in pairs if pair is not None]
+    chosen = [select_shards(splits, part, info) for part in split_parts]
+    shards = list(dict.fromkeys(shard for selected in chosen for shard in selected.shards))
+    return shards, list(dict.fromkeys(pair for selected in chosen for pair in selected.excluded_samples))
 
-    def read(self, split_parts: Sequence[str] | None) -> None:
-        """Read the files. Raises ConfigError where one of them is wrong; what was found until then stays."""
-        root = self._folder.local
-        if (root / META_FOLDER / self._name).exists():
-            self.config = read_dataset_config(root, self._name)
-        self.readable = True
-        name = self._split_config or (self.config.split_config if self.config is not None else None)
-        try:
-            config = read_split_config(root, name)
-        except SplitError:
-            if split_parts is None and self._split_config is None and self.config is None:
-                return  # cookers read it by key
-            raise
-        if split_parts is not None and self.config is not None and self.config.split_part is not None:
-            split_parts = [self.config.split_part]  # which is read whatever a program asks for
-        if self.config is not None:
-            self.parts = list(split_parts or config.split_parts)
-        if split_parts is None:
-            self.shards = [shard for shard in self._info.shard_counts if shard not in config.exclude]
-            pairs = (excluded_sample(exclude, self._info) for exclude in config.exclude)
-            self.excluded = [pair for pair in pairs if pair is not None]
-            self._look_for_unused(config)
-        else:
-            chosen = [select_shards(config, part, self._info) for part in split_parts]
-            self.shards = list(dict.fromkeys(shard for selected in chosen for shard in selected.shards))
-            self.excluded = list(dict.fromkeys(pair for selected in chosen for pair in selected.excluded_samples))
 
-    def _look_for_unused(self, config: SplitConfig) -> None:
-        listed = {shard for shards in config.split_parts.values() for shard in shards}
-        unused = [shard for shard in self.shards if shard not in listed]
-        if unused:
-            names = ", ".join(unused[:_LISTED]) + (", …" if len(unused) > _LISTED else "")
-            what = f"{len(unused):,} shards are in no split part, so nobody reads them: {names}"
-            way_out = "add them to one if that was not meant (`energon prepare` loses the last one to some ratios)"
-            where = self._folder.shard(f"{META_FOLDER}/{Path(config.where).name}")
-            self.findings.append(LintFinding(severity="note", where=where, what=what, way_out=way_out))
+def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> Iterator[LintFinding]:
+    listed = {shard for part in splits.split_parts.values() for shard in part}
+    unused = [shard for shard in shards if shard not in listed]
+    if unused:
+        names = ", ".join(unused[:_LISTED]) + (", …" if len(unused) > _LISTED else "")
+        yield LintFinding(
+            severity="note",
+            where=folder.shard(f"{META_FOLDER}/{Path(splits.where).name}"),
+            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so that nobody reads them: {names}",
+            way_out="add them to one if that was not meant (`energon prepare` loses the last one to some ratios)",
+        )
 
 
 def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:

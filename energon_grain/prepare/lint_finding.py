@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar, get_args
 
 from energon_grain.errors import EmptyDatasetError, EnergonGrainError, ReadError
 
+T = TypeVar("T")
 Severity = Literal["error", "warning", "note"]
 """`error`: a loader refuses it, or drops the sample. `warning`: it loads, and probably is not what was meant.
 `note`: good to know, such as what was not looked at."""
@@ -71,20 +71,21 @@ class LintReport:
         return cls(root=root, shards=shards, samples=samples, findings=tuple(ordered))
 
 
-@contextlib.contextmanager
-def opening(
+def opened(
     where: str,
     findings: list[LintFinding],
+    open_it: Callable[[], T],
     *,
     empty: Severity = "error",
     raised: type[Exception] | tuple[type[Exception], ...] = ReadError,
-) -> Generator[None]:
-    """Note the error that opening something raises, and the warnings that it logs.
+) -> T | None:
+    """Open something; where that raises an error, note it and return None. Note the warnings that it logs, too.
 
     Args:
         where: What is opened: a path or URL, or a place in a document. A message that begins with this file, or one
             below this folder, is a finding of what it names.
         findings: They are added here.
+        open_it: Opens it.
         empty: How bad it is that nothing is left of it.
         raised: Errors that are no findings; a store that stays away says nothing of the data in it.
     """
@@ -99,7 +100,7 @@ def opening(
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(log)
     try:
-        yield
+        return open_it()
     except raised:
         raise
     except EmptyDatasetError as error:
@@ -111,6 +112,7 @@ def opening(
         logger.propagate = propagated
         for message in log.messages:
             note("warning", message)
+    return None
 
 
 class _Log(logging.Handler):
