@@ -74,7 +74,10 @@ def make_recipe(
     sample_type = field_map = note = None
     parts: frozenset[str] | None = None
     if config is None:
-        note = "There is no dataset.yaml, so parts are decoded, but no samples are made of them."
+        note = (
+            "There is no dataset.yaml, without which only auxiliary stores read a dataset: parts are decoded, but no "
+            "samples are made of them."
+        )
     elif config.field_map is not None and config.sample_type is not None:
         sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
         field_map = FieldMap.parse(config.field_map, sample_type, where=f"{location}: field_map")
