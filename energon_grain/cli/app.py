@@ -10,7 +10,6 @@ from energon_grain.cli.bench import bench
 from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
-from energon_grain.cli.migrate import migrate
 from energon_grain.cli.prepare import prepare
 from energon_grain.cli.schema import schema
 from energon_grain.cli.which import which
@@ -31,7 +30,6 @@ app.command()(lint)
 app.command()(which)
 app.command()(bench)
 app.command()(schema)
-app.add_typer(migrate, name="migrate")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,23 +1,32 @@
-"""`energon-grain lint`: is every index right, and does every sample decode?"""
+"""`energon-grain lint`: does everything open as it is meant, is every index right, and does every sample decode?"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from energon_grain.cli.own_modules import own_modules
+from energon_grain.cli.print_json import print_json
 from energon_grain.cli.sizes import counted
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.lint_finding import LintProgress
+    from energon_grain.metadataset.load import Source
+    from energon_grain.metadataset.tree import TreeLeaf
+    from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport
 
 
 def lint(
-    path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a JSONL file.")],
+    path: Annotated[
+        str, typer.Argument(help="Folder or URL of a prepared dataset, a JSONL file, or a metadataset (.yaml).")
+    ],
     split_parts: Annotated[
         str | None, typer.Option(help="Look only at these split parts, as train,val. Default: all shards.")
     ] = None,
@@ -32,20 +41,22 @@ def lint(
     trust_module: Annotated[
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List at most so many problems.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="List at most so many findings.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
 ) -> None:
-    """Compare the indices with the tars, then decode every sample. Exit code 1 if anything is wrong.
+    """Open a dataset as a loader does, compare its indices with its tars, and decode every sample.
 
-    Of a JSONL file, all malformed lines are named, as x.jsonl:123.
+    Of a JSONL file, all malformed lines are named, as x.jsonl:123. Of a metadataset, every split is opened with all
+    that it refers to, and the first sample of each shard is decoded. Exit code 1 if anything is wrong.
     """
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.prepare.lint_dataset import lint_dataset
     from energon_grain.prepare.lint_jsonl import lint_jsonl
 
     path = located(path)
-    if is_file_of(path, METADATASET_ENDINGS):
-        raise ConfigError(f"{path}: is a metadataset; lint its datasets one by one, `energon-grain info` names them.")
+    parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
+    trusted = own_modules(trust_module)
     labels = {"index": "Indices", "samples": "Samples"}
     with progress_bar("Indices", shown=progress) as bar:
 
@@ -54,7 +65,20 @@ def lint(
             unit = "shards" if now.stage == "index" else "samples"
             bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} {unit}{problems}", labels[now.stage])
 
-        if is_file_of(path, ".jsonl"):
+        lint_folder = partial(
+            lint_dataset,
+            allow_pickle=allow_pickle,
+            trusted_modules=trusted,
+            num_threads=parallel,
+            progress=show,
+        )
+        if is_file_of(path, METADATASET_ENDINGS):
+            if split_config or dataset_config:
+                raise ConfigError(
+                    f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config"
+                )
+            report = _lint_metadataset(path, parts, trusted, lint_folder)
+        elif is_file_of(path, ".jsonl"):
             if split_parts or split_config or dataset_config or allow_pickle or trust_module:
                 raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
             report = lint_jsonl(
@@ -62,25 +86,125 @@ def lint(
                 progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
             )
         else:
-            report = lint_dataset(
+
+            def open_part(part: str) -> None:
+                for open_leaf, _ in _leaves(path, part, trusted, split_config, dataset_config):
+                    open_leaf()
+
+            report = lint_folder(
                 path,
-                split_parts=None if split_parts is None else [part.strip() for part in split_parts.split(",")],
+                split_parts=parts,
                 split_config=split_config,
                 dataset_config=dataset_config or "dataset.yaml",
-                allow_pickle=allow_pickle,
-                trusted_modules=own_modules(trust_module),
-                num_threads=parallel,
-                progress=show,
+                open_part=open_part,
             )
-    for finding in report.findings[:limit]:
-        place = "/".join(text for text in (finding.shard, finding.key) if text)
-        typer.echo(f"{place or report.root}: {finding.reason}")
-    if len(report.findings) > limit:
-        typer.echo(f"… and {len(report.findings) - limit:,} more (--limit)")
-    for note in report.notes:
-        typer.secho(f"note: {note}", fg=typer.colors.YELLOW)
-    looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
-    if report.findings:
-        typer.secho(f"{counted(len(report.findings), 'problem')} in {looked_at}.", fg=typer.colors.RED)
+    _print(report, limit, as_json=as_json)
+
+
+def _print(report: LintReport, limit: int, *, as_json: bool) -> None:
+    counts = Counter(finding.severity for finding in report.findings)
+    if as_json:
+        print_json(report.findings)
+    else:
+        problems = counts["error"] + counts["warning"]
+        for finding in report.findings[:limit]:
+            _show(finding)
+        if problems > limit:
+            typer.echo(f"… and {problems - limit:,} more (--limit)")
+        for finding in report.findings[max(limit, problems) :]:  # notes, of which there are few
+            _show(finding)
+        warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
+        found = counted(counts["error"], "problem") if counts["error"] else "No problems"
+        looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
+        colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
+        typer.secho(f"{found}{warnings} in {looked_at}.", fg=colour)
+    if counts["error"]:
         raise typer.Exit(1)
-    typer.secho(f"No problems in {looked_at}.", fg=typer.colors.GREEN)
+
+
+def _show(finding: LintFinding) -> None:
+    if finding.severity == "error":
+        typer.echo(str(finding))
+    else:
+        typer.secho(f"{finding.severity}: {finding}", fg=typer.colors.YELLOW)
+
+
+def _lint_metadataset(
+    path: str, splits: Sequence[str] | None, trusted: Collection[str], lint_folder: Callable[..., LintReport]
+) -> LintReport:
+    """Open every leaf of every split as a loader would, and make the first sample of each shard that is read.
+
+    Every dataset is looked at, even if another is missing.
+    """
+    from energon_grain.datasets.aux_stores import open_aux
+    from energon_grain.formats.data_folder import kind_at
+    from energon_grain.metadataset.documents import read_document
+    from energon_grain.metadataset.tree import Join
+    from energon_grain.prepare.lint_finding import LintFinding, LintReport, opened
+
+    findings: list[LintFinding] = []
+    document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
+    if document is None:
+        return LintReport.of(path, findings, shards=0, samples=0)
+    read: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for split in splits or document.splits:
+        for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
+            before = len(findings)
+            opened(str(leaf.place), findings, open_leaf)
+            for name, aux in () if isinstance(leaf, Join) else leaf.aux.items():
+                opened(str(leaf.place.at("aux", name)), findings, partial(open_aux, {name: aux}, None))
+            if not any(finding.severity == "error" for finding in findings[before:]):
+                for each in leaf.datasets if isinstance(leaf, Join) else (leaf,):
+                    read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
+    samples = shards = 0
+    for (root, split_config, dataset_config), parts in read.items():
+        if not kind_at(root).has_shards:
+            continue
+        report = lint_folder(
+            root,
+            split_parts=parts,
+            split_config=split_config,
+            dataset_config=dataset_config or "dataset.yaml",
+            first_samples=True,
+        )
+        samples, shards = samples + report.samples, shards + report.shards
+        for finding in report.findings:
+            where = finding.where if finding.where.startswith(report.root) else f"{report.root}/{finding.where}"
+            findings.append(replace(finding, where=where))
+    if shards:
+        what = "Of each shard, only the first sample was decoded"
+        way_out = "`energon-grain lint` of a dataset decodes all of them"
+        findings.append(LintFinding(severity="note", where=path, what=what, way_out=way_out))
+    return LintReport.of(path, findings, shards=shards, samples=samples)
+
+
+def _leaves(
+    source: Source,
+    split_part: str,
+    trusted_modules: Collection[str],
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+) -> list[tuple[Callable[[], object], TreeLeaf]]:
+    """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
+    from energon_grain.datasets.from_metadataset import LeafOptions, validation_datasets
+    from energon_grain.datasets.task_encoder import DefaultTaskEncoder
+    from energon_grain.datasets.worker_config import WorkerConfig
+    from energon_grain.metadataset.flat import leaves_of
+    from energon_grain.metadataset.load import load_metadataset
+    from energon_grain.stream.compile import compile_dataset
+
+    options = LeafOptions(
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        task_encoder=DefaultTaskEncoder(),
+        training=False,
+        split_config=split_config,
+        dataset_config=dataset_config,
+        trusted_modules=tuple(trusted_modules),
+    )
+    tree = load_metadataset(source, split_part=split_part, require_data=False)
+
+    def open_leaf(leaf: TreeLeaf) -> None:
+        ((loaded, _),) = validation_datasets(leaf, options)
+        compile_dataset(loaded.dataset)
+
+    return [(partial(open_leaf, leaf), leaf) for leaf in leaves_of(tree)]

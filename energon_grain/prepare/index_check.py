@@ -16,6 +16,9 @@ from energon_grain.formats.shard_scan import ShardScan, scan_tar
 from energon_grain.formats.tar_index import read_tar_index, tar_index_path
 from energon_grain.prepare.lint_finding import LintFinding
 
+PREPARE_AGAIN = "prepare again with --force-overwrite"
+_INDEX_ANEW = "write it anew with --tar-index-only"
+
 
 class ShardCheck:
     """Scans shards anew and says what does not fit.
@@ -33,50 +36,42 @@ class ShardCheck:
 
     def __call__(self, shard: str) -> list[LintFinding]:
         """Look at one shard."""
-        gone = "the file is gone, but .info.json lists it; prepare again with --force-overwrite"
+        gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
         if not self._folder.is_remote and not (self._folder.local / shard).is_file():
-            return [_finding(shard, gone)]
+            return [gone]
         try:
             if self._records is None:
                 scan, wrong = self._scan_tar(shard)
             else:
                 scan, wrong = scan_records(self._folder.shard(shard), self._records, first=self._first[shard]), []
         except FileNotFoundError:
-            return [_finding(shard, gone)]
+            return [gone]
         except (FormatError, OSError) as error:
-            return [_finding(shard, str(error))]
+            return [LintFinding(where=shard, what=str(error))]
         samples = self._info.shard_counts[shard]
         if len(scan) != samples:
-            wrong.insert(
-                0,
-                f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed: prepare again with "
-                f"--force-overwrite",
-            )
+            what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
+            wrong.insert(0, LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN))
         if not wrong and self._index is not None and not _agrees(self._index, shard, scan):
-            wrong.append("the columnar index says otherwise; write it anew with --tar-index-only")
-        return [_finding(shard, reason) for reason in wrong]
+            wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
+        return wrong
 
-    def _scan_tar(self, shard: str) -> tuple[ShardScan, list[str]]:
+    def _scan_tar(self, shard: str) -> tuple[ShardScan, list[LintFinding]]:
         """The scan of a tar, and how its `.tar.idx` differs."""
         tar, index_path = self._folder.shard(shard), tar_index_path(shard)
         scan = scan_tar(tar)
         try:
             starts = read_tar_index(self._folder.shard(index_path.as_posix()))
         except FileNotFoundError:
-            return scan, [f"{index_path.name} is missing; write it with --tar-index-only"]
+            what, way_out = f"{index_path.name} is missing", "write it with --tar-index-only"
+            return scan, [LintFinding(where=shard, what=what, way_out=way_out)]
         if len(scan) != self._info.shard_counts[shard] or not np.array_equal(scan.sample_start, starts):
             # Energon makes samples of dot files inside folders.
             scan = scan_tar(tar, hidden="keep")
         if np.array_equal(scan.sample_start, starts):
             return scan, []
-        return scan, [
-            f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {index_path.name} "
-            f"say; write it anew with --tar-index-only"
-        ]
-
-
-def _finding(shard: str, reason: str) -> LintFinding:
-    return LintFinding(shard=shard, key=None, reason=reason)
+        what = f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {index_path.name} say"
+        return scan, [LintFinding(where=shard, what=what, way_out=_INDEX_ANEW)]
 
 
 def _agrees(index: ColumnarIndex, shard: str, scan: ShardScan) -> bool:

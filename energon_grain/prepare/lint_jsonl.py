@@ -49,8 +49,10 @@ def lint_jsonl(path: str | os.PathLike[str], *, progress: Progress | None = None
         findings.append(finding)
         if len(findings) >= LISTED_FINDINGS:
             break
-    notes = (f"Nothing was read behind problem {LISTED_FINDINGS:,}.",) if len(findings) == LISTED_FINDINGS else ()
-    return LintReport(root=location, shards=1, samples=look.samples, findings=tuple(findings), notes=notes)
+    if len(findings) == LISTED_FINDINGS:
+        what = f"Nothing was read behind problem {LISTED_FINDINGS:,}."
+        findings.append(LintFinding(severity="note", where=location, what=what))
+    return LintReport.of(location, findings, shards=1, samples=look.samples)
 
 
 def _size(location: str) -> int:
@@ -107,15 +109,15 @@ class _Lines:
                     reason = str(error)
             if reason is not None:
                 found += 1
-                yield LintFinding(shard=f"{name}:{number}", key=None, reason=reason)
+                yield LintFinding(where=f"{name}:{number}", what=reason)
             offset += len(line)
             if progress is not None and number % _LINES_BETWEEN_PROGRESS == 0:
                 progress(offset, self._size_bytes, found)
         if isinstance(starts, EnergonGrainError):
-            yield LintFinding(shard=self._index_name, key=None, reason=str(starts))
+            yield LintFinding(where=self._index_name, what=str(starts))
         elif expected is not None and not (index_fits and len(expected) == self.samples + 1):
-            reason = f"samples are not where it says; run `energon-grain prepare {self._location}`"
-            yield LintFinding(shard=self._index_name, key=None, reason=reason)
+            way_out = f"run `energon-grain prepare {self._location}`"
+            yield LintFinding(where=self._index_name, what="samples are not where it says", way_out=way_out)
 
     def _index(self) -> npt.NDArray[np.int64] | EnergonGrainError | None:
         """The index beside the file, what is wrong with it, or None where there is none."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ReadError
+from energon_grain.errors import ConfigError, FormatError
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.dataset_config import DatasetConfig
 from energon_grain.prepare.lint_finding import LintFinding
@@ -74,7 +74,10 @@ def make_recipe(
     sample_type = field_map = note = None
     parts: frozenset[str] | None = None
     if config is None:
-        note = "There is no dataset.yaml, so parts are decoded, but no samples are made of them."
+        note = (
+            "There is no dataset.yaml, without which only auxiliary stores read a dataset: parts are decoded, but no "
+            "samples are made of them."
+        )
     elif config.field_map is not None and config.sample_type is not None:
         sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
         field_map = FieldMap.parse(config.field_map, sample_type, where=f"{location}: field_map")
@@ -90,7 +93,10 @@ def make_recipe(
             options = {**config.decoder}
         if allow_pickle:
             options["allow_pickle"] = True
-        decoder = SampleDecoder(**options)
+        try:
+            decoder = SampleDecoder(**options)
+        except TypeError as error:
+            raise ConfigError(f"{location}: `decoder` in the dataset's configuration: {error}") from error
         decoders = {name: decoder.decoder_for(name) for name in part_names if parts is None or name in parts}
     return SampleRecipe(decoders=decoders, sample_type=sample_type, field_map=field_map, parts=parts, note=note)
 
@@ -99,16 +105,16 @@ def check_samples(source: PreparedSource, recipe: SampleRecipe, indices: npt.NDA
     """Make the samples `indices` of a source and report those that fail."""
     try:
         batch = source.read(indices)
-    except (ReadError, OSError) as error:
+    except (FormatError, OSError) as error:
         if len(indices) > 1:  # find out which ones
             return [finding for index in indices for finding in check_samples(source, recipe, np.array([index]))]
         place = source.locate(int(indices[0]))
-        return [LintFinding(shard=place.shard, key=place.key, reason=str(error))]
+        return [LintFinding(where=f"{place.shard}/{place.key}", what=str(error))]
     findings: list[LintFinding] = []
     for raw in batch:
         try:
             recipe.make(raw)
         except Exception as error:  # decoders and sample types may raise anything
-            reason = f"{error}" or type(error).__name__
-            findings.append(LintFinding(shard=raw.shard, key=raw.key, reason=reason))
+            what = f"{error}" or type(error).__name__
+            findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
     return findings

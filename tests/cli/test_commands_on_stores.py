@@ -50,9 +50,8 @@ def url(bucket: Bucket, folder: Path) -> str:
         ("lint", "lines.jsonl"),
         ("which", "set", "--step", "2", "--batch-size", "3"),
         ("which", "mix.yaml", "--step", "2", "--batch-size", "3", "--json"),
-        ("migrate", "check", "text"),
-        ("migrate", "check", "set", "--all"),
-        ("migrate", "check", "mix.yaml"),
+        ("lint", "mix.yaml"),
+        ("lint", "mix.yaml", "--json"),
     ],
     ids=" ".join,
 )
@@ -91,19 +90,10 @@ def test_urls_of_no_store_are_refused(command: tuple[str, ...]) -> None:
     assert "object stores are s3://" in str(done.exception)
 
 
-@pytest.mark.parametrize("name", ["nothing", "nothing.jsonl", "nothing.yaml"])
-def test_a_migration_check_lists_what_is_not_there(bucket: Bucket, name: str) -> None:
-    done = run("migrate", "check", f"{bucket.url}/{name}")
-    assert done.exit_code == 1
-    assert done.output.startswith(f"error    {bucket.url}/{name}\n")
-    assert "object stores are s3://" in run("migrate", "check", "azure://container/set").output
-
-
-def test_a_migration_check_does_not_fetch_a_database(bucket: Bucket, url: str) -> None:
+def test_lint_does_not_fetch_a_database(bucket: Bucket, url: str) -> None:
     bucket.put("a b/text/.nv-meta/index.sqlite", b"x" * 100_000)
     bucket.server.reset()
-    done = run("migrate", "check", f"{url}/text")
-    assert f"note     {url}/text/.nv-meta/index.sqlite\n         Was not looked at" in done.output
+    assert run("lint", f"{url}/text").exit_code == 0
     assert sum(request.sent_bytes for request in bucket.server.requests("index.sqlite")) < 1000
 
 
@@ -119,12 +109,6 @@ def test_lint_names_what_is_wrong_with_shards(bucket: Bucket, url: str, folder: 
     assert second.startswith("shard_001.tar: ")
     done = run("lint", f"{url}/set")
     assert "shard_000.tar: shard_000.tar.idx is missing; write it with --tar-index-only" in done.output
-
-
-def test_a_metadataset_is_not_linted(url: str, folder: Path) -> None:
-    for path in (f"{url}/mix.yaml", folder / "mix.yaml"):
-        done = run("lint", path)
-        assert "lint its datasets one by one" in str(done.exception)
 
 
 def test_info_makes_an_index_where_there_is_none(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
@@ -149,6 +133,6 @@ def test_a_store_that_stays_away_is_no_finding(bucket: Bucket, url: str) -> None
 def test_a_web_server_will_do(folder: Path, tmp_path: Path) -> None:
     use_storage(StorageSettings(cache_dir=str(tmp_path)))
     with running_web_server(folder) as server:
-        for command in (["info"], ["lint"], ["migrate", "check"]):
+        for command in (["info"], ["lint"]):
             here, there = run(*command, folder / "set"), run(*command, f"{server.url}/set")
             assert there.output.replace(server.url, "") == here.output.replace(str(folder), "")

@@ -35,7 +35,7 @@ def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_
         ("which", "data", "--step", "0", "--batch-size", "4"),
         ("info", "mixture.yaml"),
         ("bench", "data", "--seconds", "0.01", "--workers", "0"),
-        ("migrate", "check", "data"),
+        ("lint", "mixture.yaml"),
     ):
         done = command(tmp_path, *arguments, "--trust-module", "my_types")
         assert done.returncode == 0, (arguments, done.stderr)

@@ -172,8 +172,8 @@ def test_stores(pair: tuple[Path, Path], tmp_path: Path) -> None:
 def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (_, records) = pair
     write_records(records / "shard_002.array_record", [msgpack_record(sample) for sample in SAMPLES[:9]])
-    (finding,) = lint_dataset(records).findings
-    assert finding.reason.startswith("has 9 samples, .info.json says 10")
+    finding, _ = lint_dataset(records).findings
+    assert finding.what.startswith("has 9 samples, .info.json says 10")
     write_records(tmp_path / "bare" / "x.array_record", [b"x"])
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(tmp_path / "bare")

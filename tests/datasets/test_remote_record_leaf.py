@@ -170,5 +170,5 @@ def test_prepared_in_the_bucket(bucket: Bucket, tmp_path: Path, encoding: Any) -
     write_records(root / "shard_003.array_record", content[:5])
     bucket.put(f"in {encoding}/shard_003.array_record", (root / "shard_003.array_record").read_bytes())
     look_again(open_folder(url))
-    (finding,) = lint_dataset(url).findings
-    assert "has 5 samples, .info.json says" in finding.reason
+    finding, _ = lint_dataset(url).findings
+    assert "has 5 samples, .info.json says" in finding.what

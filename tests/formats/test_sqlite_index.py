@@ -1,4 +1,4 @@
-"""`index.sqlite`: what is written, and reading its three generations."""
+"""`index.sqlite`: what is written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_scans import scan_of
 from patience import PATIENCE_S
+from sqlite_rows import rows
 
-from energon_grain.errors import DuplicateKeyError, IndexFileError
+from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.sqlite_index import write_sqlite_index
-from energon_grain.formats.sqlite_reader import PartRow, SampleRow, SqliteIndex
 
 SAMPLES = st.lists(
     st.tuples(st.one_of(st.text(max_size=4).map(lambda text: text.encode("utf-8", "ignore")), st.binary(max_size=3))),
@@ -32,26 +32,15 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, keys: list[bytes],
     path = tmp_path_factory.mktemp("sqlite") / "index.sqlite"
     shards = [keys[:cut], keys[cut:]]
     write_sqlite_index(path, ((5 + number, scan_of(shard)) for number, shard in enumerate(shards)))
-    with SqliteIndex(path) as index:
-        assert index.generation == 3
-        assert len(index) == len(keys)
-        for number, shard in enumerate(shards):
-            for i, key in enumerate(shard):
-                text = key.decode("utf-8", "surrogateescape")
-                row = SampleRow(tar_file_id=5 + number, sample_index=i, byte_offset=i * 2048, byte_size=2048)
-                assert index.find(text) == row
-                jpg, txt = index.parts(text)
-                assert (jpg.part_name, txt.part_name) == ("jpg", "txt")
-                assert txt == PartRow(
-                    tar_file_id=5 + number,
-                    part_name="txt",
-                    byte_offset=i * 2048 + 1536,
-                    byte_size=(2 * i + 1) % 500,
-                )
-                assert index.find_part(text, "txt") == txt
-                assert index.find_part(text, "png") is None
-        assert index.find("no such key") is None
-        assert index.parts("no such key") == []
+    expected = [
+        (5 + number, key.decode("utf-8", "surrogateescape"), i, i * 2048, 2048)
+        for number, shard in enumerate(shards)
+        for i, key in enumerate(shard)
+    ]
+    assert rows(path, "SELECT * FROM samples") == expected
+    texts = rows(path, "SELECT * FROM sample_parts WHERE part_name = 'txt'")
+    assert texts == [(shard, i, "txt", i * 2048 + 1536, (2 * i + 1) % 500) for shard, _, i, *_ in expected]
+    assert rows(path, "SELECT COUNT(*) FROM sample_parts WHERE part_name = 'jpg'") == [(len(keys),)]
 
 
 def test_schema_and_row_order(tmp_path: Path) -> None:
@@ -128,6 +117,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from made_scans import scan_of
+from sqlite_rows import rows
 from energon_grain.formats.sqlite_index import write_sqlite_index
 
 def scans(shards):
@@ -146,60 +136,10 @@ assert peak_bytes() - before < 4 << 20, peak_bytes() - before
     subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
-def test_a_repeated_part_counts_last(tmp_path: Path) -> None:
+def test_a_repeated_part_is_there_twice(tmp_path: Path) -> None:
     scan = scan_of([b"a"], [("x", "y")])
     scan.part_name[1] = 0
     write_sqlite_index(tmp_path / "i", [(0, scan)])
-    with SqliteIndex(tmp_path / "i") as index:
-        assert [part.part_name for part in index.parts("a")] == ["x", "x"]
-        found = index.find_part("a", "x")
-        assert found is not None
-        assert found.byte_offset == 1536
-
-
-def old_database(path: Path, *, parts: bool) -> None:
-    database = sqlite3.connect(path)
-    database.execute(
-        "CREATE TABLE samples (id INTEGER PRIMARY KEY AUTOINCREMENT, tar_file_id INTEGER, sample_key TEXT, "
-        "sample_index INTEGER, byte_offset INTEGER, byte_size INTEGER)"
-    )
-    database.execute("CREATE INDEX idx_samples_sample_key ON samples(sample_key)")
-    rows = [(1, "k", 4, 2048, 1024), (0, "k", 9, 512, 1024), (0, "l", 0, 0, 512)]
-    database.executemany("INSERT INTO samples VALUES (NULL,?,?,?,?,?)", rows)
-    if parts:
-        database.execute(
-            "CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
-            "content_byte_offset INTEGER, content_byte_size INTEGER)"
-        )
-        database.execute("INSERT INTO sample_parts VALUES (0, 9, 'jpg', 1024, 7)")
-    database.commit()
-    database.close()
-
-
-def test_first_generation(tmp_path: Path) -> None:
-    old_database(tmp_path / "i", parts=False)
-    with SqliteIndex(tmp_path / "i") as index:
-        assert index.generation == 1
-        assert index.find("k") == SampleRow(tar_file_id=0, sample_index=9, byte_offset=512, byte_size=1024)
-        with pytest.raises(IndexFileError, match="before Energon 7"):
-            index.parts("k")
-
-
-def test_second_generation(tmp_path: Path) -> None:
-    old_database(tmp_path / "i", parts=True)
-    with SqliteIndex(tmp_path / "i") as index:
-        assert index.generation == 2
-        assert index.find_part("k", "jpg") == PartRow(tar_file_id=0, part_name="jpg", byte_offset=1024, byte_size=7)
-        assert index.parts("l") == []
-
-
-def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such index"):
-        SqliteIndex(tmp_path / "missing")
-    (tmp_path / "text").write_text("hello, this is no database at all")
-    with pytest.raises(IndexFileError, match="not a database"):
-        SqliteIndex(tmp_path / "text")
-    sqlite3.connect(tmp_path / "empty").close()
-    (tmp_path / "empty").touch()
-    with pytest.raises(IndexFileError, match="no table of samples"):
-        SqliteIndex(tmp_path / "empty")
+    found = rows(tmp_path / "i", "SELECT part_name, content_byte_offset FROM sample_parts ORDER BY 2")
+    assert [name for name, _ in found] == ["x", "x"]
+    assert found[1][1] == 1536

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlite_rows import rows
 
 from energon_grain.errors import (
     ConfigError,
@@ -29,7 +30,6 @@ from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import read_info, read_uuid
 from energon_grain.formats.shard_scan import scan_tar
 from energon_grain.formats.splits import read_split_config
-from energon_grain.formats.sqlite_reader import SqliteIndex
 from energon_grain.formats.tar_index import read_tar_index, tar_index_path
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.testing import write_tars
@@ -75,10 +75,8 @@ def test_everything_is_written(root: Path) -> None:
         assert np.array_equal(read_tar_index(tar_index_path(root / shard)), scan_tar(root / shard).sample_start)
     index = open_columnar(root)
     assert (index.shards, len(index)) == (SHARDS, 40)
-    with SqliteIndex(root / ".nv-meta/index.sqlite") as database:
-        row = database.find("00005")
-    assert row is not None
-    assert (row.tar_file_id, row.sample_index) == (1, 1)
+    found = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = '00005'"
+    assert rows(root / ".nv-meta/index.sqlite", found) == [(1, 1)]
     assert len(read_uuid(root) or "") == 36
     assert (report.samples, report.samples_of("val"), report.part_names) == (40, 8, ("txt", "json"))
     assert report.size_bytes == sum((root / shard).stat().st_size for shard in SHARDS)

@@ -1,0 +1,301 @@
+"""What `energon-grain lint` finds in settings: of a dataset, and of a metadataset with all that it refers to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from arrays import write_array
+from cli_runs import run
+from metadatasets import write_v2
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset, write_tars
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "energon"
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_text_dataset(tmp_path / "text", n=8, shards=4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        make_text_dataset(tmp_path / name, n=100, shards=4)
+    make_crude_dataset(tmp_path / "crude", n=8, shards=2)
+    return tmp_path
+
+
+def found(path: Path, *options: str) -> list[dict[str, str]]:
+    """The findings; the status says whether one of them is an error."""
+    done = run("lint", path, "--json", *options)
+    findings = json.loads(done.output)
+    assert done.exit_code == any(each["severity"] == "error" for each in findings), done.output
+    return findings
+
+
+def only(path: Path, *options: str) -> dict[str, str]:
+    (finding,) = found(path, *options)
+    return finding
+
+
+def of_train(folder: Path, train: object) -> list[dict[str, str]]:
+    """What is found of a metadataset, without the note on what was decoded."""
+    findings = found(write_v2(folder, train=train))
+    return [each for each in findings if "only the first sample" not in each["what"]]
+
+
+def configure(root: Path, name: str, content: dict[str, Any]) -> None:
+    (root / ".nv-meta" / name).write_text(yaml.safe_dump(content))
+
+
+def test_nothing_to_say(root: Path) -> None:
+    assert found(root) == []
+
+
+def test_findings_as_text(root: Path) -> None:
+    configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..2}.tar"], "val": []}})
+    split = root / ".nv-meta/split.yaml"
+    done = run("lint", root)
+    assert done.exit_code == 0
+    empty, unused, end = done.output.splitlines()
+    assert empty.startswith(f"warning: {split}: ")
+    assert "split part 'val' has no shards" in empty
+    assert unused.startswith(
+        f"note: {split}: 1 of 4 shards in no split part, so that nobody reads them: shard_003.tar; add"
+    )
+    assert end == "No problems and 1 warning in 8 samples and 4 shards."
+    configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..3}.tar"], "val": [], "test": []}})
+    assert run("lint", root, "--limit", "1").output.splitlines()[1] == "… and 1 more (--limit)"
+
+
+def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:
+    root = make_captioning_dataset(tmp_path / "data", n=24, shards=4, broken={3})
+    (root / "shard_001.tar").unlink()
+    gone, broken, note = found(root, "--limit", "1")
+    assert gone.keys() == {"severity", "where", "what", "way_out"}
+    assert (gone["where"], gone["way_out"]) == ("shard_001.tar", "prepare again with --force-overwrite")
+    assert (broken["severity"], broken["where"]) == ("error", "shard_000.tar/000003")
+    assert note["severity"] == "note"
+
+
+@pytest.mark.parametrize("name", ["captioning", "excludes", "long_names"])
+def test_what_energon_prepared(tmp_path: Path, name: str) -> None:
+    shutil.copytree(FIXTURES / name, tmp_path / name)
+    assert not [each for each in found(tmp_path / name) if each["severity"] == "error" and "decode" not in each["what"]]
+
+
+def test_excludes_that_name_nothing(root: Path) -> None:
+    parts = {"train": ["shard_00{0..3}.tar"]}
+    configure(root, "split.yaml", {"split_parts": parts, "exclude": ["shard_009.tar/x", "shard_000.tar/nobody"]})
+    finding = only(root)
+    assert finding["severity"] == "warning"
+    assert "excludes that name nothing that is there: 2, such as 'shard_009.tar/x'" in finding["what"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("split.yaml", {"split_parts": {"train": ["other.tar"], "val": ["shard_000.tar"]}}, "not prepared"),
+        ("split.yaml", {"split_parts": {}, "more": 1}, "more"),
+        ("dataset.yaml", {"colour": "red"}, "there is no such key"),
+        ("dataset.yaml", {**CRUDE, "decoder": {"colour": 1}}, "colour"),
+        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code beside the data"),
+        ("dataset.yaml", {**CRUDE, "__module__": "my.data", "__class__": "Mine"}, "--trust-module my.data"),
+    ],
+)
+def test_settings_that_a_loader_refuses(root: Path, name: str, content: dict[str, Any], said: str) -> None:
+    configure(root, name, content)
+    first, *_ = found(root)
+    assert first["severity"] == "error"
+    assert said in first["what"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:parts"}, "`sample_loader` runs"),
+        ({"field_map": {"text": "none"}}, "none"),
+        ({"field_map": {"text": "txt", "colour": "txt"}}, "colour"),
+    ],
+)
+def test_sample_definitions_that_a_loader_refuses(root: Path, more: dict[str, Any], said: str) -> None:
+    text = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    configure(root, "dataset.yaml", {"sample_type": text, **more})
+    errors = [each for each in found(root) if each["severity"] == "error"]
+    assert said in errors[0]["what"]
+
+
+def test_all_else_is_looked_at_where_a_setting_is_wrong(root: Path) -> None:
+    configure(root, "dataset.yaml", {"colour": "red"})
+    where = root / ".nv-meta/dataset.yaml"
+    (root / "shard_001.tar").unlink()
+    assert [each["where"] for each in found(root) if each["severity"] == "error"] == [
+        f"{where}: $.colour",
+        "shard_001.tar",
+    ]
+
+
+def test_pickles(tmp_path: Path) -> None:
+    write_tars(tmp_path, [{"__key__": f"{number}", "pkl": b"N."} for number in range(4)])
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, crude=True, num_workers=0)
+    finding = only(tmp_path)
+    assert (finding["severity"], "allow_pickle=True" in finding["what"]) == ("error", True)
+    assert found(tmp_path, "--allow-pickle") == []
+    assert "allow_pickle=True" in of_train(tmp_path, {"path": "."})[0]["what"]
+
+
+def test_options_that_name_nothing_are_mistakes_of_the_user(root: Path) -> None:
+    assert isinstance(run("lint", root, "--split-parts", "tset").exception, SplitError)
+    assert isinstance(run("lint", root, "--split-config", "none.yaml").exception, SplitError)
+
+
+def test_a_store_for_cookers_needs_no_settings(root: Path) -> None:
+    for name in ("dataset.yaml", "split.yaml"):
+        (root / ".nv-meta" / name).unlink()
+    assert only(root)["severity"] == "note"
+
+
+def test_keys_that_come_twice(root: Path) -> None:
+    """As Energon before 7.3 prepared it."""
+    for name in ("shard_003.tar", "shard_003.tar.idx"):
+        shutil.copy(root / name.replace("3", "0"), root / name)
+    (root / ".nv-meta/index.sqlite").unlink()
+    shutil.rmtree(root / ".nv-meta/columnar")
+    finding = only(root)
+    assert finding["severity"] == "warning"
+    assert finding["what"].startswith("2 samples have the key of another one, such as '000000', '000001'")
+
+
+def test_keys_that_end_at_a_dot(tmp_path: Path) -> None:
+    def write(number: int, parts: str) -> None:
+        sample = {"__key__": f"{number}", **{f"{parts}_{i}.txt": b"x" for i in range(20)}}
+        write_tars(tmp_path, [sample], name=f"{number}.tar")
+
+    write(0, "5")
+    write(1, "5")
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, crude=True, num_workers=0)
+    assert found(tmp_path) == []  # two samples, and both have all the parts
+    write(1, "6")
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, crude=True, num_workers=0, force_overwrite=True)
+    finding = only(tmp_path)
+    assert finding["severity"] == "warning"
+    assert "A key ends at the first dot" in finding["what"]
+
+
+def test_index_of_energon_that_lacks_samples(root: Path) -> None:
+    path = root / ".nv-meta/index.sqlite"
+    database = sqlite3.connect(path)
+    database.execute("DELETE FROM samples WHERE sample_key = '000003'")
+    database.commit()
+    database.close()
+    finding = only(root)
+    assert (finding["severity"], finding["where"]) == ("warning", str(path))
+    assert finding["what"].startswith("has 7 samples, the dataset 8")
+    path.write_bytes(b"no database" * 100)
+    assert "not a database" in only(root)["what"]
+    path.unlink()
+    assert found(root) == []
+
+
+def test_a_metadataset(folder: Path) -> None:
+    inner = write_v2(folder, "inner.yaml", train="{path: a, subset: {range: [0%, 50%]}}")
+    path = write_v2(
+        folder,
+        train={"blend": [{"path": inner.name, "weight": 1}, {"path": "b", "weight": 2}]},
+        val="{path: crude, split_part: train, aux: {a: b, files: 'filesystem://a'}}",
+    )
+    note = only(path)
+    assert (note["severity"], note["where"]) == ("note", str(path))
+    assert run("lint", path).output.splitlines()[-1].startswith("No problems in ")
+
+
+def test_data_of_other_kinds(tmp_path: Path) -> None:
+    write_array(tmp_path / "x.zarr", np.arange(3))
+    (tmp_path / "lines.jsonl").write_text("{}\n{}\n")
+    blend = [{"weight": 1, "path": "x.zarr"}, {"weight": 1, "path": "lines.jsonl"}]
+    assert of_train(tmp_path, {"blend": blend}) == []
+    run("prepare", tmp_path / "lines.jsonl")
+    (tmp_path / "lines.jsonl").write_text("{}\n")
+    assert "changed after it was indexed" in of_train(tmp_path, {"blend": blend})[0]["what"]
+
+
+@pytest.mark.parametrize(
+    ("train", "where", "said"),
+    [
+        ("{path: none}", "", "no such file or folder"),
+        ("{path: a, split_part: tset}", "", "no split part 'tset'"),
+        ("{path: a, subset: {range: [0, 101]}}", "", "only"),
+        ("{path: a, aux: {x: crude}}", ".aux", "auxiliary stores"),
+        ("{path: crude, aux: {x: none}}", ".aux.x", "no such file or folder"),
+        ("{path: crude, aux: {x: 'filesystem://none'}}", ".aux.x", "no such folder"),
+        ("{join: [{path: a}, {path: none}]}", ".join[1]", "none"),
+        ("{join: [{path: a}, {path: crude}]}", "", "key"),
+        (
+            "{join: [{path: a}, {path: b}], joiner: {__module__: my.data, __class__: Both}}",
+            "",
+            "--trust-module my.data",
+        ),
+        ("{join: [{path: a, subset: {range: [0%, 50%]}}, {path: b}]}", ".join[0].subset", "subset"),
+        ("{path: inner.yaml}", ".path", "inner.yaml"),
+        ("{path: a, colour: red}", ".colour", "no such key"),
+        ("{blend: [{path: a, weight: 0}]}", ".blend[0].weight", "weight"),
+    ],
+)
+def test_what_is_refused_of_a_metadataset(folder: Path, train: str, where: str, said: str) -> None:
+    (finding,) = of_train(folder, train)
+    assert finding["severity"] == "error"
+    assert said in finding["what"]
+    assert finding["where"] == f"{folder / 'meta.yaml'}: $.splits.train{where}"
+
+
+def test_all_datasets_that_are_missing_are_listed(folder: Path) -> None:
+    blend = [{"path": "none"}, {"path": "a"}, {"path": "nothing"}, {"path": "b"}]
+    (folder / "b/shard_002.tar").unlink()
+    findings = of_train(folder, {"blend": blend})
+    assert [each["where"].removeprefix(f"{folder}/") for each in findings] == [
+        "meta.yaml: $.splits.train.blend[0]",
+        "meta.yaml: $.splits.train.blend[2]",
+        "b/shard_002.tar/000050",
+    ]
+
+
+def test_shards_of_other_split_parts_are_not_looked_at(folder: Path) -> None:
+    (folder / "a/shard_003.tar").unlink()
+    path = write_v2(folder, train="{path: a}", val="{path: a}")
+    assert len([each for each in found(path) if each["severity"] == "error"]) == 1
+    assert not [each for each in found(path, "--split-parts", "train") if each["severity"] == "error"]
+
+
+def test_a_shard_that_was_rewritten(folder: Path) -> None:
+    shutil.copy(folder / "a/shard_000.tar", folder / "a/shard_001.tar")
+    (finding,) = of_train(folder, {"path": "a"})
+    assert finding["where"].startswith(f"{folder}/a/shard_001.tar/")
+    assert "--tar-index-only" in finding["what"]
+
+
+def test_keys_of_yaml_that_come_again(folder: Path) -> None:
+    (finding,) = of_train(folder, "{path: a, split_part: train, split_part: train}")
+    assert (finding["severity"], "comes again" in finding["what"]) == ("warning", True)
+
+
+def test_a_metadataset_names_the_files_of_its_datasets(folder: Path) -> None:
+    path = write_v2(folder, train="{path: a}")
+    for option in ("--split-config", "--dataset-config"):
+        assert isinstance(run("lint", path, option, "x.yaml").exception, ConfigError)
+    assert isinstance(run("lint", folder / "none.yaml").exception, DatasetNotFoundError)
