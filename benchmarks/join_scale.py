@@ -45,7 +45,7 @@ def make_index(root: Path, keys: int, order: str, seed: int) -> None:
 
 
 def _scans(keys: int, order: str, seed: int) -> Iterator[object]:
-    from energon_grain.formats.shard_scan import ShardScan
+    from energon_grain.formats.tar.scan import ShardScan
     from energon_grain.samplers.permutation import permute
 
     for begin in range(0, keys, SHARD_SAMPLES):

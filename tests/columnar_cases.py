@@ -11,8 +11,8 @@ import numpy as np
 
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.shard_scan import scan_tar
-from energon_grain.formats.tar_index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.scan import scan_tar
 
 Sample = tuple[str, dict[str, bytes]]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.tar.scan import ShardScan
 
 
 def scan_of(

@@ -13,20 +13,22 @@ import energon_grain
 if TYPE_CHECKING:
     from energon_grain import *  # noqa: F403 (the rest of the core's names; those below take the place of some)
 
-from energon_grain_torch import random_generator as random_generator
-from energon_grain_torch import tensors as tensors
+from energon_grain_torch import random_generator as random_generator, tensors as tensors
 from energon_grain_torch.av import AVData as AVData
 from energon_grain_torch.decode import SampleDecoder as SampleDecoder
-from energon_grain_torch.get_datasets import get_dataset_from_config as get_dataset_from_config
-from energon_grain_torch.get_datasets import get_train_dataset as get_train_dataset
-from energon_grain_torch.get_datasets import get_val_dataset as get_val_dataset
-from energon_grain_torch.get_datasets import get_val_datasets as get_val_datasets
-from energon_grain_torch.get_loader import get_loader as get_loader
-from energon_grain_torch.get_loader import get_savable_loader as get_savable_loader
+from energon_grain_torch.get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
+from energon_grain_torch.get_loader import get_loader as get_loader, get_savable_loader as get_savable_loader
 from energon_grain_torch.loader import SavableDataLoader as SavableDataLoader
-from energon_grain_torch.task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
-from energon_grain_torch.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder
-from energon_grain_torch.task_encoder import TaskEncoder as TaskEncoder
+from energon_grain_torch.task_encoder import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
 from energon_grain_torch.worker_config import WorkerConfig as WorkerConfig
 
 _OURS = (

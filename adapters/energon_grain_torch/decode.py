@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 
 from energon_grain.transforms import decode
-from energon_grain.transforms.decode import Buffer, Codec
+from energon_grain.transforms.decode import Buffer, Codec, torch_file
 from energon_grain.transforms.media import require_av
-from energon_grain.transforms.serialised import torch_file
 from energon_grain_torch.av import decode_av
 
 

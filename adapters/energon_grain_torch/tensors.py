@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from energon_grain.transforms.array_kind import (
+from energon_grain.transforms.batching import (
     WORTH_A_LOOK,
     ArrayKind,
     fill_rows,

@@ -186,7 +186,7 @@ def _leaves(
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], TreeLeaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
-    from energon_grain.datasets.from_metadataset import LeafOptions, validation_datasets
+    from energon_grain.datasets.get_datasets import LeafOptions, validation_datasets
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
     from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.metadataset.flat import leaves_of

@@ -10,7 +10,7 @@ from energon_grain.conversion.report import Container
 from energon_grain.conversion.samples import Sample
 from energon_grain.formats.array_record_encoding import record_decoder
 from energon_grain.formats.array_record_files import ArrayRecordFile
-from energon_grain.formats.shard_scan import scan_tar
+from energon_grain.formats.tar.scan import scan_tar
 
 _AT_ONCE = 64
 

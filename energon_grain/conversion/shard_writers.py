@@ -12,7 +12,7 @@ import msgspec
 from energon_grain.conversion.report import Compression
 from energon_grain.conversion.samples import Sample, UnfitSampleError
 from energon_grain.formats.array_record_encoding import KEY
-from energon_grain.formats.member_names import split_member_name
+from energon_grain.formats.tar.names import split_member_name
 
 _BLOCK = 512
 _TAR_RECORD = 20 * _BLOCK

@@ -11,9 +11,7 @@ from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDe
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.place import Place
 from energon_grain.metadataset.references import AuxReference, AuxStores
-from energon_grain.sources.file_store import FileStore
-from energon_grain.sources.object_file_store import ObjectFileStore
-from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore
 from energon_grain.storage.location import absolute, is_url
 
 

@@ -24,10 +24,9 @@ from energon_grain.formats.nv_meta import (
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
 from energon_grain.sources.array_group import ArrayGroupSource
-from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
+from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore
-from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore

@@ -2,18 +2,315 @@
 
 from __future__ import annotations
 
+import enum
+import logging
 import os
+import pickle
+import shutil
 import tempfile
+import threading
 import uuid
 import weakref
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_grain.datasets.cache_pool import CachePool, HeldLazy, Lazy
-from energon_grain.datasets.disk_cache import DiskCache, Entry
 from energon_grain.errors import ConfigError
 from energon_grain.samples.source_info import SourceInfo, add_source_info
 from energon_grain.sources.file_store import FileStore
+
+_LOGGER = logging.getLogger(__name__)
+_PATIENCE_SECONDS = 1.0
+_END_SECONDS = 5.0
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()  # for a thread, or for space
+    COPIED = enum.auto()  # right now
+    KEPT = enum.auto()
+    REFUSED = enum.auto()  # could not be read or written, or is read without a copy
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A file that somebody wants.
+
+    Attributes:
+        store: Where it is; None: nowhere, the copy is all there is.
+        key: Its name there.
+        readers: Who will still read it.
+        state: How far it is.
+        size_bytes: Of the copy.
+        path: Of the copy.
+        source: What the store says of it.
+    """
+
+    store: FileStore[Any] | None
+    key: str
+    readers: int = 1
+    state: _State = _State.WAITING
+    size_bytes: int = 0
+    path: Path | None = None
+    source: SourceInfo | None = None
+
+
+class DiskCache:
+    """Copies files into a folder, in threads, and deletes each when its last reader has read it.
+
+    While there is no space, files wait, and who reads one before its turn reads it from its store. Errors while copying
+    are not raised: the reader, who reads from the store then, meets them there. Thread-safe.
+
+    Args:
+        folder: Nobody else's; deleted by `close`.
+        threads: That copy.
+        max_bytes: Most bytes of all copies.
+        max_files: Most copies.
+        method: "raw": copies are what stores have, decoded when they are read. "pickle": copies are values.
+    """
+
+    def __init__(
+        self, folder: Path, *, threads: int, max_bytes: int, max_files: int, method: Literal["raw", "pickle"]
+    ) -> None:
+        self.folder = folder
+        self._used_bytes = 0
+        self._used_files = 0
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._method = method
+        self._most_threads = threads
+        self._threads: list[threading.Thread] = []
+        self._entries: dict[tuple[FileStore[Any], str], Entry] = {}
+        self._queue: deque[Entry] = deque()
+        self._without_space: deque[Entry] = deque()
+        self._left: deque[Entry] = deque()
+        self._names = 0
+        self._closed = False
+        self._warned = False
+        self._process = os.getpid()
+        # Not reentrant: `leave` may run anywhere, inside the sections that it guards too, and must then not enter them.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    def want(self, store: FileStore[Any], key: str) -> Entry:
+        """Announce a reader of a file, who ends by `take` or `leave`; the file is copied when its turn comes.
+
+        Raises:
+            ValueError: The cache was closed.
+        """
+        with self._changed:
+            self._settle()
+            if self._closed:
+                raise ValueError("the cache pool was closed")
+            entry = self._entries.get((store, key))
+            if entry is not None:
+                entry.readers += 1
+                if entry.state is _State.REFUSED:
+                    entry.state = _State.WAITING
+                    self._enqueue(entry)
+                return entry
+            entry = self._entries[store, key] = Entry(store, key)
+            self._enqueue(entry)
+            return entry
+
+    def put(self, value: Any, name: str) -> Entry | None:
+        """Write a value into a file, for one reader; None: there is no space."""
+        data = pickle.dumps(value, protocol=5)
+        entry = Entry(None, name, state=_State.KEPT, size_bytes=len(data))
+        with self._changed:
+            self._settle()
+            if self._closed or not self._reserve(entry):
+                return None
+        if self._write(entry, data):
+            return entry
+        return None
+
+    def take(self, entry: Entry) -> tuple[Any, SourceInfo | None]:
+        """The value of a file, and where it came from; one reader less.
+
+        Raises:
+            ValueError: The cache was closed, and the value is nowhere else.
+            Exception: What the store raises.
+        """
+        with self._changed:
+            while entry.state is _State.COPIED and not self._closed:
+                self._changed.wait(_PATIENCE_SECONDS)
+            if entry.state is _State.WAITING and entry.readers == 1:
+                entry.state = _State.REFUSED  # read once, here
+        try:
+            if entry.state is _State.KEPT and not self._closed:
+                try:
+                    return self._read(entry)
+                except OSError as error:
+                    if entry.store is None:
+                        raise
+                    self._warn(f"{entry.path} cannot be read: {error}")
+            if entry.store is None:
+                raise ValueError(f"{entry.key}: the cache pool was closed, and the value with it")
+            return entry.store[entry.key]
+        finally:
+            with self._changed:
+                self._settle()
+                self._release(entry)
+
+    def leave(self, entry: Entry) -> None:
+        """One reader less, who did not read. May be called by the garbage collector, at any time."""
+        self._left.append(entry)
+        if os.getpid() == self._process and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def used(self) -> tuple[int, int]:
+        """(bytes, number) of the copies that are there or are being written."""
+        with self._changed:
+            self._settle()
+            return self._used_bytes, self._used_files
+
+    def close(self) -> None:
+        """Stop copying and delete everything. Those who still read, read from the stores."""
+        if os.getpid() != self._process:
+            return
+        self._closed = True
+        # The garbage collector may call this inside a section that the lock guards. Threads find out then.
+        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+            self._changed.notify_all()
+            self._lock.release()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_END_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _enqueue(self, entry: Entry) -> None:
+        self._queue.append(entry)
+        if len(self._threads) < self._most_threads:
+            # A daemon: whatever is not copied at the end of the program is not needed.
+            thread = threading.Thread(target=self._copy_all, name="energon-grain-cache", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._changed.notify_all()
+
+    def _copy_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait(_PATIENCE_SECONDS)
+                if self._closed:
+                    return
+                entry = self._queue.popleft()
+                if not _is_wanted(entry):
+                    continue
+                entry.state = _State.COPIED
+            state = self._copy(entry)
+            with self._changed:
+                entry.state = state
+                if state is _State.WAITING:
+                    self._without_space.append(entry)
+                    self._admit()
+                elif state is _State.KEPT and not entry.readers:
+                    self._delete(entry)
+                self._changed.notify_all()
+            del entry
+
+    def _copy(self, entry: Entry) -> _State:
+        try:
+            data = self._data_of(entry)
+        except Exception as error:
+            _LOGGER.debug("%s is not cached: %s: %s", entry.key, type(error).__name__, error)
+            return _State.REFUSED
+        entry.size_bytes = len(data)
+        if entry.size_bytes > self._max_bytes:
+            return _State.REFUSED
+        with self._changed:
+            if not self._reserve(entry):
+                return _State.WAITING
+        return _State.KEPT if self._write(entry, data) else _State.REFUSED
+
+    def _write(self, entry: Entry, data: bytes) -> bool:
+        assert entry.path is not None
+        try:
+            entry.path.write_bytes(data)
+        except OSError as error:
+            self._warn(f"{entry.path} cannot be written: {error}")
+            with self._changed:
+                self._delete(entry)
+            return False
+        return True
+
+    def _data_of(self, entry: Entry) -> bytes:
+        store = entry.store
+        assert store is not None
+        if self._method == "pickle":
+            value, entry.source = store[entry.key]
+            return pickle.dumps(value, protocol=5)
+        data, entry.source = store.stored(entry.key)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            message = f"{store.get_path()}: {entry.key} is stored as a {type(data).__name__}, not as bytes"
+            self._warn(f"{message}; FileStoreCachePool(method='pickle') can cache it")
+            raise TypeError(message)
+        return bytes(data)
+
+    def _read(self, entry: Entry) -> tuple[Any, SourceInfo | None]:
+        assert entry.path is not None
+        data = entry.path.read_bytes()
+        if self._method == "raw" and entry.store is not None:
+            return entry.store.decoded(entry.key, data), entry.source
+        return pickle.loads(data), entry.source  # written by this process
+
+    def _settle(self) -> None:
+        while self._left:
+            self._release(self._left.popleft())
+
+    def _release(self, entry: Entry) -> None:
+        entry.readers -= 1
+        if entry.readers:
+            return
+        if entry.store is not None:
+            del self._entries[entry.store, entry.key]
+        if entry.state is _State.KEPT:
+            self._delete(entry)
+
+    def _delete(self, entry: Entry) -> None:
+        assert entry.path is not None
+        entry.path.unlink(missing_ok=True)
+        entry.state = _State.REFUSED
+        self._used_bytes -= entry.size_bytes
+        self._used_files -= 1
+        self._admit()
+
+    def _reserve(self, entry: Entry) -> bool:
+        """Give a file space and a path."""
+        if self._used_bytes + entry.size_bytes > self._max_bytes or self._used_files >= self._max_files:
+            return False
+        self._used_bytes += entry.size_bytes
+        self._used_files += 1
+        self._names += 1
+        entry.path = self.folder / str(self._names)
+        return True
+
+    def _admit(self) -> None:
+        """Let files be copied that wait for space, as many as there is space for."""
+        room, files = self._max_bytes - self._used_bytes, self._max_files - self._used_files
+        while self._without_space and not self._closed:
+            entry = self._without_space[0]
+            if _is_wanted(entry) and (entry.size_bytes > room or not files):
+                return
+            self._without_space.popleft()
+            if _is_wanted(entry):
+                room, files = room - entry.size_bytes, files - 1
+                self._enqueue(entry)
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _LOGGER.warning("%s. Such files are read from their stores; this is said once", message)
+
+
+def _is_wanted(entry: Entry) -> bool:
+    return entry.readers > 0 and entry.state is _State.WAITING
+
 
 T = TypeVar("T")
 

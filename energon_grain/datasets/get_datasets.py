@@ -2,32 +2,416 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import operator
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Unpack
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from energon_grain.datasets.batching import LastBatch, choose_last_batch
+from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
-from energon_grain.datasets.deprecated_arguments import DeprecatedArguments, fold_deprecated
-from energon_grain.datasets.entry_arguments import checked_arguments, checked_entry
-from energon_grain.datasets.from_metadataset import (
-    LeafOptions,
-    loaded_datasets,
-    training_datasets,
-    validation_datasets,
-)
-from energon_grain.datasets.leaf import check_passes
-from energon_grain.datasets.loaded_dataset import LoadedDataset
+from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
+from energon_grain.datasets.leaf import LeafDataset, Ordering, check_passes
+from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.documents import DatasetLoader
+from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.load import Source, load_metadataset
-from energon_grain.metadataset.tree import TreeLeaf, TreeNode
-from energon_grain.storage.location import check_url
+from energon_grain.metadataset.tree import (
+    ArrayReference,
+    Blend,
+    BlendEpochized,
+    Concat,
+    Join,
+    LeafReference,
+    TreeLeaf,
+    TreeNode,
+)
+from energon_grain.storage.location import check_url, is_url
+from energon_grain.transforms.decode import SampleDecoder
+
+
+class DeprecatedArguments(TypedDict, total=False):
+    """What belongs in the task encoder's `decoder` today, and `handler`, which has no effect.
+
+    Attributes:
+        auto_decode: False: `decoder = None`.
+        image_decode: As in `SampleDecoder`, and so are the next two.
+        av_decode: See there.
+        video_decode_audio: See there.
+        handler: Ignored; give `WorkerConfig(global_error_handler=…)`.
+    """
+
+    auto_decode: bool
+    image_decode: Any
+    av_decode: Any
+    video_decode_audio: bool
+    handler: Any
+
+
+def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
+    """Set the task encoder's decoder as deprecated arguments say, with a `DeprecationWarning`.
+
+    Args:
+        task_encoder: Of the call.
+        arguments: Those of `DeprecatedArguments` that were given.
+
+    Raises:
+        ConfigError: The task encoder has another decoder of its own.
+    """
+    if not arguments:
+        return
+    if "handler" in arguments:
+        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
+    options = {name: value for name, value in arguments.items() if name not in ("auto_decode", "handler")}
+    if not arguments.get("auto_decode", True):
+        _warn("auto_decode is deprecated; set `decoder = None` in the task encoder")
+        _set_decoder(task_encoder, None, "auto_decode")
+    elif options:
+        names = ", ".join(options)
+        _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder")
+        _set_decoder(task_encoder, task_encoder.decoder_type(**options), names)
+
+
+def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names: str) -> None:
+    present = task_encoder.decoder
+    if present == decoder:
+        return
+    if present != task_encoder.decoder_type():
+        raise ConfigError(
+            f"{names}: {type(task_encoder).__name__} has the decoder {present!r} of its own, which this would replace; "
+            f"set it there alone"
+        )
+    task_encoder.decoder = decoder
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DeprecationWarning, stacklevel=5)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NUMBERS = {
+    "batch_size": (1, "a positive number of samples is meant, or None for single samples"),
+    "packing_buffer_size": (1, "a positive number of samples is meant, or None for no packing"),
+    "shuffle_buffer_size": (0, "0 or more, or None"),
+    "max_samples_per_sequence": (1, "1 or more, or None"),
+    "parallel_shard_iters": (1, "1 or more, or None"),
+    "virtual_epoch_length": (None, "a whole number of batches is meant, or 0"),
+    "limit": (1, "a positive number of batches, or None for all, is meant"),
+    "lanes": (1, "a positive number is meant"),
+}
+"""The least that each may be, and what to say of anything else."""
+_TO_WRITE = {
+    "batch_size": "batch_size=32 (or another number, or None for single samples)",
+    "shuffle_buffer_size": "shuffle_buffer_size=None",
+    "max_samples_per_sequence": "max_samples_per_sequence=None",
+}
+_SHUFFLE = (
+    "; with None for both, datasets on this machine are shuffled fully, and those in object stores in blocks of about "
+    "4 MiB"
+)
+
+
+def checked_arguments(entry: Callable[P, R]) -> Callable[P, R]:
+    """Let an entry point refuse keywords that it does not know, lacks or cannot use, and say what to write."""
+    parameters = inspect.signature(entry).parameters.values()
+    named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
+    required = [name for name in _TO_WRITE if name in named and named[name].default is inspect.Parameter.empty]
+    known = {*named, *DeprecatedArguments.__annotations__}
+
+    @wraps(entry)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], known, n=1)
+            advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(named)}"
+            raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}")
+        missing = [name for name in required if name not in kwargs]
+        if missing and args:
+            write = ", ".join(_TO_WRITE[name] for name in missing)
+            why = _SHUFFLE if "shuffle_buffer_size" in missing or "max_samples_per_sequence" in missing else ""
+            raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
+        _check_values(kwargs)
+        return entry(*args, **kwargs)
+
+    return call
+
+
+def _check_values(arguments: Mapping[str, Any]) -> None:
+    for name, (least, meant) in _NUMBERS.items():
+        value = arguments.get(name)
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        if value is not None and not (whole and (least is None or value >= least)):
+            raise ConfigError(f"{name}={value!r}: {meant}")
+    sample_type: Any = arguments.get("sample_type")
+    if sample_type is not None and not isinstance(sample_type, type):
+        raise ConfigError(f"sample_type={sample_type!r}: a class is meant, such as sample_type=TextSample")
+    parts = arguments.get("part_filter")
+    if isinstance(parts, str):
+        raise ConfigError(f"part_filter={parts!r}: a list of names is meant, such as [{parts!r}], or a function")
+    split_part = arguments.get("split_part")
+    if split_part is not None and not isinstance(split_part, str):
+        raise ConfigError(f"split_part={split_part!r}: the name of a part is meant, such as split_part='train'")
+    modules = arguments.get("trusted_modules")
+    if isinstance(modules, str):
+        raise ConfigError(f"trusted_modules={modules!r}: a list of names is meant, such as [{modules!r}]")
+
+
+def checked_entry(
+    worker_config: WorkerConfig | None, task_encoder: TaskEncoder | None, seed: int
+) -> tuple[WorkerConfig, TaskEncoder, int]:
+    """The hosts and the task encoder, or their defaults, and the seed, which may be a numpy number, as a plain one.
+
+    Raises:
+        ConfigError: One of the arguments is something else, a class in place of an object for instance.
+    """
+    config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
+    if not isinstance(config, WorkerConfig):
+        raise ConfigError(
+            f"worker_config={config!r}: a WorkerConfig is meant, such as WorkerConfig(rank=0, world_size=1)"
+        )
+    encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    if isinstance(encoder, type):
+        raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task_encoder={encoder!r}: an object of a class that derives from TaskEncoder is meant")
+    _check_attributes(encoder)
+    try:
+        return config, encoder, operator.index(seed)
+    except TypeError:
+        raise ConfigError(f"seed={seed!r}: a whole number is meant") from None
+
+
+def _check_attributes(encoder: TaskEncoder) -> None:
+    name = type(encoder).__name__
+    decoder: Any = encoder.decoder
+    if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
+        raise ConfigError(
+            f"{name}.decoder = {decoder!r}: a SampleDecoder is meant, such as SampleDecoder(image_decode='rgb8'), "
+            f"or None, which leaves parts bytes"
+        )
+    cookers: Any = encoder.cookers
+    if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
+        raise ConfigError(f"{name}.cookers = {cookers!r}: a list of cookers is meant, such as [Cooker(my_function)]")
+    if hasattr(encoder, "build_cook_crude_sample"):
+        raise ConfigError(
+            f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
+            f"cook_crude_sample, or give cookers"
+        )
+
+
+_DECODER = SampleDecoder()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafOptions:
+    """What the program says of every leaf; see `LeafDataset`."""
+
+    worker_config: WorkerConfig
+    task_encoder: TaskEncoder
+    training: bool
+    max_samples_per_sequence: int | None = None
+    shuffle_buffer_size: int | None = None
+    parallel_shard_iters: int | None = None
+    dataset_config: str | None = None
+    split_config: str | None = None
+    part_filter: Callable[[str], bool] | Collection[str] | None = None
+    sample_type: type[Any] | None = None
+    trusted_modules: tuple[str, ...] = ()
+
+
+def loaded_datasets(
+    source: Source,
+    *,
+    training: bool,
+    worker_config: WorkerConfig,
+    decoder: SampleDecoder | None = _DECODER,
+    task_encoder: TaskEncoder | None = None,
+    split_part: str,
+    subflavors: Mapping[str, Any] | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    subset: Any = None,
+    trusted_modules: Collection[str] = (),
+    **options: Any,
+) -> LoadedDatasets:
+    """The datasets of a split; see `DatasetLoaderInterface.get_datasets`."""
+    if task_encoder is None:
+        task_encoder = TaskEncoder[Any, Any, Any, Any]()
+        task_encoder.decoder = decoder
+    known = [each.name for each in fields(LeafOptions)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
+    tree = load_metadataset(
+        source,
+        split_part=split_part,
+        subflavors=subflavors,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        subset=subset,
+    )
+    leaf_options = LeafOptions(
+        worker_config=worker_config,
+        task_encoder=task_encoder,
+        training=training,
+        trusted_modules=tuple(trusted_modules),
+        **options,
+    )
+    return training_datasets(tree, leaf_options)
+
+
+def training_datasets(tree: TreeNode, options: LeafOptions) -> LoadedDatasets:
+    """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
+
+    Raises:
+        ConfigError: Something in it cannot be trained on.
+    """
+    match tree:
+        case Blend():
+            children, schedule = flatten_blend(tree)
+            return LoadedDatasets(
+                datasets=[
+                    _loaded(child, options, weight=weight, combined_at=str(tree.place))
+                    for child, weight in zip(children, schedule[0][1], strict=True)
+                ],
+                blend_mode=DatasetBlendMode.DATASET_WEIGHT,
+                schedule=schedule if len(schedule) > 1 else None,
+            )
+        case BlendEpochized():
+            children, repetitions = flatten_epochized(tree)
+            return LoadedDatasets(
+                datasets=[
+                    _loaded(child, options, repetitions=number, combined_at=str(tree.place))
+                    for child, number in zip(children, repetitions, strict=True)
+                ],
+                blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
+            )
+        case _:
+            return LoadedDatasets(datasets=[_loaded(tree, options)], blend_mode=DatasetBlendMode.NONE)
+
+
+def validation_datasets(tree: TreeNode, options: LeafOptions) -> list[tuple[LoadedDataset, TreeLeaf]]:
+    """Each leaf by itself, in document order, with what the metadataset says of it. Its numbers have no meaning here.
+
+    Raises:
+        ConfigError: A leaf cannot be read.
+    """
+    return [(_loaded(leaf, options), leaf) for leaf in leaves_of(tree)]
+
+
+def _loaded(tree: TreeNode, options: LeafOptions, **combination: Any) -> LoadedDataset:
+    dataset = _mixture(tree, options)
+    if not isinstance(tree, LeafReference):
+        return LoadedDataset(dataset, **combination)
+    return LoadedDataset(
+        dataset,
+        **combination,
+        subflavors=tree.subflavors,
+        path=tree.path,
+        split_part=tree.split_part,
+        name=tree.name,
+    )
+
+
+def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
+    match tree:
+        case Blend():
+            children, schedule = flatten_blend(tree)
+            datasets = [_mixture(child, options) for child in children]
+            return BlendDataset(*datasets, schedule=schedule)
+        case BlendEpochized():
+            children, repetitions = flatten_epochized(tree)
+            datasets = [_mixture(child, options) for child in children]
+            return BlendEpochizedDataset(*zip(datasets, repetitions, strict=True))
+        case Concat():
+            if any(isinstance(child, Blend) for child in tree.children):
+                raise ConfigError(
+                    f"{tree.place}: a blend by weights has no end, so nothing can follow it; use `blend_epochized` "
+                    f"inside a concat"
+                )
+            return ConcatDataset(*(_mixture(child, options) for child in tree.children))
+        case _:
+            return _leaf(tree, options)
+
+
+def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
+    # Rows are ordered and cut, not the datasets that they are made of; a joiner says what they hold.
+    plain = replace(options, training=False, sample_type=None)
+    return JoinedLeafDataset(
+        worker_config=options.worker_config,
+        join=join,
+        members=tuple(
+            ArrayDataset(path=member.leaf.path, written=_written(member.leaf), field=member.leaf.field)
+            if isinstance(member.leaf, ArrayReference)
+            else _leaf_dataset(member.leaf, plain, whole=True)
+            for member in join.members
+        ),
+        ordering=Ordering(
+            said_by=f"{join.place}: ",
+            training=options.training,
+            passes=join.shuffle_over_epochs_multiplier if options.training else None,
+            block=options.max_samples_per_sequence,
+            mixing=options.shuffle_buffer_size,
+            blocks_in_lane=options.parallel_shard_iters,
+        ),
+        task_encoder=options.task_encoder,
+        split_config=options.split_config,
+        dataset_config=options.dataset_config,
+        trusted_modules=options.trusted_modules,
+    )
+
+
+def _written(leaf: LeafReference | ArrayReference) -> str:
+    """The path, through all nested metadatasets."""
+    return "/".join((*leaf.through, leaf.written))
+
+
+def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDataset:
+    return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
+
+
+def _leaf_dataset(leaf: LeafReference, options: LeafOptions, *, whole: bool = False) -> LeafDataset:
+    """The node of a leaf. What is wrong with one on this machine is said now, and of one in a store when it is used."""
+    remote = is_url(leaf.path)
+    dataset = LeafDataset(
+        worker_config=options.worker_config,
+        path=leaf.path,
+        kind=None if remote or leaf.kind is DatasetKind.INVALID else leaf.kind,
+        written=_written(leaf),
+        split_part=leaf.split_part,
+        split_config=leaf.split_config or options.split_config,
+        dataset_config=leaf.dataset_config or options.dataset_config or "dataset.yaml",
+        subset=leaf.subset,
+        subflavors=leaf.subflavors,
+        training=options.training,
+        max_samples_per_sequence=options.max_samples_per_sequence,
+        shuffle_buffer_size=options.shuffle_buffer_size,
+        parallel_shard_iters=options.parallel_shard_iters,
+        shuffle_over_epochs_multiplier=leaf.shuffle_over_epochs_multiplier if options.training else None,
+        name=leaf.name,
+        task_encoder=options.task_encoder,
+        part_filter=options.part_filter,
+        sample_type=options.sample_type,
+        trusted_modules=options.trusted_modules,
+        aux=leaf.aux,
+        place=leaf.place,
+    )
+    if not remote:
+        dataset.check(whole=whole)
+    return dataset
 
 
 @checked_arguments

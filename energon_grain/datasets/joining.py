@@ -10,8 +10,8 @@ from typing import Any
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import resolve_class, resolve_function
 from energon_grain.metadataset.joins import Joiner
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.sample import Sample
+from energon_grain.samples.types import CrudeSample
 
 _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
 

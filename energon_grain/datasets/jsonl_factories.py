@@ -10,7 +10,7 @@ from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.webdataset_factories import BaseWebdatasetFactory, Parts
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
-from energon_grain.samples.crude import CrudeSample
+from energon_grain.samples.types import CrudeSample
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()

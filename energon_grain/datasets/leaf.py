@@ -19,8 +19,7 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.place import Place, asked_at
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import AuxReference
-from energon_grain.sources.part_filter import PartFilter
-from energon_grain.sources.source import Source
+from energon_grain.sources.source import PartFilter, Source
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DatasetConfig, resolve_class
-from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.source import PartFilter
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

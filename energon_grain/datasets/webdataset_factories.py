@@ -18,13 +18,21 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.subset import Subset
 from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
-from energon_grain.samples.crude import CrudeSample
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
-from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energon_grain.samples.ocr import OCRSample, VQAOCRSample
-from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQASample
 from energon_grain.samples.sample import Sample
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import (
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
 from energon_grain.sources.file_store import FileStore
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,8 +22,105 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
-from energon_grain.formats.tf_example import read_example
+from energon_grain.formats.wire_format import WireError, fields, packed_numbers
 from energon_grain.forms import Form, encode_json
+
+_FLOAT32 = struct.Struct("<f")
+
+FeatureValue = bytes | npt.NDArray[Any]
+
+
+def read_example(data: bytes) -> dict[str, FeatureValue]:
+    """Return the features by name, in the order of the record.
+
+    Floats are a float32 array and integers an int64 array, of one axis. A single bytes value comes as it is, and
+    several, or none, as an array of objects. A feature of no kind is left out.
+
+    Raises:
+        FormatError: This is no Example.
+    """
+    features: dict[str, FeatureValue] = {}
+    try:
+        for message in _messages(data, "Example"):
+            for entry in _messages(message, "Features"):
+                name, value = _entry(entry)
+                if value is not None:
+                    features[name] = value
+    except WireError as error:
+        raise FormatError(f"is no tf.train.Example: {error}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"is no tf.train.Example: the name of a feature is not UTF-8: {error}") from error
+    return features
+
+
+def _entry(data: bytes) -> tuple[str, FeatureValue | None]:
+    """Name and value of an entry of the map."""
+    name, value = "", None
+    for field, content in fields(data):
+        if field == 1 and isinstance(content, bytes):
+            name = content.decode("utf-8")
+        elif field == 2 and isinstance(content, bytes):
+            value = _feature(content)
+        else:
+            raise _unknown("an entry of Features", field)
+    return name, value
+
+
+def _feature(data: bytes) -> FeatureValue | None:
+    value = None
+    for field, content in fields(data):
+        if field == 1 and isinstance(content, bytes):
+            value = _bytes_list(content)
+        elif field == 2 and isinstance(content, bytes):
+            value = _float_list(content)
+        elif field == 3 and isinstance(content, bytes):
+            value = _int64_list(content)
+        else:
+            raise _unknown("Feature", field)
+    return value
+
+
+def _bytes_list(data: bytes) -> FeatureValue:
+    values = list(_messages(data, "BytesList"))
+    if len(values) == 1:
+        return values[0]
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array
+
+
+def _float_list(data: bytes) -> npt.NDArray[np.float32]:
+    pieces: list[bytes] = []
+    for field, content in fields(data):
+        if field != 1 or not isinstance(content, bytes | float):
+            raise _unknown("FloatList", field)
+        pieces.append(content if isinstance(content, bytes) else _FLOAT32.pack(content))
+    text = b"".join(pieces)
+    if len(text) % 4:
+        raise FormatError(f"is no tf.train.Example: {len(text)} bytes of float values, not a multiple of 4")
+    return np.frombuffer(text, "<f4").astype(np.float32)
+
+
+def _int64_list(data: bytes) -> npt.NDArray[np.int64]:
+    pieces: list[npt.NDArray[np.uint64]] = []
+    for field, content in fields(data):
+        if field != 1 or isinstance(content, float):
+            raise _unknown("Int64List", field)
+        pieces.append(packed_numbers(content) if isinstance(content, bytes) else np.array([content], np.uint64))
+    return np.concatenate([np.zeros(0, np.uint64), *pieces]).view(np.int64)  # negative ones are written as 2**64 more
+
+
+def _messages(data: bytes, where: str) -> Iterator[bytes]:
+    """The contents of field 1, the only one that the message has."""
+    for field, content in fields(data):
+        if field != 1 or not isinstance(content, bytes):
+            raise _unknown(where, field)
+        yield content
+
+
+def _unknown(where: str, field: int) -> FormatError:
+    return FormatError(f"is no tf.train.Example: {where} has no field {field} of this type")
+
 
 RecordEncoding: TypeAlias = Literal["msgpack", "tf_example", "raw"]
 RECORD_ENCODINGS: tuple[RecordEncoding, ...] = ("msgpack", "tf_example", "raw")

@@ -11,8 +11,8 @@ import numpy as np
 
 from energon_grain.errors import FormatError
 from energon_grain.formats.array_record_encoding import RecordEncoding, part_bytes, record_decoder
-from energon_grain.formats.array_record_objects import ArrayRecordObject, open_records
-from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.array_record_ranges import ArrayRecordObject, open_records
+from energon_grain.formats.tar.scan import ShardScan
 
 _AT_ONCE_BYTES = 16 << 20
 _AT_ONCE = 4096

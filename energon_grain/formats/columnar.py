@@ -28,15 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import BlockSums, Seen, column_file_bytes, read_column, release_pages
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
+    BlockSums,
     Column,
     ColumnarHeader,
+    Seen,
+    column_file_bytes,
     columnar_folder,
     mending,
+    read_column,
     read_header,
+    release_pages,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,29 +18,68 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import StaleIndexError
+from energon_grain.errors import DuplicateKeyError, StaleIndexError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
-from energon_grain.formats.column_file import ColumnWriter, read_column
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
     Column,
     ColumnarHeader,
+    ColumnWriter,
     columnar_folder,
     encode_header,
     mending,
+    read_column,
     read_header,
 )
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.duplicate_keys import DuplicateKeys
-from energon_grain.formats.external_key_order import external_key_order
 from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.formats.key_order import external_key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
 from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
 
 if TYPE_CHECKING:
-    from energon_grain.formats.shard_scan import ShardScan
+    from energon_grain.formats.tar.scan import ShardScan
+
+
+_LISTED = 5
+
+
+class DuplicateKeys:
+    """Samples that have the key of another one: how many, and the first few. Takes no memory for the others."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._listed: list[str] = []
+
+    def add(self, count: int, examples: Iterable[tuple[bytes, str, str]]) -> None:
+        """Note some of them.
+
+        Args:
+            count: How many.
+            examples: Key and the names of both shards, of each; only as many are taken as are still to be listed.
+        """
+        self._count += count
+        for key, one, other in islice(examples, _LISTED - len(self._listed)):
+            places = f"{one} twice" if one == other else f"{one} and in {other}"
+            self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
+
+    def refuse(self) -> None:
+        """Do nothing if there are none.
+
+        Raises:
+            DuplicateKeyError: There are; lists a few of them with their shards.
+        """
+        if not self._count:
+            return
+        more = f" and {self._count - len(self._listed)} more" if self._count > len(self._listed) else ""
+        raise DuplicateKeyError(
+            f"{self._count} samples have the key of another one: {'; '.join(self._listed)}{more}. A key (the name of a "
+            f"tar member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
+            f"rename them, or let fix_duplicates (--fix-duplicates) put the path of its tar before the name of each"
+        )
+
 
 _ABANDONED_AFTER_S = 24 * 3600
 _SCANNING_THREADS = 8
@@ -244,8 +284,8 @@ def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
         StaleIndexError: It is gone, or its samples are not those that `.info.json` and its `.tar.idx` say.
         TarError: It is damaged.
     """
-    from energon_grain.formats.shard_scan import scan_tar
-    from energon_grain.formats.tar_index import read_tar_index, tar_index_path
+    from energon_grain.formats.tar.index import read_tar_index, tar_index_path
+    from energon_grain.formats.tar.scan import scan_tar
 
     location = dataset.shard(shard)
     advice = mending(dataset.location)

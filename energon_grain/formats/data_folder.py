@@ -16,11 +16,11 @@ from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.formats.array_group import is_array_folder
-from energon_grain.formats.column_file import column_file_bytes
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     COLUMNAR_FOLDER,
     HEADER_NAME,
+    column_file_bytes,
     columnar_folder,
     read_header,
 )
@@ -32,8 +32,8 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     DatasetKind,
     dataset_kind,
+    not_prepared,
 )
-from energon_grain.formats.unprepared import not_prepared
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.local import LocalFiles

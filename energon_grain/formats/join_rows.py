@@ -27,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import (
+from energon_grain.formats.columnar_header import (
     BlockSums,
     ColumnWriter,
+    Count,
     Seen,
     column_file_bytes,
+    header_digest,
     read_column,
     release_pages,
 )
-from energon_grain.formats.columnar_header import Count, header_digest
 from energon_grain.forms import Form, encode_json
 from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.file_lock import sweep, writing_in

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_grain.formats.duplicate_keys import DuplicateKeys
+from energon_grain.formats.columnar_build import DuplicateKeys
 from energon_grain.storage.atomic import sync_folder
 
 if TYPE_CHECKING:
-    from energon_grain.formats.shard_scan import ShardScan
+    from energon_grain.formats.tar.scan import ShardScan
 
 _TABLES = (
     "CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "

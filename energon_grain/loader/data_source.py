@@ -17,7 +17,7 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.encode import PureStage
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Statistics
 
 

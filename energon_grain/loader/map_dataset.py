@@ -16,10 +16,10 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.share import Share
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Statistics
 
 

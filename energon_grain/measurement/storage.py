@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
-from energon_grain.measurement import page_cache
 from energon_grain.measurement.figures import ReadRate, StorageFigures
 from energon_grain.measurement.planned_reads import PlannedReads
-from energon_grain.stream.encode import PureStage
+from energon_grain.stream.stage import PureStage
+
+CAN_DROP = hasattr(os, "posix_fadvise")
+
+
+def drop(paths: Iterable[str]) -> None:
+    """Ask the kernel to drop files from the page cache.
+
+    It is a request: pages that another process has mapped stay, and so do those of some file systems.
+    """
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # what was not written yet cannot be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def cached_share(places: Iterable[tuple[str, int]]) -> float | None:
+    """Share of (file, offset) places whose byte is in memory, without reading what is not.
+
+    None: the kernel or the file system does not tell, or there is no place.
+    """
+    flag = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        return None
+    cached = asked = 0
+    buffer = bytearray(1)
+    for path, offset in places:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.preadv(descriptor, [buffer], offset, flag)
+            cached += 1
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return None
+        finally:
+            os.close(descriptor)
+        asked += 1
+    return cached / asked if asked else None
+
 
 _PROBES = 256
 
@@ -32,12 +73,12 @@ def measure_storage(stage: PureStage, planned: PlannedReads, seconds: float) -> 
 
     cold = pread_cold = pread_warm = still_cached = None
     spans = planned.spans
-    if spans is not None and page_cache.CAN_DROP:
-        page_cache.drop(planned.paths)
-        still_cached = page_cache.cached_share(_probes(planned))
+    if spans is not None and CAN_DROP:
+        drop(planned.paths)
+        still_cached = cached_share(_probes(planned))
         stage.close()
         cold, _ = read_rate(planned, own, seconds, repeat=False)
-        page_cache.drop(planned.paths)
+        drop(planned.paths)
         with ExitStack() as stack:
             pread_cold, _ = read_rate(planned, _plain(planned, stack), seconds, repeat=False)
     for number in range(len(planned.chunks)):

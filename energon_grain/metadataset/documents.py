@@ -92,7 +92,7 @@ class DatasetLoaderInterface(ABC):
             ConfigError: A document or an argument is not valid.
             DatasetNotFoundError: A file or a dataset is missing.
         """
-        from energon_grain.datasets.from_metadataset import loaded_datasets  # the layer above: for Energon's spelling
+        from energon_grain.datasets.get_datasets import loaded_datasets  # the layer above: for Energon's spelling
 
         return loaded_datasets(
             self,

@@ -17,8 +17,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.formats.unprepared import not_prepared
+from energon_grain.formats.nv_meta import DatasetKind, not_prepared
 from energon_grain.metadataset.blends import MetadatasetBlend, MetadatasetBlendEpochized, MetadatasetConcat, Node
 from energon_grain.metadataset.documents import DatasetLoaderInterface, Metadataset, MetadatasetV2, read_document
 from energon_grain.metadataset.joins import JoinArrayReference, JoinDatasetReference, MetadatasetJoin

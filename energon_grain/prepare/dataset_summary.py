@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
-from energon_grain.formats.column_file import release_pages
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards

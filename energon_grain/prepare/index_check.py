@@ -12,8 +12,8 @@ from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.shard_scan import ShardScan, scan_tar
-from energon_grain.formats.tar_index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.prepare.lint_finding import LintFinding
 
 PREPARE_AGAIN = "prepare again with --force-overwrite"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.column_file import release_pages
+from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.join_rows import JoinedMember
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, close_together

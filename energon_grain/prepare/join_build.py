@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError
-from energon_grain.formats.column_file import release_pages
+from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.join_index import index_file_name, join_name, write_join_index
 from energon_grain.formats.join_rows import (
     JoinHeader,

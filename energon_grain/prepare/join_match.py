@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DuplicateKeyError
-from energon_grain.formats.join_keys import hash_keys
-from energon_grain.formats.key_order import KeyWords
+from energon_grain.formats.key_order import KeyWords, hash_keys
 from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.prepare.join_spill import Spill
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError
-from energon_grain.formats.jsonl_index import jsonl_index_path, write_jsonl_index
+from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client

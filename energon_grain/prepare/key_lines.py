@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.column_file import ColumnWriter, read_column
+from energon_grain.formats.columnar_header import ColumnWriter, read_column
 
 _BLOCK_BYTES = 16 << 20
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13

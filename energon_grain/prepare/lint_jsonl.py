@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DatasetNotFoundError, DecodingError, EnergonGrainError, MissingObjectError
-from energon_grain.formats.jsonl_index import check_jsonl_size, jsonl_index_path, read_jsonl_index
-from energon_grain.formats.jsonl_lines import is_object
+from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.prepare.jsonl_preparation import existing_file
 from energon_grain.prepare.lint_finding import LintFinding, LintReport
 from energon_grain.storage.location import is_url, located, name_of
@@ -19,7 +18,7 @@ from energon_grain.storage.object_bytes import ObjectStream
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
-from energon_grain.transforms.text import json_codec
+from energon_grain.transforms.decode import json_codec
 
 LISTED_FINDINGS = 10_000
 Progress = Callable[[int, int, int], None]

@@ -14,7 +14,7 @@ from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.dataset_config import DatasetConfig
 from energon_grain.prepare.lint_finding import LintFinding
 from energon_grain.sources.prepared import PreparedSource
-from energon_grain.sources.raw import RawSample
+from energon_grain.sources.source import RawSample
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
-from energon_grain.formats.array_record_objects import open_records
-from energon_grain.formats.shard_scan import ShardScan
-from energon_grain.formats.tar_bytes import TarBytes
+from energon_grain.formats.array_record_ranges import open_records
+from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.tar.walk import TarBytes
 
 _LIST_ITEMS = 3
 _TEXT_LENGTH = 40

@@ -9,12 +9,20 @@ import inspect
 from typing import Any
 
 from energon_grain.errors import ConfigError
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
-from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energon_grain.samples.ocr import OCRSample, VQAOCRSample
-from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQASample
 from energon_grain.samples.sample import Sample
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
 
 SAMPLE_TYPES: dict[str, type[Sample]] = {
     cls.__name__: cls

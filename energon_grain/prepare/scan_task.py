@@ -23,7 +23,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.array_record_encoding import RecordEncoding
 from energon_grain.formats.array_record_scan import scan_records
-from energon_grain.formats.shard_scan import ShardScan, scan_tar
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.prepare.stored_scan import ShardIdentity, decode_scan, encode_scan, read_scan, store_scan
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
-from energon_grain.formats.member_names import split_member_name
+from energon_grain.formats.tar.names import split_member_name
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
 from energon_grain.storage.atomic import atomic_write, remove_temporaries

@@ -26,9 +26,9 @@ from energon_grain.formats.nv_meta import (
     write_info,
     write_uuid,
 )
-from energon_grain.formats.shard_scan import ShardScan
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.formats.tar_index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare.scan_task import ScanTask
 from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
 from energon_grain.storage.atomic import atomic_write_bytes, atomic_write_text, sync_folder

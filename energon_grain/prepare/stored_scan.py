@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.shard_scan import ShardScan
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.forms import Form
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join

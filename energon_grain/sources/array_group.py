@@ -15,10 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.array import ArraySource, array_digest, read_arrays
 from energon_grain.sources.array_store import StoredArray
-from energon_grain.sources.index_range import in_range
-from energon_grain.sources.part_filter import PartFilter, accepts
-from energon_grain.sources.raw import RawBatch
-from energon_grain.sources.source import SampleLocation
+from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.location import is_url, located, name_of
 
 Int64Array = npt.NDArray[np.int64]

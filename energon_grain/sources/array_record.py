@@ -4,19 +4,279 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.data_folder import DataFolder, needing_shards
-from energon_grain.sources.array_record_folder import ArrayRecordFolder
-from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
-from energon_grain.sources.raw import PartValue, RawBatch
+from energon_grain.errors import (
+    DatasetNotFoundError,
+    FormatError,
+    KeyNotFoundError,
+    RangeError,
+    ReadError,
+    StaleIndexError,
+)
+from energon_grain.formats.array_record_encoding import read_records_file, record_decoder
+from energon_grain.formats.array_record_files import ArrayRecordFile, ArrayRecordFiles
+from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
+from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.data_folder import DataFolder, needing_shards, open_folder
+from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
+from energon_grain.formats.open_files import OpenFiles
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.file_store import FileStore, remember, reopen
+from energon_grain.sources.indexed import IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import PartValue, RawBatch
+from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class LocalRecords:
+    """A `RecordReader`. Files stay open, as many as `ArrayRecordFiles` keeps, and are looked at behind each read.
+
+    Args:
+        shards: The files.
+    """
+
+    def __init__(self, shards: RecordShards) -> None:
+        self._shards = shards
+        self._files = ArrayRecordFiles()
+        self._written: dict[int, tuple[int, int]] = {}
+
+    def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
+        """See `RecordReader`."""
+        numbers, first = np.unique(shard, return_index=True)
+        records = record.tolist()
+        ends = [*first.tolist(), len(records)]
+        found: list[bytes] = []
+        for place, number in enumerate(numbers.tolist()):
+            file = self._file(number)
+            try:
+                found += file.read(records[ends[place] : ends[place + 1]])
+            finally:
+                if self._look(number) != self._written[number]:
+                    raise self._shards.stale(number, "it was changed while it was read")
+        return found
+
+    def _file(self, shard: int) -> ArrayRecordFile:
+        path = self._shards.paths[shard]
+        if shard in self._written:
+            return self._files.file(path)
+        expected = self._shards.size_bytes[shard]
+        size, written_ns = self._look(shard)
+        if size != expected:
+            raise self._shards.stale(shard, f"it has {size} bytes, not {expected}")
+        file = self._files.file(path)
+        self._shards.check_records(shard, file.records)
+        self._written[shard] = size, written_ns
+        return file
+
+    def _look(self, shard: int) -> tuple[int, int]:
+        """Size, and time of modification in ns, of a file as it is now."""
+        path = self._shards.paths[shard]
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise ReadError(f"{path}: {error.strerror}") from error
+        return status.st_size, status.st_mtime_ns
+
+    def close(self) -> None:
+        """See `RecordReader`."""
+        self._files.close()
+
+
+class ObjectRecords:
+    """A `RecordReader`.
+
+    It stays known where the records of a file lie, 16 bytes a record, for the files used last: ten million records.
+
+    Args:
+        shards: The files.
+        store: Where they lie.
+    """
+
+    def __init__(self, shards: RecordShards, store: RemoteFiles) -> None:
+        self.store = store
+        self._shards = shards
+        self._places: OpenFiles[RecordPlaces] = OpenFiles(max_open_files=1 << 20)
+
+    def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
+        """See `RecordReader`."""
+        paths, places, file = self._files(shard)
+        return read_records(self.store, paths, places, file, record)
+
+    def extents(self, shard: Int64Array, record: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(n,) where the chunk of each record begins in its file, and (n,) size of it. Raises like `read`."""
+        _, places, file = self._files(shard)
+        return record_extents(places, file, record)
+
+    def _files(self, shard: Int64Array) -> tuple[list[str], list[RecordPlaces], Int64Array]:
+        """Files that are asked for, where their records lie, and (n,) which of these files each number means."""
+        numbers, file = np.unique(shard, return_inverse=True)
+        wanted: list[int] = numbers.tolist()
+        paths = [self._shards.paths[number] for number in wanted]
+        places = [self._places.get(path) for path in paths]
+        unknown = [place for place, known in enumerate(places) if known is None]
+        if unknown:
+            for place, found in zip(unknown, self._look([wanted[place] for place in unknown]), strict=True):
+                places[place] = found
+                self._places.put(paths[place], found)
+        return paths, places, file.reshape(-1)  # type: ignore[return-value]
+
+    def _look(self, numbers: Sequence[int]) -> list[RecordPlaces]:
+        """Compare files with the index, and read where their records lie."""
+        shards = self._shards
+        paths = [shards.paths[number] for number in numbers]
+        sizes = [shards.size_bytes[number] for number in numbers]
+        try:
+            tails = self.store.tails(paths, sizes)
+        except RangeError as error:
+            raise shards.changed(str(error)) from error
+        for number, tail in zip(numbers, tails, strict=True):
+            if tail:
+                size = shards.size_bytes[number]
+                raise shards.stale(number, f"it has {size + len(tail)} bytes, not {size}")
+        found = find_places(self.store, paths, sizes)
+        for number, places in zip(numbers, found, strict=True):
+            shards.check_records(number, places.records)
+        return found
+
+    def close(self) -> None:
+        """See `RecordReader`."""
+        self._places.close()
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordShards:
+    """The files by their numbers in the index.
+
+    Attributes:
+        location: The dataset, as messages name it.
+        paths: Path or URL of each file.
+        size_bytes: Of each, when it was indexed.
+        records: How many each had then.
+    """
+
+    location: str
+    paths: list[str]
+    size_bytes: list[int]
+    records: list[int]
+
+    @staticmethod
+    def of(folder: DataFolder, index: ColumnarIndex) -> RecordShards:
+        """All files of a dataset."""
+        paths = folder.shards(index.shards)
+        return RecordShards(folder.location, paths, index.shard_bytes.tolist(), np.diff(index.shard_first).tolist())
+
+    def stale(self, shard: int, found: str) -> StaleIndexError:
+        """The error that says that a file is not the one that was indexed."""
+        return self.changed(f"{self.paths[shard]}: {found}")
+
+    def changed(self, found: str) -> StaleIndexError:
+        """The same, where it is said already which file it is."""
+        return StaleIndexError(
+            f"{found}; the file was changed after it was indexed: run `energon-grain prepare {self.location} "
+            f"--tar-index-only`"
+        )
+
+    def check_records(self, shard: int, records: int) -> None:
+        """Raise StaleIndexError where a file has another number of records than when it was indexed."""
+        if records != self.records[shard]:
+            raise self.stale(shard, f"it has {records} records, not {self.records[shard]}")
+
+
+class RecordReader(Protocol):
+    """Reads records of a dataset's files. Thread-safe."""
+
+    def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
+        """Read records in the order asked for.
+
+        Args:
+            shard: (n,) number of the file, ascending.
+            record: (n,) number in it, ascending within each.
+
+        Raises:
+            StaleIndexError: A file has another size or number of records than when it was indexed.
+            ReadError: A file is gone, or a record cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files; reading again opens them anew."""
+        ...
+
+
+class ArrayRecordFolder:
+    """The index of a dataset and the files that it describes. Thread-safe.
+
+    Args:
+        folder: Where the dataset lies.
+        index: Its columnar index.
+
+    Attributes:
+        location: The folder, as messages name it.
+        index: The columnar index.
+        shards: The files.
+        objects: What reads them where they lie in an object store.
+
+    Raises:
+        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
+    """
+
+    def __init__(self, folder: DataFolder, index: ColumnarIndex) -> None:
+        self.location = folder.location
+        self.index = index
+        encoding = read_records_file(folder.local)
+        if encoding is None:
+            raise DatasetNotFoundError(
+                f"{self.location}: there is no {META_FOLDER}/{RECORDS_JSON}, so it is not prepared as ArrayRecord "
+                f"files; run `{preparing(folder.local)}`"
+            )
+        self._decode = record_decoder(encoding)
+        self.shards = RecordShards.of(folder, index)
+        store = folder.store
+        self.objects = ObjectRecords(self.shards, store) if isinstance(store, RemoteFiles) else None
+        self._reader: RecordReader = self.objects or LocalRecords(self.shards)
+
+    def read(self, samples: Int64Array, keys: list[str]) -> list[Mapping[str, PartValue]]:
+        """Read and take apart records; repeated ones are read once.
+
+        Args:
+            samples: (n,) numbers in the dataset, in any order.
+            keys: Theirs, by the index.
+
+        Raises:
+            StaleIndexError: A file has another size or number of records than when it was indexed, or a record is not
+                the sample that the index says.
+            ReadError: A file is gone, or a record cannot be read.
+        """
+        wanted, first, back = np.unique(samples, return_index=True, return_inverse=True)
+        shard = self.index.shard_of(wanted)
+        record = wanted - self.index.shard_first[shard]
+        rows: list[Mapping[str, PartValue]] = []
+        data = self._reader.read(shard, record)
+        for place, found in enumerate(data):
+            try:
+                key, parts = self._decode(found)
+            except FormatError as error:
+                raise self.shards.stale(int(shard[place]), f"record {record[place]} {error}") from error
+            if key is not None and key != keys[first[place]]:
+                raise self.shards.stale(
+                    int(shard[place]), f"record {record[place]} has the key {key!r}, not {keys[first[place]]!r}"
+                )
+            rows.append(parts)
+        return [rows[place] for place in back.tolist()]
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self._reader.close()
 
 
 class ArrayRecordSource(IndexedSource):
@@ -97,3 +357,88 @@ def _columns(
     names = rows[0] if uniform else dict.fromkeys(name for row in rows for name in row)
     read = [name for name in names if wanted is None or name in wanted]
     return {name: [row.get(name) for row in rows] for name in read}
+
+
+class ArrayRecordFileStore(FileStore[Any]):
+    """Reads single parts of samples; a key is the sample's key and the part's name with a dot between: `000012.jpg`.
+
+    All shards are served: splits, subsets and excluded samples have no meaning here. The record of a sample is read
+    whole, once for all of its parts that are asked for together. Opening maps the columnar index and reads no file.
+
+    Args:
+        path: The dataset's folder, or its URL.
+        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset of ArrayRecord files.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | DataFolder, *, index_cache_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        folder = open_folder(path)
+        self._arguments = (folder, None if index_cache_dir is None else os.fspath(index_cache_dir))
+        cache_dir = None if index_cache_dir is None else Path(index_cache_dir)
+        self._records = ArrayRecordFolder(folder, open_columnar(folder, cache_dir=cache_dir))
+        self._parts = {name: number for number, name in enumerate(self._records.index.part_names)}
+        remember(self, self._arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (ArrayRecordFileStore, *self._arguments)
+
+    def __repr__(self) -> str:
+        return f"ArrayRecordFileStore({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArrayRecordFileStore) and self._arguments == other._arguments
+
+    def __hash__(self) -> int:
+        return hash(self._arguments)
+
+    def get_path(self) -> str:
+        """The dataset's folder."""
+        return self._records.location
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a sample has such a part."""
+        return isinstance(key, str) and self._find(key) is not None
+
+    def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
+        """Read parts in the order asked for. See `FileStore.read`."""
+        found = [self._found(key) for key in keys]
+        samples = np.array([sample for sample, _ in found], np.int64)
+        index = self._records.index
+        rows = self._records.read(samples, index.keys(samples))
+        shards = map(index.shards.__getitem__, index.shard_of(samples).tolist())
+        path = shared_epath(self.get_path())
+        return [
+            (row[part], SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
+            for key, (_, part), row, shard in zip(keys, found, rows, shards, strict=True)
+        ]
+
+    def _found(self, key: str) -> tuple[int, str]:
+        found = self._find(key)
+        if found is None:
+            raise KeyNotFoundError(
+                f"{self.get_path()}: there is no part {key!r}; a key is the key of a sample, a dot, and the name of "
+                f"one of its parts. There are parts {', '.join(list(self._parts)[:10])}"
+            )
+        return found
+
+    def _find(self, key: str) -> tuple[int, str] | None:
+        """The sample, and which part of it. Keys of records may have dots, and so may names of parts."""
+        index = self._records.index
+        dot = key.find(".")
+        while dot >= 0:
+            part = key[dot + 1 :]
+            sample = index.find(key[:dot]) if part in self._parts else None
+            if sample is not None:
+                names = index.part_name[index.part_start[sample] : index.part_start[sample + 1]]
+                if self._parts[part] in names.tolist():
+                    return sample, part
+            dot = key.find(".", dot + 1)
+        return None
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self._records.close()

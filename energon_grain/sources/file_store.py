@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import posixpath
+import stat
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
+import numpy as np
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, RangeError
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.storage.epath import shared_epath
+from energon_grain.storage.kvstore_spec import kvstore_spec
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -83,3 +99,223 @@ class FileStore(ABC, Generic[T_co]):
 
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""
+
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+class SystemFileStore(FileStore[bytes]):
+    """Reads whole files below a folder; a key is a path relative to it, `train/000012.jpg`.
+
+    Keys come from data, so none may lead out of the folder: neither an absolute path, nor `..`, nor a symbolic link.
+
+    Args:
+        base_dir: The folder; it needs no preparation. An `ObjectFileStore` reads one in an object store.
+
+    Raises:
+        DatasetNotFoundError: There is no such folder.
+        ConfigError: It is the URL of a folder in an object store.
+    """
+
+    def __init__(self, base_dir: str | os.PathLike[str]) -> None:
+        self._base = located(base_dir)
+        if is_url(self._base):
+            raise ConfigError(f"{self._base}: is no folder of this machine; an ObjectFileStore reads those of stores")
+        if not os.path.isdir(self._base):
+            raise DatasetNotFoundError(f"{self._base}: there is no such folder to serve files from")
+        self._real_base = os.path.realpath(self._base)
+        # Files are read whole and seldom twice: keeping them open would be of no use.
+        self._files = LocalFiles(max_open_files=1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SystemFileStore, (self._base,)
+
+    def __repr__(self) -> str:
+        return f"SystemFileStore({self._base!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SystemFileStore) and self._base == other._base
+
+    def __hash__(self) -> int:
+        return hash(self._base)
+
+    def get_path(self) -> str:
+        """The folder."""
+        return self._base
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a key leads to a file below the folder."""
+        try:
+            return isinstance(key, str) and bool(self._path(key))
+        except KeyNotFoundError:
+            return False
+
+    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        """Read files in the order asked for. See `FileStore.read`."""
+        return [(self._content(self._path(key)), self._source(key)) for key in keys]
+
+    def _source(self, key: str) -> SourceInfo:
+        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
+
+    def _content(self, path: str) -> bytes:
+        size = self._files.size(path)
+        file = np.zeros(1, np.int64)
+        return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
+
+    def _path(self, key: str) -> str:
+        """The real path of a key.
+
+        Raises:
+            KeyNotFoundError: It leads out of the folder, or to something else than a file.
+        """
+        if not key or "\0" in key:
+            raise KeyNotFoundError(f"{self._base}: {key!r} is no file name")
+        path = os.path.realpath(os.path.join(self._base, key))
+        if os.path.isabs(key) or os.path.commonpath((path, self._real_base)) != self._real_base:
+            raise KeyNotFoundError(
+                f"{self._base}: {key!r} leads out of this folder, to {path}; a key is a path below it, without links "
+                f"out of it: make the folder above both the store, or copy the file"
+            )
+        try:
+            regular = stat.S_ISREG(os.stat(path).st_mode)
+        except OSError as error:
+            if error.errno in _MISSING:
+                raise KeyNotFoundError(f"{self._base}: there is no file {key!r} in this folder") from None
+            return path  # opening it is tried again, and then says what is wrong
+        if not regular:
+            raise KeyNotFoundError(f"{self._base}: {key!r} is not a file; a key is the path of a regular file")
+        return path
+
+    def close(self) -> None:
+        """Close what is open; reading again opens it anew."""
+        self._files.close()
+
+
+_LONGEST_NAME_BYTES = 1024
+
+
+class ObjectFileStore(FileStore[bytes]):
+    """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
+
+    Each read of a key is one request for all of an object, which must come within `timeout_s` of the storage settings;
+    those of several keys run side by side, as many as the settings allow. Nothing is kept; a `FileStoreCachePool`
+    fetches files before they are needed. Keys come from data, so none may lead out of the folder; `..` is taken out as
+    text, as in a path.
+
+    Args:
+        base_url: The folder. Whether there is anything in it shows when it is read: stores know no folders.
+
+    Raises:
+        ConfigError: The URL is of no store that can be read.
+    """
+
+    def __init__(self, base_url: str | os.PathLike[str]) -> None:
+        self._begin(located(base_url), storage_settings())
+
+    def _begin(self, base: str, settings: StorageSettings) -> None:
+        if not is_url(base):
+            raise ConfigError(f"{base}: is no URL of an object store; a SystemFileStore reads folders of this machine")
+        kvstore_spec(base, settings)  # refuses what no store has
+        self._base = base
+        self._client: ObjectClient = shared_client(settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._base, self._client.settings)
+
+    def __repr__(self) -> str:
+        return f"ObjectFileStore({self._base!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectFileStore) and self._base == other._base
+
+    def __hash__(self) -> int:
+        return hash(self._base)
+
+    def get_path(self) -> str:
+        """The folder's URL."""
+        return self._base
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an object under a key; one small request. Raises ReadError where that cannot be told."""
+        if not isinstance(key, str):
+            return False
+        try:
+            return self._client.read(ObjectRange(self._url(key), 0, 1)) is not None
+        except KeyNotFoundError:
+            return False
+        except RangeError:
+            return True  # an empty one
+
+    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        """Read objects in the order asked for. See `FileStore.read`."""
+        urls = {key: self._url(key) for key in keys}
+        contents = dict(zip(urls, self._client.map(self._content, list(urls.items())), strict=True))
+        return [(contents[key], self._source(key)) for key in keys]
+
+    def _source(self, key: str) -> SourceInfo:
+        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
+
+    def _content(self, item: tuple[str, str]) -> bytes:
+        key, url = item
+        found = self._client.read(ObjectRange(url))
+        if found is None or found.data is None:
+            raise KeyNotFoundError(f"{self._base}: there is no object {key!r} in this folder")
+        return found.data
+
+    def _url(self, key: str) -> str:
+        """The URL of a key.
+
+        Raises:
+            KeyNotFoundError: It leads out of the folder, or can name no object.
+        """
+        name = posixpath.normpath(key)
+        if posixpath.isabs(key) or name.split("/", 1)[0] == "..":
+            raise KeyNotFoundError(
+                f"{self._base}: {key!r} leads out of this folder; a key is a name below it: make the folder above both "
+                f"the store, or copy the object"
+            )
+        if name == "." or key.endswith("/") or not _can_be_stored(name):
+            raise KeyNotFoundError(f"{self._base}: {key!r} is no name of an object")
+        return join(self._base, name)
+
+
+def _can_be_stored(name: str) -> bool:
+    try:
+        return "\0" not in name and len(name.encode()) <= _LONGEST_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _restore(base: str, settings: StorageSettings) -> ObjectFileStore:
+    store = ObjectFileStore.__new__(ObjectFileStore)
+    store._begin(base, settings)
+    return store
+
+
+Store = TypeVar("Store", bound=FileStore[Any])
+Arguments: TypeAlias = tuple[DataFolder, str | None]
+"""Where a dataset lies, and the folder for an index that cannot be written there."""
+
+_opened: weakref.WeakValueDictionary[tuple[type[Any], Arguments], Any] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def remember(store: FileStore[Any], arguments: Arguments) -> None:
+    """Note a store as the one of its class that is open, for as long as somebody uses it."""
+    with _lock:
+        _opened[type(store), arguments] = store
+
+
+def reopen(kind: type[Store], folder: DataFolder, cache_dir: str | None) -> Store:
+    """The store of this class that this process has open, else a new one."""
+    with _lock:
+        opened = _opened.get((kind, (folder, cache_dir)))
+    return kind(folder, index_cache_dir=cache_dir) if opened is None else opened  # type: ignore[call-arg]
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it

@@ -13,11 +13,9 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.array import ArraySource
-from energon_grain.sources.index_range import in_range
 from energon_grain.sources.prepared import PreparedSource
-from energon_grain.sources.raw import PartValue, RawBatch
 from energon_grain.sources.remote_runs import FetchedAhead, ReadInRuns, RemoteExtents
-from energon_grain.sources.source import SampleLocation
+from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.remote_files import RemoteFiles
 

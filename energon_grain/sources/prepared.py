@@ -9,7 +9,7 @@ from typing import TypeAlias
 from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo, DatasetKind, dataset_kind
 from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.part_filter import PartFilter
+from energon_grain.sources.source import PartFilter
 from energon_grain.sources.webdataset import WebDatasetSource
 
 PreparedSource: TypeAlias = WebDatasetSource | ArrayRecordSource

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
-from energon_grain.formats.shard_check import check_shards
-from energon_grain.sources.indexed_source import IndexedSource, SourceOptions
-from energon_grain.sources.raw import RawBatch
+from energon_grain.formats.tar.index import check_shards
+from energon_grain.sources.indexed import IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import RawBatch
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import coalesce
 

@@ -13,12 +13,11 @@ import numpy.typing as npt
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder, open_folder
-from energon_grain.formats.member_names import split_member_name
-from energon_grain.formats.shard_check import check_shards
+from energon_grain.formats.tar.index import check_shards
+from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import FileStore
-from energon_grain.sources.index_pages import IndexPages
-from energon_grain.sources.opened_stores import remember, reopen
+from energon_grain.sources.file_store import FileStore, remember, reopen
+from energon_grain.sources.indexed import IndexPages
 from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.spans import coalesce
 

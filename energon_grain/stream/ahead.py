@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.bounded_buffer import BoundedBuffer
-from energon_grain.stream.encode import approximate_bytes
 from energon_grain.stream.end_of_life import UnderWay, interrupts_held
 from energon_grain.stream.production import Production, Step
+from energon_grain.stream.stage import approximate_bytes
 
 
 class Ahead:

@@ -10,7 +10,7 @@ from typing import Any
 from energon_grain.datasets.draw_context import Draw, current
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.raw import RawBatch
+from energon_grain.sources.source import RawBatch
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.dropped import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.seeds import seeded_globals

@@ -16,7 +16,6 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.end_of_life import UnderWay, interrupts_held
 from energon_grain.stream.lanes import LaneAssembly, Taken
 from energon_grain.stream.operators.program import LaneProgram
@@ -28,6 +27,7 @@ from energon_grain.stream.progress import Progress
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Drops, Statistics
 from energon_grain.stream.worker_pool import ThreadPool, WorkerPool
 

@@ -22,11 +22,11 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.operators.program import checked_reference, rebuild_item
 from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Statistics
 
 _PATIENCE = 100_000

@@ -1,6 +1,6 @@
 """Encoded chunks between processes: pickles whose large buffers travel beside them.
 
-Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.array_kind`).
+Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.batching`).
 Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
 the receiver's own source again. Classes that the user's script defines are sent by name: in a worker, `__main__` is not
 that script.
@@ -18,13 +18,12 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, cast
 
-from energon_grain.datasets.error_handlers import IN_A_WORKER
+from energon_grain.datasets.worker_config import IN_A_WORKER
 from energon_grain.errors import SkipSample, WorkerError
-from energon_grain.sources.provenance import LazyRowSources, LazySources
-from energon_grain.sources.source import Source
+from energon_grain.sources.source import LazyRowSources, LazySources, Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
-from energon_grain.transforms.array_kind import reducers
+from energon_grain.transforms.batching import reducers
 
 
 class SamplePickler(pickle.Pickler):

@@ -8,9 +8,8 @@ import threading
 from collections import Counter
 from typing import Any
 
-from energon_grain.datasets.error_handlers import forget_traceback, log_exception, named, traceback_text
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.datasets.worker_config import ErrorHandler
+from energon_grain.datasets.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
 from energon_grain.errors import FatalSampleError, SkipSample
 from energon_grain.stream.dropped import Dropped, release_frames
 

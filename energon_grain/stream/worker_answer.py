@@ -20,9 +20,9 @@ from energon_grain.sources.source import Source
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
 from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.result_transport import SamplePickler, portable_error, with_portable_errors
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
 
 
 class WorkerStage:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.encode import PureStage
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.workers import OrderedWorkers
 
 

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.datasets.cooker import basic_sample_keys
 from energon_grain.datasets.stateless import stateless
-from energon_grain.samples.interleaved import InterleavedSample
+from energon_grain.samples.types import InterleavedSample
 from energon_grain.testing.dataset_folder import Options, Recipe, write_dataset
 from energon_grain.testing.image_datasets import SMALL
 from energon_grain.testing.pictures import COLOURS, Size, draw_picture, encode_picture
 from energon_grain.testing.sentences import make_sentence
-from energon_grain.testing.tensor_binary import encode_tensors
+
+_TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
+
+
+def encode_tensors(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
+    """Return a tensor binary with these arrays. `transforms.array.decode_tenbin` describes the layout.
+
+    Raises:
+        ValueError: The format has no such type of array.
+    """
+    return b"".join(_chunk(_header(array)) + _chunk(np.ascontiguousarray(array).tobytes()) for array in arrays)
+
+
+def _header(array: npt.NDArray[Any]) -> bytes:
+    name = array.dtype.str[1:]
+    if name not in _TYPES:
+        raise ValueError(f"Tensor binaries hold no arrays of {array.dtype}")
+    return struct.pack(f"<8s8sq{array.ndim}q", name.encode(), b"", array.ndim, *array.shape)
+
+
+def _chunk(content: bytes) -> bytes:
+    padding = -len(content) % 64
+    return b"~TenBin~" + struct.pack("<q", len(content)) + content + b"\0" * padding
 
 
 def make_interleaved_dataset(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib
+import io
+import json
+import math
+import pickle
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from types import ModuleType
 from typing import Any, get_args
 
+import msgspec
+import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.transforms.array import decode_npy, decode_npz, decode_tenbin
+from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
 from energon_grain.transforms.content import media_extension
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
@@ -23,27 +32,265 @@ from energon_grain.transforms.image import (
     image_codec,
 )
 from energon_grain.transforms.media import AV_EXTENSIONS, AVDecode, decode_lazily, decode_pyav, require_av
-from energon_grain.transforms.serialised import (
-    CBOR_EXTENSIONS,
-    MSGPACK_EXTENSIONS,
-    PICKLE_EXTENSIONS,
-    TORCH_EXTENSIONS,
-    cbor_codec,
-    msgpack_codec,
-    pickle_codec,
-    torch_codec,
-)
-from energon_grain.transforms.text import (
-    INTEGER_EXTENSIONS,
-    JSON_EXTENSIONS,
-    TEXT_EXTENSIONS,
-    WHOLE_COLUMN,
-    integer_codec,
-    json_codec,
-    text_codec,
-)
 
 Buffer = bytes | memoryview
+
+TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
+INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "index", "inx", "id"})
+JSON_EXTENSIONS = frozenset({"json", "jsn"})
+
+_decode_json = msgspec.json.Decoder().decode
+
+
+def text_codec(part: str) -> Callable[[Buffer], str]:
+    """A function that decodes UTF-8 text; raises `DecodingError` naming `part`."""
+
+    def decode(data: Buffer) -> str:
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DecodingError(f"part {part!r}: {error}") from error
+
+    return decode
+
+
+def integer_codec(part: str) -> Callable[[Buffer], int]:
+    """A function that decodes a decimal integer, space around it allowed; raises `DecodingError` naming `part`."""
+
+    def decode(data: Buffer) -> int:
+        try:
+            return int(bytes(data))
+        except ValueError as error:
+            raise DecodingError(f"part {part!r}: {error}") from error
+
+    return decode
+
+
+def json_codec(part: str) -> Callable[[Buffer], Any]:
+    """A function that decodes JSON as Python's `json` does (NaN and lone surrogates included), only faster.
+
+    It raises `DecodingError` naming `part`.
+    """
+
+    def decode(data: Buffer) -> Any:
+        try:
+            return _decode_json(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        try:
+            return json.loads(bytes(data))
+        except (ValueError, RecursionError) as error:
+            raise DecodingError(f"part {part!r}: {type(error).__name__}: {error}") from error
+
+    return decode
+
+
+WHOLE_COLUMN: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(TEXT_EXTENSIONS, bytes.decode),
+    **dict.fromkeys(JSON_EXTENSIONS, _decode_json),
+}
+"""Functions in C that give what the codecs give for good `bytes`, for `map` over many values. Whatever they raise, the
+codec decides what it means."""
+
+
+_OBJECT = np.dtype(object)
+_NPY_MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 10_000  # numpy's own bound
+_TENBIN_MAGIC = b"~TenBin~"
+_TENBIN_TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
+
+
+def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
+    """The array in a `.npy` file, writable and in the memory order that it was saved in.
+
+    Raises:
+        ValueError: The file is damaged, or holds Python objects and `allow_pickle` is false.
+    """
+    size = _npy_header_size(data)
+    shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
+    if dtype.hasobject or not dtype.itemsize:
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=allow_pickle)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} is announced")
+    count = math.prod(shape)
+    if len(data) - size < count * dtype.itemsize:
+        raise ValueError(f"{count * dtype.itemsize} bytes of array data announced, {len(data) - size} present")
+    flat = np.frombuffer(data, dtype, count, size)
+    return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
+
+
+def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | None = None) -> dict[str, Any]:
+    """The arrays in a `.npz` file by name; members that are no arrays as bytes.
+
+    Raises:
+        ValueError: The file is damaged, holds Python objects and `allow_pickle` is false, or unpacks to more than
+            `max_bytes`.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        check_unpacked(archive, max_bytes)
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    return {
+        name.removesuffix(".npy"): decode_npy(member, allow_pickle=allow_pickle)
+        if member.startswith(_NPY_MAGIC)
+        else member
+        for name, member in members.items()
+    }
+
+
+def check_unpacked(archive: zipfile.ZipFile, max_bytes: int | None) -> None:
+    """Raise ValueError where an archive announces too much; no member is read further than it announces."""
+    members = archive.infolist()
+    announced = sum(member.file_size for member in members)
+    if max_bytes is not None and announced > max_bytes:
+        raise ValueError(f"unpacks to {announced} bytes; SampleDecoder(max_part_bytes={max_bytes}) unpacks no more")
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+        raise ValueError("is packed by another method than deflate")
+
+
+def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
+    """The arrays of a tensor binary as WebDataset's `tenbin` writes it.
+
+    The file is a row of chunks: `~TenBin~`, int64 length, and as many bytes, padded to a multiple of 64. Each array is
+    a header chunk of int64s (type name, label, number of dimensions, sizes) and a data chunk.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    chunks: list[memoryview] = []
+    view = memoryview(data)
+    offset = 0
+    while offset < len(view):
+        size = int.from_bytes(view[offset + 8 : offset + 16], "little", signed=True)
+        if bytes(view[offset : offset + 8]) != _TENBIN_MAGIC or not 0 <= size <= len(view) - offset - 16:
+            raise ValueError(f"no valid chunk at byte {offset} of {len(view)}")
+        chunks.append(view[offset + 16 : offset + 16 + size])
+        offset += 16 + -(-size // 64) * 64
+    arrays: list[npt.NDArray[Any]] = []
+    for header, content in zip(chunks[::2], chunks[1::2], strict=True):
+        numbers = np.frombuffer(header, "<i8")
+        name = bytes(header[:8]).rstrip(b"\0").decode("ascii")
+        if name not in _TENBIN_TYPES or len(numbers) < 3 or len(numbers) != 3 + numbers[2]:
+            raise ValueError(f"an array header of type {name!r} with {len(numbers)} numbers is not valid")
+        arrays.append(np.frombuffer(content, f"<{name}").reshape([int(size) for size in numbers[3:]]).copy())
+    return arrays
+
+
+def _npy_header_size(data: Buffer) -> int:
+    """Bytes before the array data; 0 for damaged files, which are left to numpy."""
+    if data[:7] == _NPY_MAGIC + b"\1":
+        return 10 + int.from_bytes(data[8:10], "little")
+    if data[:7] in (_NPY_MAGIC + b"\2", _NPY_MAGIC + b"\3"):
+        return 12 + int.from_bytes(data[8:12], "little")
+    return 0
+
+
+@lru_cache(maxsize=256)
+def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran order, and type. Cached: the samples of a dataset share a few headers."""
+    stream = io.BytesIO(header)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    return _npy_header_3(header[12:])
+
+
+def _npy_header_3(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """That of version 3, whose field names may be any text: numpy has no function for it alone."""
+    if len(text) > _MOST_HEADER_BYTES:
+        raise ValueError(f"an array header of {len(text)} bytes; at most {_MOST_HEADER_BYTES} are read")
+    said = ast.literal_eval(text.decode("utf-8"))
+    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("an array header that does not say type, order and shape")
+    if not isinstance(said["shape"], tuple) or not all(type(length) is int for length in said["shape"]):
+        raise ValueError(f"an array of shape {said['shape']} is announced")
+    return said["shape"], bool(said["fortran_order"]), np.lib.format.descr_to_dtype(said["descr"])
+
+
+MSGPACK_EXTENSIONS = frozenset({"mp", "msg"})
+CBOR_EXTENSIONS = frozenset({"cbor"})
+PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
+TORCH_EXTENSIONS = frozenset({"pth"})
+
+
+def msgpack_codec(part: str) -> Callable[[Buffer], Any]:
+    """A function that decodes msgpack.
+
+    Raises:
+        ConfigError: The package `msgpack` is not installed.
+    """
+    return _installed("msgpack", part, "energon-grain[codecs]").unpackb
+
+
+def cbor_codec(part: str) -> Callable[[Buffer], Any]:
+    """A function that decodes CBOR.
+
+    Raises:
+        ConfigError: The package `cbor2` is not installed.
+    """
+    return _installed("cbor2", part, "energon-grain[codecs]").loads
+
+
+def pickle_codec(part: str, *, allowed: bool) -> Callable[[Buffer], Any]:
+    """A function that decodes pickles.
+
+    Raises:
+        UntrustedCodeError: Not allowed.
+    """
+    _check_allowed(part, "a pickle", allowed=allowed)
+    return pickle.loads
+
+
+def torch_codec(part: str, *, allowed: bool, max_bytes: int | None) -> Callable[[Buffer], Any]:
+    """A function that decodes what `torch.save` wrote, to the CPU.
+
+    Raises:
+        UntrustedCodeError: Not allowed.
+        ConfigError: The package `torch` is not installed.
+    """
+    _check_allowed(part, "a torch file, which is a pickle inside,", allowed=allowed)
+    torch = _installed("torch", part, "energon-grain[torch]")
+
+    def decode(data: Buffer) -> Any:
+        return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=False)
+
+    return decode
+
+
+def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
+    """What `torch.save` wrote, for `torch.load`.
+
+    Raises:
+        ValueError: It is an archive that unpacks to more than `max_bytes`.
+    """
+    file = io.BytesIO(data)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            check_unpacked(archive, max_bytes)
+    file.seek(0)
+    return file
+
+
+def _check_allowed(part: str, what: str, *, allowed: bool) -> None:
+    if not allowed:
+        raise UntrustedCodeError(
+            f"part {part!r} is {what} and may run any code when it is loaded; if you trust the data, pass "
+            "SampleDecoder(allow_pickle=True), else leave the part out (field_map, part_filter) or take raw bytes "
+            "(decoder=None)"
+        )
+
+
+def _installed(module: str, part: str, requirement: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"decoding part {part!r} takes the package {module!r}, which is not installed; run "
+            f'pip install "{requirement}", or take raw bytes (decoder=None)'
+        ) from error
+
+
 Codec = Callable[[Buffer], Any]
 MAX_PART_BYTES = 1 << 31
 

@@ -13,8 +13,8 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
-from energon_grain.samples.text import TextSample
-from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.samples.types import TextSample
+from energon_grain.sources.file_store import SystemFileStore
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 from energon_grain.transforms.decode import SampleDecoder

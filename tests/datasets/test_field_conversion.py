@@ -19,7 +19,7 @@ from energon_grain import (
     get_val_dataset,
     reraise_exception,
 )
-from energon_grain.datasets.field_conversion import convert_fields, fields_of
+from energon_grain.datasets.task_encoder import convert_fields, fields_of
 
 MakeDataset = Callable[..., Path]
 

@@ -10,8 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from patience import PATIENCE_S
 
 from energon_grain import (

@@ -18,8 +18,8 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundE
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
-from energon_grain.sources.jsonl_file_store import JsonlFileStore
-from energon_grain.sources.object_file_store import ObjectFileStore
+from energon_grain.sources.file_store import ObjectFileStore
+from energon_grain.sources.jsonl import JsonlFileStore
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 

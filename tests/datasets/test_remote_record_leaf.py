@@ -17,8 +17,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.dataset_summary import summarize_dataset
 from energon_grain.prepare.lint_dataset import lint_dataset
 from energon_grain.sources import remote_runs
-from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
+from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 

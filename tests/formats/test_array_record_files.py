@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forking import may_fork
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from records import write_records
 
 from energon_grain.errors import ReadError

@@ -11,17 +11,25 @@ import cramjam
 import numpy as np
 import pytest
 from conftest import RunScript
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from object_server import Bucket
 from records import write_records
 
 from energon_grain.errors import FormatError, ReadError
 from energon_grain.formats.array_record_files import ArrayRecordFile
-from energon_grain.formats.array_record_objects import ArrayRecordObject, find_places, open_records, read_records
+from energon_grain.formats.array_record_ranges import (
+    BLOCK_BYTES,
+    ArrayRecordObject,
+    RecordPlaces,
+    chunk_records,
+    find_places,
+    footer_start,
+    open_records,
+    postscript_start,
+    read_places,
+    read_records,
+)
 from energon_grain.formats.array_record_scan import scan_records
-from energon_grain.formats.record_places import RecordPlaces, footer_start, postscript_start, read_places
-from energon_grain.formats.riegeli_chunk import BLOCK_BYTES, chunk_records
 from energon_grain.storage.local import LocalFiles
 
 COUNT = 1500
@@ -185,7 +193,7 @@ def test_chunks_take_no_more_memory_than_they_announce(run_script: RunScript, tm
 _IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
-from energon_grain.formats.riegeli_chunk import chunk_records
+from energon_grain.formats.array_record_ranges import chunk_records
 data = Path(sys.argv[1]).read_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

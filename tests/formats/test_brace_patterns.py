@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import braceexpand
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from energon_grain.formats.brace_patterns import BracePattern, expand_braces
 

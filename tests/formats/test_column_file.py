@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.column_file import READ_INSTEAD_OF_MAP_BYTES, ColumnWriter, read_column
+from energon_grain.formats.columnar_header import READ_INSTEAD_OF_MAP_BYTES, ColumnWriter, read_column
 
 
 @given(pieces=st.lists(st.integers(0, 50)), dtype=st.sampled_from(["int64", "int32", "uint8"]))

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from columnar_cases import Sample, check_contents, shards_of, write_dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from made_scans import scan_of
 
 from energon_grain.errors import IndexFileError

@@ -18,9 +18,8 @@ from energon_grain.formats.columnar_header import columnar_folder, read_header
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.shard_check import check_shards
-from energon_grain.formats.shard_scan import scan_tar
-from energon_grain.formats.tar_index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import check_shards, tar_index_path, write_tar_index
+from energon_grain.formats.tar.scan import scan_tar
 
 
 def test_first_use_builds_into_the_dataset(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from energon_grain.errors import DuplicateKeyError
-from energon_grain.formats.duplicate_keys import DuplicateKeys
+from energon_grain.formats.columnar_build import DuplicateKeys
 
 
 def test_both_places_are_named() -> None:

@@ -15,10 +15,10 @@ import pytest
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.dataset_config import ClassRef, read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, encode_info, read_info, read_uuid
-from energon_grain.formats.shard_scan import scan_tar
 from energon_grain.formats.splits import encode_split_config, read_split_config, select_shards
 from energon_grain.formats.sqlite_index import write_sqlite_index
-from energon_grain.formats.tar_index import read_tar_index, tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path, write_tar_index
+from energon_grain.formats.tar.scan import scan_tar
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "energon"
 NAMES = ("captioning", "excludes", "long_names")

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from energon_grain.formats.external_key_order import external_key_order, is_ascending
-from energon_grain.formats.key_order import key_order
+from energon_grain.formats.key_order import external_key_order, is_ascending, key_order
 
 KEYS = st.lists(
     st.one_of(

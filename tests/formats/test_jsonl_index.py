@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from patience import PATIENCE_S
 
 from energon_grain.errors import (
@@ -22,7 +21,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.index_cache import index_cache_folder
-from energon_grain.formats.jsonl_index import (
+from energon_grain.formats.jsonl import (
     find_jsonl_index,
     jsonl_index_path,
     read_jsonl_index,
@@ -85,7 +84,7 @@ def test_any_mixture_of_lines(
     content = b"\n".join(lines) + (b"\n" if ends else b"")
     path = put(tmp_path_factory.mktemp("lines") / "x.jsonl", content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("energon_grain.formats.jsonl_lines._BLOCK_BYTES", block)
+        patch.setattr("energon_grain.formats.jsonl._BLOCK_BYTES", block)
         if any(line.strip() for line in lines):
             assert opened(path).tolist() == by_hand(content)
         else:
@@ -170,7 +169,7 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 MEMORY = """
 import resource, sys
-from energon_grain.formats.jsonl_index import write_jsonl_index
+from energon_grain.formats.jsonl import write_jsonl_index
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert write_jsonl_index(sys.argv[1]) == 3_000_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -20,8 +20,8 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats import jsonl_object
-from energon_grain.formats.jsonl_file import JsonlFile, open_jsonl
+from energon_grain.formats import jsonl as jsonl_object
+from energon_grain.formats.jsonl import JsonlFile, open_jsonl
 from energon_grain.prepare.jsonl_preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from energon_grain.formats.member_names import Hidden, part_dot, part_dots, split_member_name
+from energon_grain.formats.tar.names import Hidden, part_dot, part_dots, split_member_name
 
 NAMES = st.text(st.sampled_from("a_./.b\n"), min_size=1, max_size=12)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError
 from energon_grain.formats.nv_meta import (

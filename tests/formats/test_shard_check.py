@@ -15,7 +15,7 @@ from object_server import Bucket
 from energon_grain.errors import ReadError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.shard_check import check_shards
+from energon_grain.formats.tar.index import check_shards
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import TarError
-from energon_grain.formats.member_names import Hidden, split_member_name
-from energon_grain.formats.shard_scan import ShardScan, scan_tar
-from energon_grain.formats.tar_walk import Strategy
+from energon_grain.formats.tar.names import Hidden, split_member_name
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.tar.walk import Strategy
 
 Sample = tuple[int, str, list[tuple[str, int, int]]]
 STRATEGIES: tuple[Strategy, ...] = ("auto", "grid", "hops")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import braceexpand
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from energon_grain.errors import EmptyDatasetError, SplitError
 from energon_grain.formats.nv_meta import DatasetInfo

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import size_limit
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from made_scans import scan_of
 from patience import PATIENCE_S
 from sqlite_rows import rows

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from energon_grain.errors import TarError
-from energon_grain.formats.shard_scan import scan_tar
-from energon_grain.formats.tar_walk import Strategy
+from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.formats.tar.walk import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = ("auto", "grid", "hops")
 

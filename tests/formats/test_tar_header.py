@@ -4,10 +4,9 @@ import tarfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from energon_grain.formats.tar_header import checksum_holds, first_bad_checksum, parse_number, read_sizes
+from energon_grain.formats.tar.header import checksum_holds, first_bad_checksum, parse_number, read_sizes
 
 
 def header(name: str = "a.txt", size: int = 0, **fields: object) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.tar_index import read_tar_index, tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path, write_tar_index
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from records import encode_example
 
 from energon_grain.errors import FormatError
-from energon_grain.formats.tf_example import read_example
+from energon_grain.formats.array_record_encoding import read_example
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 FEATURES = st.dictionaries(

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml

@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig, get_val_dataset
-from energon_grain.formats.jsonl_index import write_jsonl_index
+from energon_grain.formats.jsonl import write_jsonl_index
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
 pytestmark = [

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from measured_figures import in_store, runs, stages
 
-from energon_grain.measurement.advice import advise
+from energon_grain.measurement.advice import StoreBound, advise, advise_on_store, store_bound
 from energon_grain.measurement.figures import Figures
-from energon_grain.measurement.first_epoch import StoreBound, advise_on_store, store_bound
 
 
 def said(figures: Figures) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from arrays import numbered, write_array
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, EmptyDatasetError
 from energon_grain.formats.join_rows import JoinIndex

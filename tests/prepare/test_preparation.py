@@ -28,9 +28,9 @@ from energon_grain.errors import (
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import read_info, read_uuid
-from energon_grain.formats.shard_scan import scan_tar
 from energon_grain.formats.splits import read_split_config
-from energon_grain.formats.tar_index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.testing import write_tars
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from energon_grain.formats.shard_scan import scan_tar
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.prepare.sample_preview import preview_samples, shorten
 from energon_grain.testing import write_tars
 

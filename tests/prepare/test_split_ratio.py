@@ -3,8 +3,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError, SplitError
 from energon_grain.prepare.split_ratio import name_ratio, parse_ratio, shards_per_part, split_by_ratio

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from full_disk import size_limit
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from energon_grain.formats.shard_scan import ShardScan, scan_tar
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.prepare.stored_scan import ShardIdentity, encode_scan, load_scan, store_scan
 from energon_grain.testing import write_tars
 

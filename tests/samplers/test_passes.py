@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Concat, Limit

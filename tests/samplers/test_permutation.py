@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import MAX_SIZE, permute, unpermute

@@ -8,8 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.window_shuffle import WindowShuffle

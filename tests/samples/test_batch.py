@@ -8,8 +8,8 @@ import pytest
 
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.image import CaptioningSample
 from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.types import CaptioningSample
 from energon_grain.storage.epath import EPath
 
 

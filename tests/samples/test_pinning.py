@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.pinning import pin_memory
 from energon_grain.samples.sample import Sample
+from energon_grain.samples.types import CrudeSample
 
 
 class Pinnable:

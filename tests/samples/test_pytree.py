@@ -15,11 +15,9 @@ from patience import PATIENCE_S
 
 from energon_grain.samples import pytree
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample
-from energon_grain.samples.interleaved import InterleavedSample
-from energon_grain.samples.untraced import Untraced
+from energon_grain.samples.pytree import Untraced
+from energon_grain.samples.types import CaptioningSample, CrudeSample, ImageClassificationSample, InterleavedSample
 from energon_grain.transforms.batching import generic_batch
 
 
@@ -271,7 +269,7 @@ def test_classes_defined_before_jax_register_when_it_is_imported():
 import sys
 from dataclasses import dataclass
 import numpy as np
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import TextSample
 from energon_grain.transforms.batching import generic_batch
 
 @dataclass

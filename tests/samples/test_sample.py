@@ -6,15 +6,23 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
-from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energon_grain.samples.ocr import OCRSample, VQAOCRSample
-from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQASample
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import (
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
 from energon_grain.storage.epath import EPath
 
 TYPES = [

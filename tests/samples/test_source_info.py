@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon_grain.samples.source_info import SourceInfo, add_source_info, get_source_info
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import TextSample
 from energon_grain.storage.epath import EPath
 
 A = SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))

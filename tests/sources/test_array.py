@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import DRIVERS, numbered, write_array
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from patience import PATIENCE_S
 
 import energon_grain.sources.array_reads as module

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import energon_grain.sources.array_reads as module
 from energon_grain.errors import ConfigError, EmptyDatasetError, ReadError

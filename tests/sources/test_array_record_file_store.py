@@ -10,7 +10,7 @@ from records import msgpack_record, write_shards
 
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.array_record_file_store import ArrayRecordFileStore
+from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.storage.epath import EPath
 
 SAMPLES = [

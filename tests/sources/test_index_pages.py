@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.index_pages import IndexPages
+from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars
 
@@ -37,7 +37,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from energon_grain.formats.columnar_build import write_columnar
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.nv_meta import DatasetInfo, write_info
-    from energon_grain.formats.shard_scan import ShardScan, scan_tar
+    from energon_grain.formats.tar.scan import ShardScan, scan_tar
 
     root = tmp_path_factory.mktemp("large")
     write_tars(root, [{"__key__": "0", "txt": "0"}], name="real.tar")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from energon_grain.sources.index_range import in_range
+from energon_grain.sources.source import in_range
 
 
 @pytest.mark.parametrize("indices", [[], [0], [4, 0, 4]])

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, IndexFileError, StaleIndexError
-from energon_grain.formats.jsonl_file import open_jsonl
-from energon_grain.formats.jsonl_index import jsonl_index_path
+from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles

@@ -7,7 +7,7 @@ import pytest
 
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.jsonl_file_store import JsonlFileStore
+from energon_grain.sources.jsonl import JsonlFileStore
 from energon_grain.storage.epath import EPath
 
 

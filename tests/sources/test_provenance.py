@@ -12,7 +12,7 @@ from energon_grain import SourceInfo
 from energon_grain.prepare.join_build import build_join
 from energon_grain.prepare.join_input import read_join_input
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.provenance import LazyRowSources, LazySources
+from energon_grain.sources.source import LazyRowSources, LazySources
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset

@@ -10,7 +10,7 @@ import pytest
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.system_file_store import SystemFileStore
+from energon_grain.sources.file_store import SystemFileStore
 from energon_grain.storage.epath import EPath
 
 

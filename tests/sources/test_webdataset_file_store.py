@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from patience import PATIENCE_S
 
 from energon_grain.errors import DatasetNotFoundError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.prepare import prepare_dataset
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.local import LocalFiles

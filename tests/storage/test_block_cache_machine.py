@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from cached_blocks import BLOCK, PLENTY, SIZE, content
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from energon_grain.storage.block_cache import BlockCache

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from forking import may_fork
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from object_server import Bucket
 from patience import PATIENCE_S
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import RunScript
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from object_server import Bucket, Fault, Request
 from patience import PATIENCE_S
 from remote_reading import digest, read, read_for_ever

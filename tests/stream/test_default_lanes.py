@@ -6,9 +6,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from small_graphs import mixed, rolled, shuffled, threes
 from stream_fleets import Fleet
 from stream_hosts import MakeDataset, config

@@ -15,9 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from stream_fleets import Fleet, Reference
 from stream_graph_hooks import tell

@@ -27,7 +27,7 @@ from energon_grain import (
 )
 from energon_grain.datasets.cooker import Cooker, basic_sample_keys
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.provenance import LazyRowSources
+from energon_grain.sources.source import LazyRowSources
 from energon_grain.testing import write_tars
 
 Folder = Callable[..., Path]

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from metadatasets import v2, write_v2
 from stream_hosts import MakeDataset, config, open_stream
 

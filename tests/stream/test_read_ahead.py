@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from metadatasets import write_v2
 from object_server import Bucket, Fault, ObjectServer
 from patience import PATIENCE_S

@@ -6,13 +6,12 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from energon_grain.testing.avi import encode_avi
-from energon_grain.testing.tensor_binary import encode_tensors
-from energon_grain.transforms.array import decode_tenbin
+from energon_grain.testing.interleaved_datasets import encode_tensors
+from energon_grain.testing.question_datasets import encode_avi
+from energon_grain.transforms.decode import decode_tenbin
 
 DTYPES = st.sampled_from(["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint64"])
 

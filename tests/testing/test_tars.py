@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.shard_scan import scan_tar
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.testing import write_tars
 
 

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from PIL import Image
 
 import energon_grain
 import energon_grain_torch
 from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
 from energon_grain.testing import make_captioning_dataset
-from energon_grain.testing.avi import encode_avi
-from energon_grain.testing.tensor_binary import encode_tensors
+from energon_grain.testing.interleaved_datasets import encode_tensors
+from energon_grain.testing.question_datasets import encode_avi
 from energon_grain.transforms.image import IMAGE_MODES
 from energon_grain_torch import (
     AugmentTaskEncoder,

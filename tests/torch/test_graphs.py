@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings as hypothesis_settings, strategies as st
 from metadatasets import write_v2
 from stream_graph_hooks import tell
 from stream_graphs import Builder, Graph, tops

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from hypothesis.extra import numpy as arrays_of
 from patience import PATIENCE_S
 
 from energon_grain import Stream
-from energon_grain.stream.encode import approximate_bytes
 from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
+from energon_grain.stream.stage import approximate_bytes
 from energon_grain.transforms.batching import batch_samples
 from energon_grain_torch import (
     Batch,

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from energon_grain.transforms.array import decode_npy, decode_npz, decode_tenbin
+from energon_grain.transforms.decode import decode_npy, decode_npz, decode_tenbin
 
 TYPES = hnp.scalar_dtypes() | hnp.array_dtypes(max_size=3, allow_subarrays=True) | hnp.unicode_string_dtypes()
 

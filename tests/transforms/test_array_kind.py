@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_grain.stream.encode import approximate_bytes
 from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
-from energon_grain.transforms import array_kind
-from energon_grain.transforms.array_kind import NUMPY, ArrayKind, kind_of, reducers, register_array_kind
-from energon_grain.transforms.batching import batch_pad_stack, batch_stack, concat_pad, generic_batch
+from energon_grain.stream.stage import approximate_bytes
+from energon_grain.transforms import batching as array_kind
+from energon_grain.transforms.batching import (
+    NUMPY,
+    ArrayKind,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    generic_batch,
+    kind_of,
+    reducers,
+    register_array_kind,
+)
 
 
 class Framed:

@@ -5,16 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from energon_grain.errors import ConfigError
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.crude import CrudeSample
 from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import CrudeSample, TextSample
 from energon_grain.storage.epath import EPath
 from energon_grain.transforms.batching import (
     batch_list,

@@ -18,11 +18,19 @@ from patience import PATIENCE_S
 from PIL import Image
 
 from energon_grain.errors import DecodingError
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample, ImageSample
-from energon_grain.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energon_grain.samples.ocr import OCRSample, VQAOCRSample
-from energon_grain.samples.question import MultiChoiceVQASample, VidQASample, VQASample
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
 from energon_grain.transforms.batching import concat_pad, generic_batch
 from energon_grain.transforms.content import media_extension
 from energon_grain.transforms.decode import SampleDecoder

@@ -4,12 +4,10 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError, DecodingError, FieldMapError
-from energon_grain.samples.image import CaptioningSample, ImageClassificationSample
-from energon_grain.samples.text import TextSample
+from energon_grain.samples.types import CaptioningSample, ImageClassificationSample, TextSample
 from energon_grain.transforms.field_map import FieldMap, Option, parse_expression
 
 

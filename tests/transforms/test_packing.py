@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError
 from energon_grain.transforms.packing import (
     Packs,
     best_fit,
     best_fit_decreasing,
+    best_fit_indices,
     first_fit_decreasing,
+    first_fit_decreasing_indices,
     greedy_knapsack,
+    greedy_knapsack_indices,
     packing_efficiency,
 )
-from energon_grain.transforms.packing_best_fit import best_fit_indices
-from energon_grain.transforms.packing_first_fit import first_fit_decreasing_indices
-from energon_grain.transforms.packing_knapsack import greedy_knapsack_indices
 
 Packer = Callable[..., list[list[Any]]]
 PACKERS: dict[str, Packer] = {

@@ -5,11 +5,10 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from energon_grain.errors import DecodingError
-from energon_grain.transforms.text import integer_codec, json_codec, text_codec
+from energon_grain.transforms.decode import integer_codec, json_codec, text_codec
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -1,0 +1,190 @@
+"""The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
+
+from ._version import __version__ as __version__
+from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
+from .datasets.batching import (
+    BatchDataset as BatchDataset,
+    GroupBatchDataset as GroupBatchDataset,
+    MixBatchDataset as MixBatchDataset,
+)
+from .datasets.cache_pool import (
+    CachePool as CachePool,
+    DirectLazy as DirectLazy,
+    Lazy as Lazy,
+    MockLazy as MockLazy,
+    NoCachePool as NoCachePool,
+)
+from .datasets.collect_garbage import GcDataset as GcDataset
+from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
+from .datasets.dataset import (
+    BaseCoreDataset as BaseCoreDataset,
+    BaseCoreDatasetFactory as BaseCoreDatasetFactory,
+    SavableDataset as SavableDataset,
+)
+from .datasets.draw_context import Draw as Draw, current_draw as current_draw
+from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
+from .datasets.file_store_views import (
+    DecodeFileStore as DecodeFileStore,
+    FileStoreDecoder as FileStoreDecoder,
+    PrimaryFileStore as PrimaryFileStore,
+)
+from .datasets.get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
+from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
+from .datasets.jsonl_factories import (
+    CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
+    DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory,
+)
+from .datasets.loaded_dataset import DatasetBlendMode as DatasetBlendMode, LoadedDataset as LoadedDataset
+from .datasets.log_samples import LogSampleDataset as LogSampleDataset, default_get_batch_keys as default_get_batch_keys
+from .datasets.mapping import FilterDataset as FilterDataset, IterMapDataset as IterMapDataset, MapDataset as MapDataset
+from .datasets.mixtures import (
+    BlendDataset as BlendDataset,
+    BlendEpochizedDataset as BlendEpochizedDataset,
+    ConcatDataset as ConcatDataset,
+)
+from .datasets.multi_epoch import (
+    EpochIndex as EpochIndex,
+    MultiEpochDataset as MultiEpochDataset,
+    SizedDataset as SizedDataset,
+)
+from .datasets.multi_epoch_resampler import MultiEpochDatasetResampler as MultiEpochDatasetResampler
+from .datasets.multi_epoch_wrapper import (
+    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
+    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
+)
+from .datasets.nodes import (
+    EpochizeDataset as EpochizeDataset,
+    LimitDataset as LimitDataset,
+    RepeatDataset as RepeatDataset,
+    ShuffleBufferDataset as ShuffleBufferDataset,
+)
+from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.stateless import stateless as stateless
+from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
+from .datasets.webdataset_factories import (
+    BaseWebdatasetFactory as BaseWebdatasetFactory,
+    CaptioningWebdataset as CaptioningWebdataset,
+    CrudeWebdataset as CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory as DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory as DefaultGenericWebdatasetFactory,
+    ImageClassificationWebdataset as ImageClassificationWebdataset,
+    ImageWebdataset as ImageWebdataset,
+    InterleavedWebdataset as InterleavedWebdataset,
+    MultiChoiceVQAWebdataset as MultiChoiceVQAWebdataset,
+    OCRWebdataset as OCRWebdataset,
+    SimilarityInterleavedWebdataset as SimilarityInterleavedWebdataset,
+    StandardWebdatasetFactory as StandardWebdatasetFactory,
+    TextWebdataset as TextWebdataset,
+    VidQAWebdataset as VidQAWebdataset,
+    VQAOCRWebdataset as VQAOCRWebdataset,
+    VQAWebdataset as VQAWebdataset,
+)
+from .datasets.worker_config import (
+    WorkerConfig as WorkerConfig,
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
+from .errors import (
+    ConfigError as ConfigError,
+    DatasetNotFoundError as DatasetNotFoundError,
+    DecodingError as DecodingError,
+    DuplicateKeyError as DuplicateKeyError,
+    EmptyDatasetError as EmptyDatasetError,
+    EnergonGrainError as EnergonGrainError,
+    FatalSampleError as FatalSampleError,
+    FieldMapError as FieldMapError,
+    FingerprintError as FingerprintError,
+    FormatError as FormatError,
+    HostsError as HostsError,
+    IndexFileError as IndexFileError,
+    KeyNotFoundError as KeyNotFoundError,
+    MissingObjectError as MissingObjectError,
+    RangeError as RangeError,
+    ReadError as ReadError,
+    RefusedError as RefusedError,
+    SkipSample as SkipSample,
+    SplitError as SplitError,
+    StaleIndexError as StaleIndexError,
+    StateError as StateError,
+    TarError as TarError,
+    UntrustedCodeError as UntrustedCodeError,
+    WorkerError as WorkerError,
+)
+from .loader.iterator import (
+    SavableDataLoader as SavableDataLoader,
+    get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
+)
+from .metadataset.documents import (
+    DatasetLoader as DatasetLoader,
+    DatasetLoaderInterface as DatasetLoaderInterface,
+    Metadataset as Metadataset,
+    MetadatasetV2 as MetadatasetV2,
+)
+from .metadataset.flat import traverse_metadataset as traverse_metadataset
+from .metadataset.load import load_dataset as load_dataset
+from .metadataset.prepare_joins import prepare_metadataset as prepare_metadataset
+from .samples.batch import Batch as Batch
+from .samples.edataclass import edataclass as edataclass
+from .samples.sample import Sample as Sample
+from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info
+from .samples.types import (
+    CaptioningSample as CaptioningSample,
+    CrudeSample as CrudeSample,
+    ImageClassificationSample as ImageClassificationSample,
+    ImageSample as ImageSample,
+    InterleavedSample as InterleavedSample,
+    MultiChoiceVQASample as MultiChoiceVQASample,
+    OCRSample as OCRSample,
+    SimilarityInterleavedSample as SimilarityInterleavedSample,
+    TextSample as TextSample,
+    VidQASample as VidQASample,
+    VQAOCRSample as VQAOCRSample,
+    VQASample as VQASample,
+)
+from .sources.file_store import (
+    FileStore as FileStore,
+    ObjectFileStore as ObjectFileStore,
+    SystemFileStore as SystemFileStore,
+)
+from .sources.source import (
+    RawBatch as RawBatch,
+    RawSample as RawSample,
+    SampleLocation as SampleLocation,
+    Source as Source,
+)
+from .sources.webdataset import WebDatasetSource as WebDatasetSource
+from .sources.webdataset_file_store import WebdatasetFileStore as WebdatasetFileStore
+from .storage.epath import EPath as EPath
+from .storage.storage_settings import (
+    StorageSettings as StorageSettings,
+    StoreSettings as StoreSettings,
+    use_storage as use_storage,
+)
+from .stream.cursor import merge_cursors as merge_cursors
+from .stream.multi_epoch_leaf import MultiEpochLeaf as MultiEpochLeaf
+from .stream.run import Stream as Stream
+from .stream.which import SampleRecord as SampleRecord
+from .transforms.batching import (
+    batch_list as batch_list,
+    batch_pad_stack as batch_pad_stack,
+    batch_stack as batch_stack,
+    concat_pad as concat_pad,
+    generic_batch as generic_batch,
+    generic_concat as generic_concat,
+    homogeneous_concat_mix as homogeneous_concat_mix,
+)
+from .transforms.decode import SampleDecoder as SampleDecoder
+from .transforms.packing import (
+    Packs as Packs,
+    best_fit as best_fit,
+    best_fit_decreasing as best_fit_decreasing,
+    first_fit_decreasing as first_fit_decreasing,
+    greedy_knapsack as greedy_knapsack,
+    packing_efficiency as packing_efficiency,
+)

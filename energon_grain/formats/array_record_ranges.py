@@ -1,0 +1,385 @@
+"""Records of ArrayRecord files in object stores, by ranges of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import cramjam
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import FormatError, ReadError
+from energon_grain.formats.array_record_files import ArrayRecordFile
+from energon_grain.formats.wire_format import WireError, fields, packed_numbers, varint
+from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.location import is_url
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.spans import coalesce
+from energon_grain.storage.storage_settings import storage_settings
+
+BLOCK_BYTES = 1 << 16
+_BLOCK_HEADER_BYTES = 24
+_HEADER = struct.Struct("<QQQQQ")
+_RECORDS, _TRANSPOSED = ord("r"), ord("t")
+_DECOMPRESS_INTO = {
+    ord("z"): cramjam.zstd.decompress_into,
+    ord("b"): cramjam.brotli.decompress_into,
+    ord("s"): cramjam.snappy.decompress_raw_into,
+}
+_UNCOMPRESSED = 0
+_VARINT_BYTES = 10
+_MOST_BYTES = 1 << 31
+"""Of the records of a chunk, of which a writer puts one to some thousand into one; and of their sizes."""
+
+
+def chunk_records(data: bytes, start: int) -> list[bytes]:
+    """The records of a chunk.
+
+    Args:
+        data: The bytes of the file from the chunk's beginning to its end, or further.
+        start: Where in the file they begin.
+
+    Raises:
+        FormatError: This is no chunk of records, or a damaged one, or a transposed one.
+    """
+    count, decoded_bytes, sizes, values = _opened(data, start)
+    if count == 1 and len(values) == decoded_bytes and _is_number(sizes, decoded_bytes):
+        return [values]  # without arrays, which take longer than the rest
+    ends = itertools.accumulate(_checked(count, decoded_bytes, sizes, values).tolist(), initial=0)
+    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def chunk_values(data: bytes, start: int) -> tuple[npt.NDArray[np.int64], bytes]:
+    """The sizes of the records of a chunk, and the records, one behind the other. See `chunk_records`."""
+    count, decoded_bytes, sizes, values = _opened(data, start)
+    return _checked(count, decoded_bytes, sizes, values), values
+
+
+def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
+    """Number of records, size of them together, sizes and values, decompressed."""
+    data = _without_block_headers(data, start)
+    if len(data) < _HEADER.size:
+        raise FormatError("ends inside its header")
+    _, size, _, kind, decoded_bytes = _HEADER.unpack_from(data)
+    count, kind = kind >> 8, kind & 0xFF
+    end = _HEADER.size + size
+    if kind == _TRANSPOSED:
+        raise FormatError(
+            "is transposed, which only array_record's own reader takes apart: copy the file to a disk, or write it "
+            "without `transpose`"
+        )
+    if kind != _RECORDS or not 0 < size <= len(data) - _HEADER.size:
+        raise FormatError("is no chunk of records")
+    compression = data[_HEADER.size]
+    try:
+        sizes_bytes, place = varint(data, _HEADER.size + 1)
+        sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)], count * _VARINT_BYTES)
+        values = _decompressed(compression, data[place + sizes_bytes : end], decoded_bytes)
+    except WireError as error:
+        raise FormatError(f"is damaged: {error}") from error
+    return count, decoded_bytes, sizes, values
+
+
+def _checked(count: int, decoded_bytes: int, sizes: bytes, values: bytes) -> npt.NDArray[np.int64]:
+    """The sizes of the records, where they are what the chunk says of itself."""
+    try:
+        numbers = packed_numbers(sizes)
+    except WireError as error:
+        raise FormatError(f"is damaged: {error}") from error
+    total = int(numbers.sum())
+    if len(numbers) != count or total != len(values) or total != decoded_bytes:
+        raise FormatError(
+            f"is damaged: it should have {count} records of {decoded_bytes} bytes in all, but the sizes of "
+            f"{len(numbers)} come to {total}, and there are {len(values)} bytes"
+        )
+    return numbers.astype(np.int64)
+
+
+def _is_number(data: bytes, number: int) -> bool:
+    try:
+        return varint(data, 0) == (number, len(data))
+    except WireError:
+        return False
+
+
+def _without_block_headers(data: bytes, start: int) -> bytes:
+    boundary = -start % BLOCK_BYTES
+    if boundary >= len(data):
+        return data
+    parts = [data[:boundary]]
+    parts += [
+        data[block + _BLOCK_HEADER_BYTES : block + BLOCK_BYTES] for block in range(boundary, len(data), BLOCK_BYTES)
+    ]
+    return b"".join(parts)
+
+
+def _decompressed(compression: int, data: bytes, most: int) -> bytes:
+    """What was compressed: as much as it announces, which is at most what the chunk announces."""
+    if compression == _UNCOMPRESSED:
+        return data
+    decompress_into = _DECOMPRESS_INTO.get(compression)
+    if decompress_into is None:
+        raise FormatError(f"has an unknown compression, {chr(compression)!r}")
+    size, place = varint(data, 0)
+    if size > min(most, _MOST_BYTES):
+        raise FormatError(
+            f"is damaged, or not for us: {size} bytes are announced where the chunk has room for {most}, and at most "
+            f"{_MOST_BYTES} are decompressed"
+        )
+    values = np.empty(size, np.uint8)
+    try:
+        written = decompress_into(memoryview(data)[place:], values.data)
+    except cramjam.DecompressionError as error:
+        raise FormatError(f"is damaged: {error}") from error
+    if written != size:
+        raise FormatError(f"is damaged: {written} bytes came of it instead of {size}")
+    return values.tobytes()
+
+
+POSTSCRIPT_BYTES = 1024
+"""All of a postscript is in so many bytes; zeros follow."""
+_MAGIC = 0x71930E704FDAE05E
+_VERSION = 1
+_FOOTER_NUMBERS = 6
+_OFFSET_TAG, _DECODED_TAG, _RECORDS_TAG = 1 << 3, 2 << 3, 3 << 3
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordPlaces:
+    """Where records lie.
+
+    Attributes:
+        start: (chunks + 1,) chunk i is bytes [start[i], start[i + 1]) of the file.
+        first: (chunks + 1,) it has the records [first[i], first[i + 1]).
+    """
+
+    start: Int64Array
+    first: Int64Array
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return int(self.first[-1])
+
+    def chunk_of(self, record: Int64Array) -> Int64Array:
+        """(n,) chunk of each record."""
+        if self.records == len(self.first) - 1:  # one a chunk
+            return record
+        return np.searchsorted(self.first, record, side="right") - 1
+
+
+def postscript_start(size_bytes: int) -> int:
+    """Where the postscript of a file begins. Raises FormatError when it is too short to have one."""
+    if size_bytes < 2 * BLOCK_BYTES or size_bytes % BLOCK_BYTES:
+        raise FormatError(f"is no ArrayRecord file: {size_bytes} bytes are not a multiple of 64 KiB, or just one")
+    return size_bytes - BLOCK_BYTES
+
+
+def footer_start(postscript: bytes, start: int) -> int:
+    """Where the footer begins.
+
+    Args:
+        postscript: Bytes of the file from `start` on, `POSTSCRIPT_BYTES` of them.
+        start: What `postscript_start` gave.
+
+    Raises:
+        FormatError: The file is no ArrayRecord file, or a damaged one.
+    """
+    try:
+        found = dict(fields(chunk_records(postscript, start)[0]))
+    except (FormatError, WireError) as error:
+        raise FormatError(f"is no ArrayRecord file, or its end is missing: its postscript {error}") from error
+    begin = found.get(1)
+    if found.get(2) != _MAGIC or not isinstance(begin, int) or not 0 < begin < start:
+        raise FormatError("is no ArrayRecord file: its postscript says something else")
+    return begin
+
+
+def read_places(footer: bytes, start: int) -> RecordPlaces:
+    """Take a footer apart.
+
+    Args:
+        footer: Bytes of the file from `start` to the postscript.
+        start: What `footer_start` gave.
+
+    Raises:
+        FormatError: It is damaged, or of a version that this release does not know.
+    """
+    try:
+        sizes, values = chunk_values(footer, start)
+        version, chunks, records = _metadata(values[: sizes[0]])
+        numbers = packed_numbers(memoryview(values)[sizes[0] :])
+    except (FormatError, WireError) as error:
+        raise FormatError(f"has a damaged footer: it {error}") from error
+    if version != _VERSION:
+        raise FormatError(f"is an ArrayRecord file of version {version}; this release reads {_VERSION}")
+    if len(numbers) != _FOOTER_NUMBERS * chunks:
+        raise FormatError(f"has a damaged footer: {len(numbers)} numbers do not describe {chunks} chunks")
+    table = numbers.reshape(chunks, _FOOTER_NUMBERS)
+    offsets = np.append(table[:, 1], np.uint64(start)).astype(np.int64)
+    first = np.zeros(chunks + 1, np.int64)
+    np.cumsum(table[:, 5].astype(np.int64), out=first[1:])
+    tagged = (table[:, ::2] == (_OFFSET_TAG, _DECODED_TAG, _RECORDS_TAG)).all()
+    if not tagged or (np.diff(offsets) <= 0).any() or (np.diff(first) <= 0).any() or first[-1] != records:
+        raise FormatError(f"has a damaged footer: it does not say where {records} records lie")
+    return RecordPlaces(offsets, first)
+
+
+def _metadata(data: bytes) -> tuple[int, int, int]:
+    """Version, number of chunks and of records."""
+    inner = dict(fields(data)).get(1)
+    if not isinstance(inner, bytes):
+        raise FormatError("has no metadata of an ArrayRecord file")
+    found = dict(fields(inner))
+    numbers = [found.get(field, 0) for field in (1, 2, 3)]
+    if not all(isinstance(number, int) for number in numbers):
+        raise FormatError("has metadata of another kind")
+    version, chunks, records = map(int, numbers)
+    return version, chunks, records
+
+
+def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[int]) -> list[RecordPlaces]:
+    """Read where the records of some files lie; two rounds of requests, each side by side.
+
+    Raises:
+        ReadError: One is no ArrayRecord file, or a damaged one, or cannot be had.
+    """
+    every = np.arange(len(paths))
+    ends, begins, places = list[int](), list[int](), list[RecordPlaces]()
+    for path, size in zip(paths, sizes_bytes, strict=True):
+        with _naming(path):
+            ends.append(postscript_start(size))
+    stops = np.array(ends, np.int64)
+    postscripts = store.read_spans(paths, every, stops, stops + POSTSCRIPT_BYTES)
+    for path, data, end in zip(paths, postscripts, ends, strict=True):
+        with _naming(path):
+            begins.append(footer_start(data, end))
+    footers = store.read_spans(paths, every, np.array(begins, np.int64), stops)
+    for path, data, begin in zip(paths, footers, begins, strict=True):
+        with _naming(path):
+            places.append(read_places(data, begin))
+    return places
+
+
+def record_extents(
+    places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """(n,) first byte of the chunk that holds each record, and (n,) size of it.
+
+    Args:
+        places: Of the files.
+        file: (n,) which of them.
+        record: (n,) number in the file.
+    """
+    start, size = np.empty(len(record), np.int64), np.empty(len(record), np.int64)
+    for number in np.unique(file).tolist():
+        here = np.flatnonzero(file == number)
+        chunk = places[number].chunk_of(record[here])
+        start[here] = places[number].start[chunk]
+        size[here] = places[number].start[chunk + 1] - start[here]
+    return start, size
+
+
+def read_records(
+    store: ByteStore, paths: Sequence[str], places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
+) -> list[bytes]:
+    """Read records of some files in the order asked for; a chunk of several is read and decompressed once.
+
+    Args:
+        store: Where they lie.
+        paths: URLs of the files.
+        places: Of each of them.
+        file: (n,) which of them, ascending.
+        record: (n,) number in the file, ascending within each.
+
+    Raises:
+        ReadError: A record cannot be had, or is damaged; names it.
+    """
+    start, size = record_extents(places, file, record)
+    new = np.ones(len(record), np.bool_)
+    new[1:] = (start[1:] != start[:-1]) | (file[1:] != file[:-1])
+    heads = np.flatnonzero(new)
+    spans = coalesce(
+        file[heads],
+        start[heads],
+        size[heads],
+        merge_gap_bytes=store.merge_gap_bytes,
+        solo_bytes=store.solo_bytes,
+    )
+    data = store.read_spans(paths, spans.file, spans.start, spans.stop)
+    chunks: list[list[bytes]] = []
+    for head, span, begin in zip(heads.tolist(), spans.span.tolist(), spans.offset.tolist(), strict=True):
+        try:
+            chunks.append(chunk_records(data[span][begin : begin + int(size[head])], int(start[head])))
+        except FormatError as error:
+            raise ReadError(f"{paths[int(file[head])]}: record {int(record[head])}: its chunk {error}") from error
+    if all(len(chunk) == 1 for chunk in chunks):
+        return [chunk[0] for chunk in chunks]
+    return _picked(places, file, record, chunks, (np.cumsum(new) - 1).tolist(), paths)
+
+
+def _picked(
+    places: Sequence[RecordPlaces],
+    file: Int64Array,
+    record: Int64Array,
+    chunks: list[list[bytes]],
+    chunk: list[int],
+    paths: Sequence[str],
+) -> list[bytes]:
+    """The records asked for, out of the chunks that hold them."""
+    found: list[bytes] = []
+    for number, which, held in zip(file.tolist(), record.tolist(), chunk, strict=True):
+        first = places[number].first
+        place = int(first[np.searchsorted(first, which, side="right") - 1])
+        if which - place >= len(chunks[held]):
+            raise ReadError(f"{paths[number]}: record {which}: its chunk has fewer records than the footer says")
+        found.append(chunks[held][which - place])
+    return found
+
+
+class ArrayRecordObject:
+    """One file in an object store, as `ArrayRecordFile` is one on this machine.
+
+    Args:
+        url: Of the file.
+
+    Attributes:
+        records: How many it has.
+        size_bytes: Of the file.
+        generation: Version of the object.
+
+    Raises:
+        ReadError: It is not there, or is no ArrayRecord file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = RemoteFiles(storage_settings())
+        self._url = url
+        self.size_bytes = self._store.size(url)
+        self.generation = self._store.versions.of(url).generation
+        self._places = find_places(self._store, [url], [self.size_bytes])
+        self.records = self._places[0].records
+
+    def read(self, records: list[int]) -> list[bytes]:
+        """Read records, ascending. Raises ReadError when one cannot be read; names it."""
+        numbers = np.array(records, np.int64)
+        return read_records(self._store, [self._url], self._places, np.zeros_like(numbers), numbers)
+
+
+def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
+    """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
+    return ArrayRecordObject(location) if is_url(location) else ArrayRecordFile(location)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Generator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise ReadError(f"{path}: {error}") from error

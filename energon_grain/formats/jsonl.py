@@ -1,0 +1,482 @@
+"""JSONL files: their lines, `x.jsonl.idx`, and where file and index lie."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import glob
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import (
+    DatasetNotFoundError,
+    DecodingError,
+    EmptyDatasetError,
+    IndexFileError,
+    MissingObjectError,
+    RangeError,
+    StaleIndexError,
+)
+from energon_grain.formats.columnar_header import read_or_map
+from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.file_lock import locked, sweep, writing_in
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.mirror import Mirror
+from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.tensorstore_objects import UNVERSIONED
+
+if TYPE_CHECKING:
+    from energon_grain.storage.object_bytes import ObjectStream
+
+
+_BLOCK_BYTES = 1 << 20
+_COUNTED_BYTES = 16 << 20
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_LISTED_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LineBlock:
+    """Consecutive whole lines of a file.
+
+    Attributes:
+        starts: (n,) offset in the file of each line that holds a sample.
+        stop: Offset of the first byte behind the block.
+    """
+
+    starts: npt.NDArray[np.int64]
+    stop: int
+
+
+def scan_lines(path: str | os.PathLike[str]) -> Iterator[LineBlock]:
+    """Go through a file once, front to back, in memory of about the longest line plus a few MB.
+
+    Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
+
+    Args:
+        path: The file, or its URL.
+
+    Raises:
+        OSError: It cannot be read.
+        DecodingError: Lines are neither blank nor hold an object; names the first five, and how many there are. Raised
+            at the end, when all have been counted.
+    """
+    name = os.path.basename(path)
+    wrong: list[str] = []
+    count = lines = offset = 0
+    with _open(path) as file:
+        for block in _whole_lines(file):
+            starts, malformed, found = _samples_of(block)
+            count += len(malformed)
+            wrong += [f"{name}:{lines + line + 1}: {text!r}" for line, text in malformed[: _LISTED_LINES - len(wrong)]]
+            lines += found
+            yield LineBlock(starts=starts + offset, stop=offset + len(block))
+            offset += len(block)
+    if count:
+        more = f"; and {count - len(wrong):,} more" if count > len(wrong) else ""
+        raise DecodingError(
+            f"{path}: {count:,} of {lines:,} lines hold no JSON object: {', '.join(wrong)}{more}. A line is one "
+            f"object, {{…}}; mend or remove these (`energon-grain lint {path}` lists them all)"
+        )
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a stripped line that is not blank looks like an object, as `scan_lines` tells them."""
+    return line.startswith(b"{") and line.endswith(b"}")
+
+
+class LineNumbers:
+    """Tells the number of the line, counted from 1, that is at an offset.
+
+    It counts line ends from the nearest place where it knows the number, so a whole file is read at most once (at 2
+    GB/s or the speed of disk or store), and then 16 MB for each further question. Thread-safe.
+
+    Args:
+        path: The file, as `store` knows it.
+        store: Where its bytes are.
+    """
+
+    def __init__(self, path: str, store: ByteStore) -> None:
+        self._path, self._store = path, store
+        self._offsets, self._lines = [0], [1]
+        self._lock = threading.Lock()
+
+    def at(self, offset: int) -> int:
+        """The number of the line that the byte at `offset` belongs to. Raises ReadError when it cannot be read."""
+        with self._lock:
+            known = bisect.bisect_right(self._offsets, offset) - 1
+            position, line = self._offsets[known], self._lines[known]
+            while position < offset:
+                stop = min(position + _COUNTED_BYTES, offset)
+                file = np.zeros(1, np.int64)
+                (block,) = self._store.read_spans([self._path], file, np.array([position]), np.array([stop]))
+                position, line = stop, line + block.count(b"\n")
+                if position - self._offsets[-1] >= _COUNTED_BYTES:
+                    self._offsets.append(position)
+                    self._lines.append(line)
+            return line
+
+
+def _open(path: str | os.PathLike[str]) -> BinaryIO | ObjectStream:
+    location = located(path)
+    if not is_url(location):
+        return open(location, "rb", buffering=0)
+    from energon_grain.storage.object_bytes import ObjectStream
+
+    return ObjectStream(location)
+
+
+def _whole_lines(file: BinaryIO | ObjectStream) -> Iterator[bytes]:
+    """Blocks that end where a line does. A line that is longer than a block is one by itself."""
+    open_line: list[bytes] = []
+    while block := file.read(_BLOCK_BYTES):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield b"".join((*open_line, block[:cut]))
+            open_line = []
+        open_line.append(block[cut:])
+    rest = b"".join(open_line)
+    if rest:
+        yield rest
+
+
+def _samples_of(block: bytes) -> tuple[npt.NDArray[np.int64], list[tuple[int, bytes]], int]:
+    """Starts of lines with samples, (line, text) of those with something else, and the number of lines."""
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == _NEWLINE)
+    if block[-1] != _NEWLINE:
+        ends = np.append(ends, len(data))
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+    # Before a first line that is empty this looks at the last byte, but its own first byte is no brace.
+    last = data[ends - 1]
+    last = np.where(last == _RETURN, data[np.maximum(ends - 2, 0)], last)
+    holds = (data[starts] == _OPEN) & (last == _CLOSE)
+    malformed: list[tuple[int, bytes]] = []
+    for line in np.flatnonzero(~holds).tolist():
+        text = block[starts[line] : ends[line]].strip()
+        if is_object(text):
+            holds[line] = True
+        elif text:
+            malformed.append((line, text[:40]))
+    return starts[holds], malformed, len(ends)
+
+
+Int64Array = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, samples found)."""
+
+
+def jsonl_index_path(path: str | os.PathLike[str]) -> Path:
+    """Give the path of the index of a JSONL file: `x.jsonl` → `x.jsonl.idx`."""
+    return Path(f"{os.fspath(path)}.idx")
+
+
+def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> Int64Array:
+    """Map an index, read-only: (n+1,) offsets. Costs the same for any number of samples.
+
+    Args:
+        path: The index.
+        of: The file that it is of, as messages name it; default: what `path` says.
+
+    Raises:
+        OSError: The file is not there or may not be read.
+        IndexFileError: It holds no whole number of offsets, fewer than two of them, or does not begin with 0.
+    """
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        defect = None
+        if size_bytes < 16 or size_bytes % 8:
+            defect = f"{size_bytes} bytes are not two or more 8-byte offsets"
+        else:
+            starts = np.ndarray((size_bytes // 8,), "<i8", buffer=read_or_map(file, size_bytes))
+            if int(starts[0]) == 0:
+                return starts
+            defect = f"its first offset is {int(starts[0])}, not 0"
+    data = str(path).removesuffix(".idx") if of is None else of
+    raise IndexFileError(f"{data}.idx: {defect}. The index is damaged; `energon-grain prepare {data}` writes it anew")
+
+
+def write_jsonl_index(
+    path: str | os.PathLike[str], *, target: Path | None = None, progress: Progress | None = None
+) -> int:
+    """Write the index of a JSONL file, whole or not at all, in one pass over the file, and return how many samples.
+
+    Memory does not grow with the file.
+
+    Args:
+        path: The JSONL file, or its URL.
+        target: Where to write; default: beside the file, which then lies on this machine.
+        progress: Called after each MB or so.
+
+    Raises:
+        OSError: The file cannot be read, or the index cannot be written.
+        DecodingError: Lines hold no object; names them.
+        EmptyDatasetError: There is no sample.
+    """
+    samples = stop = 0
+    target = target or jsonl_index_path(path)
+    sweep(target.parent, f".{glob.escape(target.name)}.*.tmp")
+    with writing_in(target.parent), atomic_write(target) as file:
+        for block in scan_lines(path):
+            if not samples and len(block.starts):
+                block.starts[0] = 0
+            file.write(block.starts.astype("<i8").data)
+            samples, stop = samples + len(block.starts), block.stop
+            if progress is not None:
+                progress(stop, samples)
+        if not samples:
+            raise EmptyDatasetError(f"{path}: has no sample; a line with one JSON object is one")
+        file.write(stop.to_bytes(8, "little"))
+    return samples
+
+
+def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = None) -> Path:
+    """Give the path of an index that fits a file of this machine; make it first if there is none.
+
+    It is made beside the file, or in `cache_dir` where that folder is not writable. Of two processes that make it at
+    once the second waits and then finds it there.
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        StaleIndexError: The index is of another version of the file.
+        IndexFileError: The index is damaged.
+        DecodingError: There is no index, and lines hold no object.
+        EmptyDatasetError: There is no index, and no sample.
+    """
+    path = Path(path)
+    own, cached = jsonl_index_path(path), index_cache_folder(path, cache_dir) / jsonl_index_path(path).name
+    found = _existing(path, own, cached)
+    if found is not None:
+        return found
+    with open(path, "rb") as file, locked(file):
+        found = _existing(path, own, cached)
+        if found is not None:
+            return found
+        try:
+            write_jsonl_index(path, target=own)
+            return own
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl_index(path, target=cached)
+        return cached
+
+
+def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_bytes: int) -> None:
+    """Check that a file has the size that its index says.
+
+    Raises:
+        StaleIndexError: It has another one.
+    """
+    if int(starts[-1]) != size_bytes:
+        raise StaleIndexError(
+            f"{path} was indexed with {int(starts[-1])} bytes, but it has {size_bytes}; the file was changed after it "
+            f"was indexed: run `energon-grain prepare {path}`"
+        )
+
+
+def _existing(path: Path, own: Path, cached: Path) -> Path | None:
+    """The index beside the file; or the one in the cache folder, unless the file is newer than that."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetNotFoundError(f"{path}: no such file") from None
+    with contextlib.suppress(FileNotFoundError):
+        check_jsonl_size(path, read_jsonl_index(own), status.st_size)
+        return own
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IndexFileError):
+        if cached.stat().st_mtime_ns >= status.st_mtime_ns:
+            return cached if int(read_jsonl_index(cached)[-1]) == status.st_size else None
+    return None
+
+
+_logger = logging.getLogger("energon_grain")
+_SMALLEST_INDEX_BYTES = 16
+_COPIED_BYTES = 16 << 20
+
+
+def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
+    """Give the path of an index that fits an object as it is now, and the object's generation.
+
+    Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
+    it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
+    that tells no versions this is done each time.
+
+    Args:
+        url: Of the object.
+        files: Learns the object's version.
+
+    Raises:
+        DatasetNotFoundError: There is no such object.
+        StaleIndexError: The index beside it is of another version, or it was replaced while it was read.
+        IndexFileError: The index beside it is damaged.
+        DecodingError: There is no index beside it, and lines hold no object.
+        EmptyDatasetError: There is no index beside it, and no sample.
+        ReadError: The store cannot be reached.
+    """
+    client = shared_client(files.settings)
+    size_bytes, generation, index_generation = _versions(url, files, client)
+    version = repr((size_bytes, generation, index_generation))
+    mirror = Mirror(url, client)
+    index = mirror.folder / f"{hashlib.blake2b(version.encode(), digest_size=16).hexdigest()}.idx"
+    is_sure = UNVERSIONED not in (generation, index_generation)
+    if not (is_sure and _fits(index, url, size_bytes)):
+        with mirror.locked():
+            if is_sure and _fits(index, url, size_bytes):
+                pass  # another process was quicker
+            elif index_generation is None:
+                _make(url, size_bytes, generation, index)
+            else:
+                _copy(f"{url}.idx", index)
+            for other in mirror.folder.glob("*.idx"):
+                if other != index:
+                    other.unlink(missing_ok=True)
+    check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
+    return index, generation
+
+
+def _fits(index: Path, url: str, size_bytes: int) -> bool:
+    """Whether there is an index, and it is not damaged at its ends."""
+    try:
+        check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
+    except (FileNotFoundError, IndexFileError):
+        return False
+    return True
+
+
+def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, bytes, bytes | None]:
+    """Size and generation of an object, and the generation of its index; None: there is none."""
+
+    def ask(of: str) -> tuple[int, bytes] | bytes | None:
+        if of == url:
+            version = files.versions.of(url)
+            return version.size_bytes, version.generation
+        found = client.read(ObjectRange(of, 0, _SMALLEST_INDEX_BYTES))
+        return None if found is None else found.generation
+
+    try:
+        version, index_generation = client.map(ask, [url, f"{url}.idx"])
+    except RangeError as error:
+        raise IndexFileError(
+            f"{url}.idx: has less than two offsets. The index is damaged; `energon-grain prepare {url}` writes it anew"
+        ) from error
+    except MissingObjectError:
+        raise DatasetNotFoundError(f"{url}: no such object") from None
+    assert isinstance(version, tuple)
+    assert not isinstance(index_generation, tuple)
+    return *version, index_generation
+
+
+def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
+    _logger.warning(
+        "%s has no index beside it: reading its %.3g MB once to make one in %s; `energon-grain prepare %s` makes one "
+        "for all machines",
+        url,
+        size_bytes / 1e6,
+        index.parent,
+        url,
+    )
+    write_jsonl_index(url, target=index)
+    if generation != UNVERSIONED and not is_unchanged(url, generation):
+        index.unlink()
+        raise StaleIndexError(f"{url}: was replaced while it was indexed; begin anew")
+
+
+def _copy(url: str, index: Path) -> None:
+    with ObjectStream(url) as source, atomic_write(index) as target:
+        while block := source.read(_COPIED_BYTES):
+            target.write(block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlFile:
+    """A JSONL file and its index. Picklable: copies in other processes of this machine look for nothing again.
+
+    Attributes:
+        location: Path or URL of the file, as messages name it.
+        index: Path of its index.
+        generation: Version of the object that the index is of; None: a file of this machine.
+        store: Where its bytes are.
+    """
+
+    location: str
+    index: Path
+    generation: bytes | None = None
+    store: ByteStore = field(compare=False)
+
+    def starts(self) -> Int64Array:
+        """Map the index. See `read_jsonl_index`.
+
+        Raises:
+            StaleIndexError: It is gone, as another version of the file was opened on this machine.
+            IndexFileError: It is damaged.
+        """
+        try:
+            return read_jsonl_index(self.index, of=self.location)
+        except FileNotFoundError:
+            raise StaleIndexError(
+                f"{self.location}: its index on this machine, {self.index}, is gone; that happens when another version "
+                f"of the file or of its index is opened. Begin anew"
+            ) from None
+
+    def check_version(self, size_bytes: int) -> None:
+        """Check that an object still is the version that was indexed; all that is read from now on must be.
+
+        Asks the store nothing: what its next answer shows is compared. Of a file of this machine there is no version.
+
+        Args:
+            size_bytes: Of the version that was indexed.
+
+        Raises:
+            StaleIndexError: What was read of it since is of another version.
+        """
+        if self.generation is not None and isinstance(self.store, RemoteFiles):
+            self.store.versions.expect(self.location, size_bytes, self.generation)
+
+
+def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | None = None) -> JsonlFile:
+    """Say where a JSONL file lies, and bring its index to this machine; make it first if there is none.
+
+    Args:
+        path: The file, or its URL.
+        cache_dir: Where a missing index is made if nothing can be written beside the file; that of an object is made
+            in the folder of what was read from stores.
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        StaleIndexError: The index is of another version of the file.
+        IndexFileError: The index is damaged.
+        DecodingError: There is no index, and lines hold no object.
+        EmptyDatasetError: There is no index, and no sample.
+        ConfigError: The URL is of no store that can be read.
+        ReadError: The store cannot be reached.
+    """
+    if isinstance(path, JsonlFile):
+        return path
+    location = located(path)
+    if not is_url(location):
+        index, files = (
+            find_jsonl_index(location, cache_dir=cache_dir),
+            LocalFiles(indexed_by=f"energon-grain prepare {location}"),
+        )
+        return JsonlFile(location=location, index=index, store=files)
+    files = RemoteFiles(storage_settings())
+    index, generation = index_of_object(location, files)
+    return JsonlFile(location=location, index=index, generation=generation, store=files)

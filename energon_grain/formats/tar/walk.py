@@ -1,0 +1,641 @@
+"""All headers of a tar, batch by batch, found in the way that suits the sizes of its members."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import TarError
+from energon_grain.formats.tar.header import (
+    BLOCK,
+    CONTIGUOUS,
+    GNU_LONG_LINK,
+    GNU_LONG_NAME,
+    GNU_MULTI_VOLUME,
+    GNU_SPARSE,
+    HARD_LINK,
+    LINK_NAME,
+    MAGIC,
+    NAME,
+    OLD_REGULAR,
+    PAX_GLOBAL,
+    PAX_MEMBER,
+    PAX_SOLARIS,
+    REGULAR,
+    SIZE,
+    TYPE,
+    WITHOUT_PAYLOAD,
+    ZERO_BLOCK,
+    checksum_holds,
+    first_bad_checksum,
+    parse_number,
+    read_sizes,
+    round_up,
+    text,
+)
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.scanned_bytes import FileBytes, ScannedBytes
+
+
+@dataclass(slots=True)
+class HeaderBatch:
+    """A run of headers in the order of the file, extension headers among them.
+
+    Their chain is checked: each lies where the one before says that the next is.
+    """
+
+    headers: npt.NDArray[np.uint8]  # (n, 512) contiguous
+    offset: npt.NDArray[np.int64]  # (n,) of the header
+    start: npt.NDArray[np.int64]  # (n,) of the member: its first extension header, or the header itself
+    size: npt.NDArray[np.int64]  # (n,) payload bytes
+    names: dict[int, bytes] = field(default_factory=dict[int, bytes])  # row -> name that an extension header gives
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def head(self, rows: int) -> HeaderBatch:
+        """Give the first `rows` headers."""
+        names = {row: name for row, name in self.names.items() if row < rows}
+        return HeaderBatch(self.headers[:rows], self.offset[:rows], self.start[:rows], self.size[:rows], names)
+
+
+@dataclass(slots=True)
+class Walked:
+    """What one step of a walk over the headers of a tar gave."""
+
+    batch: HeaderBatch
+    next_offset: int  # where the next header is to be found; at the end: of the first zero block
+    at_end: bool = False
+    error: Exception | None = None  # why the walk cannot go on; defects inside the batch come before it
+
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class TarBytes:
+    """One open tar file or object, never mapped, so one that shrinks meanwhile is an error and not a crash.
+
+    Args:
+        path: The tar file, or its URL.
+        keep: See `ObjectBytes`.
+
+    Attributes:
+        path: The same as text.
+        size_bytes: Of the tar.
+        data: Its bytes.
+
+    Raises:
+        OSError: It does not exist or may not be read.
+        TarError: It is not a regular file, is empty, or is compressed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: bool = False) -> None:
+        self.path = located(path)
+        self.data: ScannedBytes = _open_object(self.path, keep) if is_url(self.path) else self._open_file()
+        self.size_bytes = self.data.size_bytes
+        try:
+            self._check_start()
+        except BaseException:
+            self.data.close()
+            raise
+
+    def __enter__(self) -> TarBytes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.data.close()
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Read exactly `size_bytes` at `offset`.
+
+        Raises:
+            TarError: The file ends before.
+        """
+        data = self.data.alone(offset, size_bytes)
+        if len(data) < size_bytes:
+            raise self.truncated(offset, f"{size_bytes} bytes are needed here")
+        return data
+
+    def block(self, offset: int) -> bytes:
+        """Read the header block at `offset`, and little around it."""
+        block = self.data.alone(offset, BLOCK)
+        if len(block) < BLOCK:
+            self._incomplete(offset, block)
+        return block
+
+    def near_block(self, offset: int) -> bytes:
+        """Read the header block at `offset` together with what follows: for small members."""
+        block = self.data.near(offset, BLOCK)
+        if len(block) < BLOCK:
+            self._incomplete(offset, block)
+        return block
+
+    def error(self, offset: int, what: str, rule: str, member: bytes | None = None) -> TarError:
+        """Make an error that names file, member and offset, then says what is wrong and what to do."""
+        name = "" if member is None else f"{member.decode('utf-8', 'backslashreplace')} "
+        return TarError(f"{self.path}: {name}@ {offset}: {what}. {rule}")
+
+    def truncated(self, offset: int, what: str, member: bytes | None = None) -> TarError:
+        """Make the error for a file that ends inside a member."""
+        return self.error(
+            offset,
+            f"the file is truncated, or a header claims an absurd size: {what}, but the file ends at {self.size_bytes}",
+            "Copy or create the shard again.",
+            member,
+        )
+
+    def bad_checksum(self, offset: int) -> TarError:
+        """Make the error for a block that should be a header and is none."""
+        return self.error(
+            offset,
+            "no valid tar header (bad checksum) where one must be",
+            "The shard is damaged, or is not a tar file: copy or create it again.",
+        )
+
+    def _open_file(self) -> FileBytes:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(f"{self.path}: a folder, not a tar file")
+            if not stat.S_ISREG(mode):
+                raise self.error(0, "not a regular file", "Shards must be files that can be read at any offset.")
+            return FileBytes(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _incomplete(self, offset: int, rest: bytes) -> NoReturn:
+        """Say why a block is shorter than it must be."""
+        if rest.strip(b"\0"):
+            raise self.truncated(offset, f"a header of {BLOCK} bytes must be here")
+        raise self.error(
+            offset,
+            f"the end-of-archive marker is missing: the file ends at {offset + len(rest)}",
+            f"A tar ends with two blocks of {BLOCK} zero bytes, so this one may have lost members: create it again, "
+            f"or, if you are sure that it is whole, append two zero blocks "
+            f"(truncate -s {offset + 2 * BLOCK} '{self.path}').",
+        )
+
+    def _check_start(self) -> None:
+        if not self.size_bytes:
+            raise self.error(0, "the file is empty", "Even a tar without members has two zero blocks: create it again.")
+        start = self.data.alone(0, BLOCK)
+        if len(start) == BLOCK and checksum_holds(start):  # a first member may well be called `BZh.txt`
+            return
+        for magic, name in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise self.error(
+                    0,
+                    f"the file is compressed with {name}",
+                    "Samples are read at random offsets, so shards must be plain tar files: decompress it.",
+                )
+
+
+def _open_object(url: str, keep: bool) -> ScannedBytes:
+    from energon_grain.storage.object_bytes import ObjectBytes  # a process that scans files needs none of it
+
+    return ObjectBytes(url, keep=keep)
+
+
+EXTENSION_TYPES: Final = frozenset((GNU_LONG_NAME, GNU_LONG_LINK, PAX_MEMBER, PAX_SOLARIS, PAX_GLOBAL))
+MAX_EXTENSION_BYTES: Final = 1 << 20
+_MAX_CHAIN: Final = 64
+_MAX_DIGITS: Final = 19
+
+
+@dataclass(slots=True)
+class Extension:
+    """What the extension headers before one member say about it."""
+
+    start: int  # offset of the first of them that belongs to the member
+    headers: int = 0
+    name: bytes | None = None
+    link_name: bytes | None = None
+    size: int | None = None
+    sparse: bool = False
+
+    def add(self, tar: TarBytes, offset: int, kind: int, payload: bytes) -> None:
+        """Take in one extension header at `offset`. Where two say the same thing, the first counts, as in `tarfile`.
+
+        Raises:
+            TarError: The payload is not what its type demands, or a global header gives path or size of all members.
+        """
+        self.headers += 1
+        if self.headers > _MAX_CHAIN:
+            raise tar.error(offset, f"more than {_MAX_CHAIN} extension headers before one member", _RULE)
+        if kind == GNU_LONG_NAME:
+            self._name(tar, offset, payload.partition(b"\0")[0])
+        elif kind == GNU_LONG_LINK:
+            self.link_name = self.link_name or payload.partition(b"\0")[0]
+        else:
+            self._records(tar, offset, kind, payload)
+
+    def _name(self, tar: TarBytes, offset: int, name: bytes) -> None:
+        if not name or b"\0" in name:
+            raise tar.error(offset, "an extension header gives an empty name, or one with a zero byte", _RULE)
+        if self.name is None:
+            self.name = name
+
+    def _records(self, tar: TarBytes, offset: int, kind: int, payload: bytes) -> None:
+        size: int | None = None
+        path: bytes | None = None
+        for keyword, value in _parse_records(tar, offset, payload):
+            if keyword.startswith(b"GNU.sparse."):
+                self.sparse = True
+            elif keyword == b"path":
+                path = value.rstrip(b"/")
+            elif keyword == b"linkpath":
+                self.link_name = self.link_name or value
+            elif keyword == b"size":
+                if not value.isdigit() or len(value) > _MAX_DIGITS:
+                    raise tar.error(offset, f"a PAX header gives the size {value[:40]!r}", _RULE)
+                size = int(value)
+            else:
+                continue
+            if kind == PAX_GLOBAL:
+                raise tar.error(
+                    offset,
+                    f"a global PAX header gives {keyword.decode('ascii', 'replace')!r} of all members",
+                    "Only the PAX header of one member may do so: create the shard again.",
+                )
+        if path is not None:
+            self._name(tar, offset, path)
+        if size is not None and self.size is None:
+            self.size = size
+
+
+def _parse_records(tar: TarBytes, offset: int, payload: bytes) -> list[tuple[bytes, bytes]]:
+    r"""Split a PAX payload into keywords and values.
+
+    Example:
+        `b"16 path=abc.jpg\n"` is 16 bytes long and gives `(b"path", b"abc.jpg")`.
+    """
+    records: list[tuple[bytes, bytes]] = []
+    start = 0
+    while start < len(payload):
+        blank = payload.find(b" ", start, start + _MAX_DIGITS)
+        digits = payload[start:blank] if blank > 0 else b""
+        end = start + int(digits) if digits.isdigit() else 0
+        keyword, equals, value = payload[blank + 1 : end - 1].partition(b"=")
+        if not blank < end <= len(payload) or payload[end - 1 : end] != b"\n" or not (keyword and equals):
+            raise tar.error(offset, f"byte {start} of a PAX header starts no record of '<length> <key>=<value>'", _RULE)
+        records.append((keyword, value))
+        start = end
+    return records
+
+
+_RULE: Final = "The shard is damaged: copy or create it again."
+
+
+_CHUNK_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 256 << 10
+_MAGIC: Final = np.frombuffer(b"usta", "<u4")[0]
+_DIRECTORY_LIKE: Final = tuple(b"23456")  # symlinks, devices, folders, fifos: no payload, whatever their size says
+
+
+class HeaderGrid:
+    """Finds runs of plain headers; keeps its buffers, so a batch is good only until the next run."""
+
+    def __init__(self, tar: TarBytes) -> None:
+        self._tar = tar
+        self._piece = np.empty((_PIECE_BYTES // BLOCK, BLOCK), np.uint8)
+        self._first_words = np.ndarray((len(self._piece),), "<u4", self._piece, MAGIC, (BLOCK,))
+        self._headers = np.empty((_CHUNK_BYTES // BLOCK, BLOCK), np.uint8)
+
+    def run(self, offset: int) -> tuple[Walked, bool]:
+        """Find the plain headers in the 4 MiB from the header at `offset` on.
+
+        Returns:
+            What was found (nothing, if the block at `offset` is no plain header), and whether the run stopped at
+            something that `tar_hops` must look at.
+        """
+        headers, places, blocks = self._candidates(offset)
+        if not len(places) or places[0] != 0:
+            return Walked(_empty(), offset), True
+        sizes, following = _follow(headers, places)
+        rows, end, stopped = _chain(places, following, blocks)
+        if len(rows) and offset + end * BLOCK >= self._tar.size_bytes:  # a size too large, or no end marker
+            rows, end, stopped = rows[:-1], int(places[rows[-1]]), True
+        if len(rows) < len(places):
+            headers, sizes, places = headers[rows], sizes[rows], places[rows]
+        at = offset + places * BLOCK
+        return Walked(HeaderBatch(headers=headers, offset=at, start=at, size=sizes), offset + end * BLOCK), stopped
+
+    def _candidates(self, offset: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
+        """Collect the blocks with the magic, in pieces that stay in the cache of the core.
+
+        Returns:
+            The (n, 512) candidates, their (n,) block numbers from `offset`, and the number of blocks looked at.
+        """
+        places: list[npt.NDArray[np.int64]] = []
+        blocks, count = 0, 0
+        while blocks < len(self._headers):
+            read = self._tar.data.fill(self._piece.data.cast("B"), offset + blocks * BLOCK) // BLOCK
+            found = np.flatnonzero(self._first_words[:read] == _MAGIC)
+            np.take(self._piece, found, axis=0, out=self._headers[count : count + len(found)], mode="clip")
+            count += len(found)
+            places.append(found + blocks)
+            blocks += read
+            if read < len(self._piece):
+                break
+        return self._headers[:count], np.concatenate(places), blocks
+
+
+def _follow(
+    headers: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Give each candidate's size and the block after its payload, -1 where it is no plain member."""
+    kinds = headers[:, TYPE]
+    sizes = read_sizes(headers)
+    following = places + 1 + (sizes + (BLOCK - 1)) // BLOCK
+    unusual = np.flatnonzero(kinds != REGULAR)
+    if len(unusual):
+        kinds = kinds[unusual]
+        bare = np.isin(kinds, _DIRECTORY_LIKE)
+        following[unusual[bare]] = places[unusual[bare]] + 1
+        following[unusual[~bare & (kinds != CONTIGUOUS)]] = -1
+    following[sizes < 0] = -1
+    return sizes, following
+
+
+def _chain(
+    places: npt.NDArray[np.int64], following: npt.NDArray[np.int64], blocks: int
+) -> tuple[npt.NDArray[np.int64], int, bool]:
+    """Keep the candidates that a chain from the first one reaches.
+
+    Example:
+        Candidates at blocks 0, 2, 3, 6 followed by blocks 2, 6, 9, 8 of 8 in the chunk: 0 leads to 2, 2 leads to 6, so
+        the one at 3 lies inside a payload; rows 0, 1, 3 are kept and the next header is in block 8.
+
+    Returns:
+        The rows kept, the block where the chain goes on, and whether it stopped at something unusual.
+    """
+    breaks = np.flatnonzero(following[:-1] != places[1:])
+    kept: list[npt.NDArray[np.int64]] = []
+    row = 0
+    while True:
+        at = int(np.searchsorted(breaks, row))
+        last = int(breaks[at]) if at < len(breaks) else len(places) - 1
+        target = int(following[last])
+        if target < 0:
+            kept.append(np.arange(row, last))
+            return np.concatenate(kept), int(places[last]), True
+        kept.append(np.arange(row, last + 1))
+        if target >= blocks:
+            return np.concatenate(kept), target, False
+        row = int(np.searchsorted(places, target))
+        if row == len(places) or places[row] != target:
+            return np.concatenate(kept), target, True
+
+
+def _empty() -> HeaderBatch:
+    none = np.zeros(0, np.int64)
+    return HeaderBatch(headers=np.zeros((0, BLOCK), np.uint8), offset=none, start=none, size=none)
+
+
+_PLAIN_SIZE: Final = re.compile(rb"[0-7]{11}[\0 ]")
+
+
+def hop(tar: TarBytes, offset: int, limit: int, *, window: bool) -> Walked:
+    """Walk from the header at `offset` over at most about `limit` headers.
+
+    Args:
+        tar: The file.
+        offset: Of a header or of the end marker.
+        limit: Number of headers after which to stop; extension headers never part from their member.
+        window: Read through a window (small members), else each header by itself (large ones).
+    """
+    walk = _Walk(tar, tar.near_block if window else tar.block)
+    try:
+        offset, at_end = walk.run(offset, limit)
+    except TarError as error:
+        return Walked(walk.batch(), offset, error=error)
+    return Walked(walk.batch(), offset, at_end)
+
+
+class _Walk:
+    """The headers seen so far, the one that an error is about included: a bad checksum of it explains more."""
+
+    def __init__(self, tar: TarBytes, read_block: Callable[[int], bytes]) -> None:
+        self._tar = tar
+        self._read_block = read_block
+        self._headers: list[bytes] = []
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._starts: dict[int, int] = {}
+        self._names: dict[int, bytes] = {}
+
+    def batch(self) -> HeaderBatch:
+        offsets = np.array(self._offsets, np.int64)
+        starts = offsets.copy()
+        for row, start in self._starts.items():
+            starts[row] = start
+        return HeaderBatch(
+            headers=np.frombuffer(b"".join(self._headers), np.uint8).reshape(-1, BLOCK),
+            offset=offsets,
+            start=starts,
+            size=np.array(self._sizes, np.int64),
+            names=self._names,
+        )
+
+    def run(self, offset: int, limit: int) -> tuple[int, bool]:
+        """Walk; give the next offset and whether it is the end."""
+        read_block, plain_size, file_size = self._read_block, _PLAIN_SIZE.match, self._tar.size_bytes
+        headers, offsets, sizes = self._headers, self._offsets, self._sizes
+        while len(headers) < limit:
+            block = read_block(offset)
+            kind = block[TYPE]
+            if kind == REGULAR and plain_size(block, SIZE.start):
+                size = int(block[SIZE.start : SIZE.stop - 1], 8)
+                after = offset + BLOCK + -(-size // BLOCK) * BLOCK
+                if after < file_size:
+                    headers.append(block)
+                    offsets.append(offset)
+                    sizes.append(size)
+                    offset = after
+                    continue
+            if block == ZERO_BLOCK:
+                return offset, True
+            offset = self._special(offset, block)
+        return offset, False
+
+    def _special(self, offset: int, block: bytes) -> int:
+        """Take in a header of any kind, with the extension headers before it; give the offset of the next."""
+        tar, extension = self._tar, Extension(start=-1)
+        while block[TYPE] in EXTENSION_TYPES:
+            kind = block[TYPE]
+            size = self._append(offset, block)
+            if size > MAX_EXTENSION_BYTES:
+                raise tar.error(
+                    offset,
+                    f"an extension header of {size} bytes",
+                    f"Names and PAX records may take {MAX_EXTENSION_BYTES} bytes; the shard is probably damaged.",
+                )
+            if kind != PAX_GLOBAL and extension.start < 0:
+                extension.start = offset
+            one_block = 0 < size <= BLOCK and offset + 2 * BLOCK <= tar.size_bytes
+            payload = self._read_block(offset + BLOCK)[:size] if one_block else tar.read(offset + BLOCK, size)
+            extension.add(tar, offset, kind, payload)
+            offset += BLOCK + round_up(size)
+            block = self._read_block(offset)
+            if block == ZERO_BLOCK:
+                raise tar.error(offset, "an extension header without a member after it", "Create the shard again.")
+        row = len(self._headers)
+        size = self._append(offset, block, extension.size)
+        self._refuse(offset, block, extension)
+        if extension.start >= 0:
+            self._starts[row] = extension.start
+        if extension.name is not None:
+            self._names[row] = extension.name
+        has_payload = block[TYPE] not in WITHOUT_PAYLOAD and not _is_old_folder(block)
+        after = offset + BLOCK + (round_up(size) if has_payload else 0)
+        if after > tar.size_bytes:
+            raise tar.truncated(offset, f"the member has {size} bytes", _name(block, extension))
+        return after
+
+    def _append(self, offset: int, block: bytes, known_size: int | None = None) -> int:
+        """Note a header and give its size, or `known_size` where an extension header gave it."""
+        self._headers.append(block)
+        self._offsets.append(offset)
+        self._sizes.append(0)
+        try:
+            size = parse_number(block[SIZE]) if known_size is None else known_size
+        except ValueError as error:
+            raise self._damaged(offset, block, f"the size field is damaged: {error}") from None
+        if not 0 <= size < 1 << 62:
+            raise self._damaged(offset, block, f"the header claims an impossible size of {size} bytes")
+        self._sizes[-1] = size
+        return size
+
+    def _damaged(self, offset: int, block: bytes, what: str) -> TarError:
+        return self._tar.error(offset, what, "The shard is damaged: copy or create it again.", text(block[NAME]))
+
+    def _refuse(self, offset: int, block: bytes, extension: Extension) -> None:
+        """Raise where the bytes of a member are not simply the ones after its header."""
+        kind, name = block[TYPE], _name(block, extension)
+        if kind == HARD_LINK:
+            target = (extension.link_name or text(block[LINK_NAME])).decode("utf-8", "backslashreplace")
+            raise self._tar.error(
+                offset,
+                f"a hard link to {target}: its content lies elsewhere",
+                "Every sample must hold its own bytes: create the shard with `tar --hard-dereference`.",
+                name,
+            )
+        if kind == GNU_SPARSE or (extension.sparse and kind not in WITHOUT_PAYLOAD):
+            raise self._tar.error(
+                offset,
+                "a sparse member: its bytes do not lie in one piece",
+                "Create the shard without `--sparse`.",
+                name,
+            )
+        if kind == GNU_MULTI_VOLUME:
+            raise self._tar.error(
+                offset, "the rest of a member of another volume", "Create the shard without `--multi-volume`.", name
+            )
+        if extension.name is not None and _is_old_folder(block):
+            raise self._tar.error(
+                offset,
+                "a member that is a folder by one of its names and a file by the other",
+                "Create it again.",
+                name,
+            )
+
+
+def _is_old_folder(block: bytes) -> bool:
+    """Tell whether a header of the days before typed folders names one."""
+    return block[TYPE] == OLD_REGULAR and text(block[NAME]).endswith(b"/")
+
+
+def _name(block: bytes, extension: Extension) -> bytes:
+    return extension.name or text(block[NAME])
+
+
+Strategy = Literal["auto", "grid", "hops"]
+
+_FIRST_HOPS: Final = 16
+_HOPS: Final = 4096
+_GOOD_RUN: Final = 1024  # headers
+_TAIL_BYTES: Final = 1 << 20
+
+
+class HeaderWalk:
+    """Walks a whole tar once: iterate over it for the headers, then ask for `end`.
+
+    Args:
+        tar: The file.
+        strategy: "auto" goes by the mean size of the members seen last. All strategies give the same headers.
+    """
+
+    def __init__(self, tar: TarBytes, strategy: Strategy = "auto") -> None:
+        self._tar = tar
+        self._strategy: Strategy = strategy
+        self.end = -1  # offset of the first zero block, once the walk is over
+
+    def __iter__(self) -> Iterator[HeaderBatch]:
+        """Yield the headers in batches with checked chain and checksums.
+
+        Raises:
+            TarError: At the first defect in the order of the file, after everything before it.
+        """
+        tar, strategy, grid = self._tar, self._strategy, HeaderGrid(self._tar)
+        offset, small, patience, hops_due = 0, False, _FIRST_HOPS, _FIRST_HOPS
+        while self.end < 0:
+            if strategy == "hops" or hops_due or not (small or strategy == "grid"):
+                walked = hop(tar, offset, hops_due if hops_due and strategy != "hops" else _HOPS, window=small)
+                hops_due = 0
+            else:
+                walked, stopped = grid.run(offset)
+                if stopped:  # by something unusual: hop over it, and the further the more often this happens
+                    patience = _FIRST_HOPS if len(walked.batch) >= _GOOD_RUN else min(2 * patience, _HOPS)
+                    hops_due = patience
+            yield from self._checked(walked.batch)
+            if walked.error is not None:
+                raise walked.error
+            if len(walked.batch):
+                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.pass_over_bytes
+            offset = walked.next_offset
+            if walked.at_end:
+                self._check_tail(offset)
+                self.end = offset
+
+    def _checked(self, batch: HeaderBatch) -> Iterator[HeaderBatch]:
+        bad = first_bad_checksum(batch.headers)
+        if bad is None:
+            if len(batch):
+                yield batch
+            return
+        if bad:
+            yield batch.head(bad)
+        raise self._tar.bad_checksum(int(batch.offset[bad]))
+
+    def _check_tail(self, end: int) -> None:
+        """Make sure that only zeros follow the end marker.
+
+        Whatever else lies there would be lost without a word: the members of a second tar that was appended with `cat`,
+        or all members after a header that a damaged disk has filled with zeros.
+        """
+        tar, offset = self._tar, end + BLOCK
+        while offset < tar.size_bytes:
+            data = tar.read(offset, min(_TAIL_BYTES, tar.size_bytes - offset))
+            if data.count(0) != len(data):
+                at = offset + len(data) - len(data.lstrip(b"\0"))
+                raise _tail_error(tar, end, at)
+            offset += len(data)
+
+
+def _tail_error(tar: TarBytes, end: int, at: int) -> TarError:
+    return tar.error(
+        at,
+        f"data after the end-of-archive marker at {end}",
+        "Everything after it would be lost. If tars were joined with `cat`, use `tar --concatenate`; "
+        "else the shard is damaged: copy or create it again.",
+    )

@@ -1,0 +1,521 @@
+"""The pure stage: from a chunk of draws to encoded samples. It may run in any thread or process."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, cast
+
+from energon_grain.datasets.cache_pool import using_cache
+from energon_grain.datasets.joined_leaf import ResolvedArray, ResolvedJoin
+from energon_grain.datasets.joining import JoinRow
+from energon_grain.datasets.leaf import ResolvedLeaf
+from energon_grain.errors import DecodingError
+from energon_grain.samples.columns import column_constructor
+from energon_grain.samples.sample import BASE_FIELDS
+from energon_grain.samples.types import CrudeSample
+from energon_grain.sources.joined import JoinedBatch, MemberBatch
+from energon_grain.sources.source import LazyRowSources, LazySources, PartValue, RawBatch, Source
+from energon_grain.storage.freed_memory import keep_freed_memory
+from energon_grain.storage.given_up import while_wanted
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.collection import paused_collection
+from energon_grain.stream.draws import Draws
+from energon_grain.stream.flow import Flow
+from energon_grain.stream.spec import HookSpec, StreamSpec
+from energon_grain.transforms.batching import kind_of
+
+
+class ArrayColumn:
+    """Makes what the joiner gets of an array.
+
+    A joiner of the user's gets the bare rows. The default merge gets samples of one field, or crude samples of one
+    part, so that rows are merged as samples of datasets are.
+
+    Args:
+        array: The array.
+        row: The joiner.
+    """
+
+    def __init__(self, array: ResolvedArray, row: JoinRow) -> None:
+        self._source, self._field = array.source, array.field
+        self._merges, self._crude = row.merges, row.sample_type is None
+        if self._merges and not self._crude:
+            fields = [(self._field, Any), ("__sources__", Any)]
+            self._construct = column_constructor(dataclasses.make_dataclass("ArrayRow", fields, slots=True))
+
+    def values(self, member: MemberBatch, rows: int) -> list[Any]:
+        """One value for each of the joined rows, None where the array has none."""
+        found = cast("list[Any]", member.batch or [])
+        if self._merges:
+            sources = map(LazySources, repeat(self._source), member.samples.tolist())
+            if self._crude:
+                parts = zip(found, sources, strict=True)
+                found = [CrudeSample({self._field: row, "__sources__": source}) for row, source in parts]
+            else:
+                found = self._construct(len(found), {self._field: found, "__sources__": sources})
+        return _spread(found, member, rows)
+
+
+def _spread(found: list[Any], member: MemberBatch, rows: int) -> list[Any]:
+    if len(found) == rows:
+        return found
+    column: list[Any] = [None] * rows
+    for place, value in zip(member.places.tolist(), found, strict=True):
+        column[place] = value
+    return column
+
+
+Decode = Callable[[Any], Any]
+
+
+class LeafLoader:
+    """Makes the samples of one leaf.
+
+    Args:
+        number: Of the leaf, for restore keys.
+        leaf: Its source and configuration.
+        leaf_key: 64-bit key of its random numbers.
+        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
+    """
+
+    def __init__(self, number: int, leaf: ResolvedLeaf, leaf_key: int, failure_tolerance: int) -> None:
+        self._number = number
+        self._leaf = leaf
+        self._leaf_key = leaf_key
+        self._failure_tolerance = failure_tolerance
+        self._decoders: dict[str, Decode | None] = {}
+        self._construct = None
+        if leaf.sample_type is not None and leaf.field_map is not None:
+            self._construct = column_constructor(leaf.sample_type)
+        self._load = None
+        if leaf.load is not None:
+            self._load = HookSpec(
+                name="load_sample",
+                function=leaf.load,
+                failure_tolerance=failure_tolerance,
+                restore_seeds=False,
+                concurrent=True,
+            )
+
+    def load(
+        self,
+        raw: RawBatch,
+        draws: tuple[list[int], list[int], list[int]],
+        groups: tuple[range, ...] = (),
+        restore_keys: list[tuple[Any, ...]] | None = None,
+    ) -> Flow:
+        """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped.
+
+        Args:
+            raw: What was read.
+            draws: (child positions, indices, epochs) of each sample.
+            groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
+            restore_keys: One a sample, where they have been made.
+        """
+        flow = Flow(
+            leaf=self._number,
+            leaf_key=self._leaf_key,
+            raw=raw,
+            restore_keys=restore_keys or list(zip(repeat("sample"), repeat(self._number), draws[0], strict=False)),
+            draws=draws,
+            values=[],
+            places=list(range(len(raw))),
+            dropped={},
+            sources=self._sources_of(raw),
+        )
+        columns = self._decoded(flow, groups)
+        flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
+        if self._load is not None:
+            flow.apply(self._load)
+        return flow
+
+    def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:
+        return lambda place: LazySources(self._leaf.source, int(raw.indices[place]))
+
+    def _decoder(self, part: str) -> Decode | None:
+        if part not in self._decoders:
+            decoder = self._leaf.decoder
+            self._decoders[part] = None if decoder is None else decoder.decoder_for(part)
+        return self._decoders[part]
+
+    def _decoded(self, flow: Flow, groups: tuple[range, ...]) -> dict[str, list[Any]]:
+        """Every column, decoded. Samples that fail are dropped from the flow; their entries are None."""
+        columns: dict[str, list[Any]] = {}
+        for part, column in flow.raw.columns.items():
+            decode = self._decoder(part)
+            types = set(map(type, column))
+            if decode is None or bytes not in types:
+                columns[part] = list(column)
+                continue
+            values = list(column)
+            with while_wanted(values):
+                with suppress(Exception):
+                    if types == {bytes}:
+                        columns[part] = self._decoded_whole(part, cast("list[bytes]", values), groups)
+                    else:
+                        columns[part] = [decode(data) if type(data) is bytes else data for data in values]
+                    continue
+                columns[part] = self._decoded_one_by_one(flow, part, decode, values)
+        if flow.dropped:
+            flow.places = [place for place in flow.places if place not in flow.dropped]
+        return columns
+
+    def _decoded_whole(self, part: str, column: list[bytes], groups: tuple[range, ...]) -> list[Any]:
+        assert self._leaf.decoder is not None
+        return self._leaf.decoder.decode_column(part, column, groups)
+
+    def _decoded_one_by_one(
+        self, flow: Flow, part: str, decode: Decode, column: Sequence[PartValue | None]
+    ) -> list[Any]:
+        values: list[Any] = []
+        for place, data in enumerate(column):
+            try:
+                values.append(decode(data) if type(data) is bytes else data)
+            except Exception as error:
+                values.append(None)
+                if place not in flow.dropped:
+                    self._drop(flow, place, self._placed(flow, place, error) if type(error) is DecodingError else error)
+        return values
+
+    def _placed(self, flow: Flow, place: int, error: Exception) -> DecodingError:
+        """An error of the data, with where the sample lies."""
+        placed = DecodingError(f"{self._leaf.source.place_of(int(flow.raw.indices[place]))}: {error}")
+        placed.__cause__ = error
+        return placed
+
+    def _drop(self, flow: Flow, place: int, error: Exception) -> None:
+        sample = CrudeSample(
+            {"__key__": flow.raw.keys[place], "__shard__": flow.raw.shards[place], **flow.raw[place].parts}
+        )
+        flow.drop(place, "decode", self._failure_tolerance, error, sample)
+
+    def _metadata(self, flow: Flow) -> dict[str, Any]:
+        """The base fields, one value a sample."""
+        indices = flow.raw.indices.tolist()
+        tags = self._leaf.subflavors
+        return {
+            "__key__": flow.raw.keys,
+            "__restore_key__": flow.restore_keys,
+            "__subflavors__": [tags.copy() for _ in indices],
+            "__sources__": list(map(LazySources, repeat(self._leaf.source), indices)),
+        }
+
+    def _crude(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
+        raw = flow.raw
+        fields = {**self._metadata(flow), "__shard__": raw.shards, **columns}
+        names = tuple(fields)
+        samples = list(map(CrudeSample, map(zip, repeat(names), zip(*fields.values(), strict=True))))
+        for part, column in raw.columns.items():
+            if not raw.is_complete(part):
+                for sample, data in zip(samples, column, strict=True):
+                    if data is None:
+                        del sample[part]
+        return [samples[place] for place in flow.places] if flow.dropped else samples
+
+    def _typed(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
+        field_map = self._leaf.field_map
+        assert field_map is not None
+        assert self._construct is not None
+        metadata = self._metadata(flow)
+        simple = field_map.simple
+        if simple is not None and not flow.dropped and all(_has(flow.raw, part) for part in simple.values()):
+            fields = {name: columns[part] for name, part in simple.items()}
+        else:
+            fields = self._fields_one_by_one(flow, columns)
+            metadata = {name: [values[place] for place in flow.places] for name, values in metadata.items()}
+        return self._construct(len(flow.places), {**metadata, **fields})
+
+    def _fields_one_by_one(self, flow: Flow, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Evaluate the field map sample by sample: for options, indexing and missing parts."""
+        field_map = self._leaf.field_map
+        assert field_map is not None
+        rows: list[dict[str, Any]] = []
+        raw = flow.raw
+        for place in flow.places:
+            parts = {name: column[place] for name, column in columns.items() if raw.columns[name][place] is not None}
+            parts["__key__"], parts["__shard__"] = raw.keys[place], raw.shards[place]
+            try:
+                rows.append(field_map.evaluate(parts))
+            except Exception as error:
+                self._drop(flow, place, self._placed(flow, place, error))
+        flow.places = [place for place in flow.places if place not in flow.dropped]
+        return {name: [row[name] for row in rows] for name in field_map.fields}
+
+
+def _has(raw: RawBatch, part: str) -> bool:
+    """Whether every sample has the part."""
+    return part in raw.columns and raw.is_complete(part)
+
+
+class JoinLoader:
+    """Makes the samples of one joined leaf: those of each dataset, and then one of each row.
+
+    A row is dropped if the sample of any of its datasets is. Arguments are those of `LeafLoader`.
+    """
+
+    def __init__(self, number: int, leaf: ResolvedJoin, leaf_key: int, failure_tolerance: int) -> None:
+        row = leaf.row
+        self._merge = ColumnMerge(row.sample_type) if row.merges and row.sample_type is not None else None
+        self._members = [
+            ArrayColumn(member, row)
+            if isinstance(member, ResolvedArray)
+            else LeafLoader(number, member, leaf_key, failure_tolerance)
+            for member in leaf.members
+        ]
+        self._source = leaf.source
+        self._joins_sources = not row.merges
+        self._hook = HookSpec(
+            name="join",
+            function=row if row.names is not None else lambda samples, function=row.function: function(*samples),
+            failure_tolerance=failure_tolerance,
+            restore_seeds=False,
+            concurrent=True,
+        )
+
+    def load(
+        self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]], groups: tuple[range, ...] = ()
+    ) -> Flow:
+        """Decode, construct and join. See `LeafLoader.load`."""
+        del groups  # samples of different datasets stand between the rows of a batch
+        joined = cast("JoinedBatch", raw)
+        rows = len(joined)
+        columns: list[list[Any]] = []
+        flow: Flow | None = None
+        for loader, member in zip(self._members, joined.members, strict=True):
+            if isinstance(loader, ArrayColumn):
+                columns.append(loader.values(member, rows))
+                continue
+            if member.batch is None:
+                columns.append([None] * rows)
+                continue
+            assert isinstance(member.batch, RawBatch)
+            whole = len(member.places) == rows
+            places = [] if whole else member.places.tolist()
+            own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
+            part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
+            flow = flow or part
+            if whole and not part.dropped:
+                columns.append(part.values)
+                continue
+            column: list[Any] = [None] * rows
+            columns.append(column)
+            places = places or range(rows)
+            for place, value in zip(part.places, part.values, strict=True):
+                column[places[place]] = value
+            for place, dropped in part.dropped.items():
+                flow.dropped.setdefault(places[place], dropped)
+        assert flow is not None
+        sources = list(map(LazyRowSources, repeat(self._source), joined.indices.tolist()))
+        flow.sources = sources.__getitem__
+        merged = None if self._merge is None or flow.dropped else self._merge(columns, sources)
+        if merged is not None:
+            flow.values = merged
+            return flow
+        flow.values = list(zip(*columns, strict=True))
+        if flow.dropped:
+            flow.places = [place for place in range(rows) if place not in flow.dropped]
+            flow.values = [flow.values[place] for place in flow.places]
+        flow.apply(self._hook)
+        if self._joins_sources:
+            _add_sources(flow, columns[0], sources)
+        return flow
+
+
+def _add_sources(flow: Flow, primary: list[Any], sources: list[LazyRowSources]) -> None:
+    """Name the sources of all members at the samples of a joiner that took over the primary's."""
+    if flow.dropped:
+        primary = [primary[place] for place in flow.places]
+        sources = [sources[place] for place in flow.places]
+    before, after = _sources_of(primary), _sources_of(flow.values)
+    for value, given, found, row in zip(flow.values, before, after, sources, strict=True):
+        if found is not given or found is None:
+            continue
+        if isinstance(value, dict):
+            value["__sources__"] = row
+        else:
+            value.__sources__ = row
+
+
+class ColumnMerge:
+    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each.
+
+    Args:
+        sample_type: Of the result.
+    """
+
+    def __init__(self, sample_type: type[Any]) -> None:
+        self._construct = column_constructor(sample_type)
+        self._fields = {field.name for field in dataclasses.fields(sample_type)}
+
+    def __call__(self, columns: list[list[Any]], sources: list[LazyRowSources]) -> list[Any] | None:
+        """Samples of the rows; None where they must be merged one by one.
+
+        Args:
+            columns: For each dataset its sample of each row.
+            sources: Of each row.
+        """
+        merged: dict[str, Any] = {}
+        for column in columns:
+            types = set(map(type, column))
+            if len(types) != 1 or not dataclasses.is_dataclass(next(iter(types))):
+                return None  # a sample is missing, or types differ
+            for field in dataclasses.fields(types.pop()):
+                if field.name not in BASE_FIELDS:
+                    merged[field.name] = list(map(attrgetter(field.name), column))
+        for name in BASE_FIELDS:
+            merged[name] = list(map(attrgetter(name), columns[0]))
+        merged["__sources__"] = sources
+        if merged.keys() - self._fields:
+            return None
+        try:
+            return self._construct(len(columns[0]), merged)
+        except TypeError:
+            return None  # a field has no value: each row says so by itself
+
+
+def _sources_of(samples: list[Any]) -> list[Any]:
+    """The sources of whatever a joiner takes or makes; None where it has none."""
+    with suppress(AttributeError):
+        return list(map(attrgetter("__sources__"), samples))
+    return [
+        sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
+        for sample in samples
+    ]
+
+
+def loader_of(
+    number: int, leaf: ResolvedLeaf | ResolvedJoin, leaf_key: int, failure_tolerance: int
+) -> LeafLoader | JoinLoader:
+    """What makes the samples of a leaf. Arguments are those of `LeafLoader`."""
+    if isinstance(leaf, ResolvedJoin):
+        return JoinLoader(number, leaf, leaf_key, failure_tolerance)
+    return LeafLoader(number, leaf, leaf_key, failure_tolerance)
+
+
+class PureStage:
+    """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
+
+    Args:
+        spec: The compiled dataset.
+        hook_lock: Held while hooks run that must not overlap in time, those of the batch stage among them.
+    """
+
+    def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
+        keep_freed_memory()
+        self._spec = spec
+        self.hook_lock = hook_lock or threading.RLock()
+        self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
+        self._loaders = [
+            loader_of(number, leaf.leaf, leaf.hook_key, leaf.failure_tolerance)
+            for number, leaf in enumerate(spec.leaves)
+        ]
+
+    def run(self, chunk: Chunk) -> Encoded:
+        """Read and encode one chunk.
+
+        Raises:
+            ReadError: Bytes could not be read.
+            FatalSampleError: A hook raised what no policy may skip.
+        """
+        # A chunk makes many objects, all of which stay: the collector would look them over again and again.
+        with paused_collection(), using_cache(self._spec.cache_pool):
+            return self._run(chunk)
+
+    def _run(self, chunk: Chunk) -> Encoded:
+        draws = chunk.draws
+        if len(self._loaders) == 1:
+            flow = self._encode(0, draws, chunk.groups, chunk.batch_of)
+            outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
+        else:
+            outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
+            for leaf, places in draws.by_leaf():
+                flow = self._encode(leaf, draws[places], (), chunk.batches_of(places))
+                drops += len(flow.dropped)
+                for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
+                    outcomes[place] = outcome
+                    restore_keys[place] = key
+        held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
+        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
+
+    def _encode(
+        self, leaf: int, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
+    ) -> Flow:
+        flow = self.load(leaf, self.read(leaf, draws), draws, groups, batch_of)
+        for hook in self.hooks(leaf):
+            self.apply(flow, hook)
+        return flow
+
+    def read(self, leaf: int, draws: Draws) -> RawBatch:
+        """The first step of `run`: the bytes of draws that are all of one leaf. Raises ReadError."""
+        return self.sources[leaf].read(draws.index)
+
+    def load(
+        self,
+        leaf: int,
+        raw: RawBatch,
+        draws: Draws,
+        groups: tuple[range, ...] = (),
+        batch_of: Callable[[int], int] | None = None,
+    ) -> Flow:
+        """The second step: samples, decoded and constructed.
+
+        Args:
+            leaf: Number of the leaf.
+            raw: What `read` gave.
+            draws: Of that.
+            groups: As in `Chunk`.
+            batch_of: As in `Chunk`.
+        """
+        numbers = draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
+        flow = self._loaders[leaf].load(raw, numbers, groups)
+        flow.batch_of = batch_of
+        return flow
+
+    def hooks(self, leaf: int) -> tuple[HookSpec, ...]:
+        """What the third step applies to the samples of a leaf, in order."""
+        spec = self._spec.leaves[leaf]
+        return spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
+
+    def apply(self, flow: Flow, hook: HookSpec) -> None:
+        """The third step, once for each hook: call it on every sample.
+
+        Raises:
+            FatalSampleError: The hook raised what no policy may skip.
+        """
+        with nullcontext() if hook.concurrent else self.hook_lock:
+            flow.apply(hook)
+
+    def close(self) -> None:
+        """Release file handles."""
+        for source in self.sources:
+            source.close()
+
+
+def approximate_bytes(value: Any) -> int:
+    """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
+    if kind_of(type(value)) is not None:
+        try:
+            return value.nbytes
+        except RuntimeError:  # torch's sparse tensors do not tell
+            return 0
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(approximate_bytes(entry) for entry in cast("Mapping[Any, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        entries = cast("list[Any]", value)
+        return sum(approximate_bytes(entry) for entry in entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(approximate_bytes(getattr(value, name)) for name in _data_fields(type(value)))
+    return 0
+
+
+@lru_cache(maxsize=1024)
+def _data_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls) if field.name[:2] != "__")
