@@ -18,7 +18,7 @@ from threading import Lock
 import msgspec
 
 from energon_grain import errors
-from energon_grain.conversion.shard_conversion import REPLY, ShardTask, WrittenShard
+from energon_grain.conversion.shards import REPLY, ShardTask, WrittenShard
 
 _PROGRAM = "energon_grain.conversion.shard_program"
 

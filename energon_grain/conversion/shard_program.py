@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from energon_grain.conversion.shard_conversion import TASK, ShardReply, convert_shard
+from energon_grain.conversion.shards import TASK, ShardReply, convert_shard
 from energon_grain.errors import EnergonGrainError
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import shutil
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +21,9 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKey
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
-from energon_grain.formats.commit_journal import (
-    PREPARE_FOLDER,
-    commit_staged,
-    new_staging_folder,
-)
+from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
+from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
@@ -36,35 +37,131 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
-from energon_grain.prepare.preparation_lock import preparation_lock
-from energon_grain.prepare.report import PrepareProgress, PrepareReport
-from energon_grain.prepare.shard_listing import (
+from energon_grain.prepare.listing import (
     TAR_SUFFIX,
     exclude_shards,
     find_shards,
     list_files,
+    name_ratio,
     refuse_compressed,
     refuse_unwritable,
+    split_by_patterns,
+    split_by_ratio,
 )
-from energon_grain.prepare.shard_prefix import finish_prefixes, prefix_members
-from energon_grain.prepare.split_patterns import split_by_patterns
-from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
+from energon_grain.prepare.report import PrepareProgress, PrepareReport
 from energon_grain.prepare.staging import (
+    commit_to_store,
+    finish_prefixes,
     finish_staging,
+    prefix_members,
     stage_definition,
     stage_indices,
     stage_info,
     stage_records_file,
     stage_splits,
 )
-from energon_grain.prepare.store_commit import commit_to_store
 from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.object_bytes import ObjectBytes
+from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.storage_settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
+
+
+@contextlib.contextmanager
+def preparation_lock(folder: Path) -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder.
+
+    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
+    nobody. File systems without locks are passed over.
+
+    Raises:
+        RefusedError: Another process prepares the dataset right now.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlReport:
+    """What was found when a JSONL file was indexed.
+
+    Attributes:
+        path: The file; a URL as text.
+        index: The index that was written.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: Path | str
+    index: Path | str
+    samples: int
+    size_bytes: int
+    elapsed_s: float
+
+
+def prepare_jsonl(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
+) -> JsonlReport:
+    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
+
+    Args:
+        path: The file, or its URL. An object is read once, front to back.
+        progress: Called now and then with (bytes read, size of the file, samples found).
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        DecodingError: Lines hold no JSON object; names the first ones.
+        EmptyDatasetError: There is no sample.
+        ReadError: There is no such object, or it cannot be reached.
+        OSError: The index cannot be written.
+    """
+    location, begun_s = located(path), time.monotonic()
+    is_remote = is_url(location)
+    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+
+    def tell(done: int, samples: int) -> None:
+        if progress is not None:
+            progress(done, size_bytes, samples)
+
+    if is_remote:
+        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
+            index = Path(folder, "index")
+            samples = write_jsonl_index(location, target=index, progress=tell)
+            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+    else:
+        samples = write_jsonl_index(location, progress=tell)
+    return JsonlReport(
+        path=location if is_remote else Path(location),
+        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        samples=samples,
+        size_bytes=size_bytes,
+        elapsed_s=time.monotonic() - begun_s,
+    )
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there. Raises DatasetNotFoundError when it is not."""
+    path = Path(path)
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{path}: no such file")
+    return path
+
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _REQUEST = f"{PREPARE_FOLDER}/request"

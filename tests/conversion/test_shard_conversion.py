@@ -13,11 +13,16 @@ import pytest
 from patience import PATIENCE_S
 from records import msgpack_record, write_records
 
-from energon_grain.conversion.read_back import written_samples
-from energon_grain.conversion.samples import SampleDigest, UnfitSampleError, shard_samples
-from energon_grain.conversion.shard_conversion import ShardTask, convert_shard
 from energon_grain.conversion.shard_processes import ShardProcesses
-from energon_grain.conversion.shard_writers import RecordWriter
+from energon_grain.conversion.shards import (
+    RecordWriter,
+    SampleDigest,
+    ShardTask,
+    UnfitSampleError,
+    convert_shard,
+    shard_samples,
+    written_samples,
+)
 from energon_grain.errors import DatasetNotFoundError, WorkerError
 from energon_grain.testing import make_blob_dataset, make_text_dataset
 
