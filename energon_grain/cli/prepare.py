@@ -30,9 +30,8 @@ from energon_grain.prepare.dataset_definition import (
     preview_samples,
     propose_expression,
 )
-from energon_grain.prepare.dataset_scan import ScannedDataset
 from energon_grain.prepare.listing import parse_ratio, shards_per_part
-from energon_grain.prepare.stored_scan import load_scan
+from energon_grain.prepare.scan import ScannedDataset, load_scan
 from energon_grain.storage.location import is_url, located, no_such_path
 from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.prepare.dataset_definition import DatasetDefinition
-    from energon_grain.prepare.dataset_scan import ScannedDataset
-    from energon_grain.prepare.report import PrepareReport
+    from energon_grain.prepare.preparation import PrepareReport
+    from energon_grain.prepare.scan import ScannedDataset
 
 
 def prepare_jsonl_file(path: str, *, progress: bool) -> None:
@@ -388,7 +387,7 @@ def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractCon
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
         return contextlib.nullcontext()
-    from energon_grain.prepare.ray_executor import RayExecutor
+    from energon_grain.prepare.executors import RayExecutor
 
     return RayExecutor(ray_address or "auto")
 

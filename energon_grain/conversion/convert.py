@@ -6,15 +6,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 import msgspec
 
-from energon_grain.conversion.shard_processes import ShardProcesses, converted
 from energon_grain.conversion.shards import (
     TEMPORARY,
     WRITTEN,
@@ -25,7 +25,7 @@ from energon_grain.conversion.shards import (
     convert_shard,
     record_name,
 )
-from energon_grain.errors import ConfigError, RefusedError, SplitError
+from energon_grain.errors import ConfigError, RefusedError, SplitError, WorkerError
 from energon_grain.formats.array_record_encoding import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
@@ -42,9 +42,9 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
 from energon_grain.forms import Form
+from energon_grain.prepare.executors import own_executor
 from energon_grain.prepare.preparation import preparation_lock, prepare_dataset
-from energon_grain.prepare.report import PrepareProgress
-from energon_grain.prepare.scanning import default_workers
+from energon_grain.prepare.scan import PrepareProgress
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.location import is_url, located
@@ -253,7 +253,6 @@ class TargetFolder:
         self._notes.rmdir()
 
 
-_WORTH_PROCESSES_BYTES = 64 << 20
 _CONTAINERS: dict[DatasetKind, Container] = {
     DatasetKind.WEBDATASET: "tar",
     DatasetKind.ARRAY_RECORD: "array-record",
@@ -288,7 +287,8 @@ def convert_dataset(
         target: A new or empty folder of this machine, or one with an interrupted conversion of the same dataset.
         to: Kind of the new shards; None: the other one.
         compression: Of each record of an ArrayRecord file. Uncompressed ones are read fastest.
-        num_workers: Processes at most; 0 converts in this one, None takes one for each core (at most 16).
+        num_workers: Processes at most; 0 converts in this one, None takes one for each core (at most 16). For a dataset
+            in an object store: threads, None takes 16.
         verify: Read every new shard back and compare all keys and bytes.
         sqlite: Whether `index.sqlite` is written for tars.
         progress: Called after every shard.
@@ -390,7 +390,7 @@ class _Shards:
 
 def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify: bool) -> ShardTask:
     return ShardTask(
-        source=folder.location,
+        source=folder,
         shard=shard,
         target=str(work.root / work.renamed(shard)),
         record=str(work.record(shard)),
@@ -401,23 +401,32 @@ def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify
 
 
 def _convert(folder: DataFolder, tasks: list[ShardTask], shards: _Shards, num_workers: int | None) -> None:
-    """Convert in processes where that pays."""
-    workers = default_workers() if num_workers is None else num_workers
-    if workers < 0:
-        raise ConfigError(f"num_workers is {workers}: give 0 (no processes) or more.")
-    here = partial(convert_shard, source=folder)
-    left_bytes = sum(shards.size_bytes[task.shard] for task in tasks)
+    """Convert shard by shard, where it is quickest. The first that fails ends all."""
     shards.tell()
-    processes = ShardProcesses()
-    if folder.is_remote:
-        convert = here
-    elif workers <= 1 or left_bytes < _WORTH_PROCESSES_BYTES:
-        convert, workers = here, 1
-    else:
-        convert = processes.convert
-    with converted(tasks, workers, convert, processes.close) as results:
-        for task, written in results:
-            shards.add(task.shard, written)
+    size_bytes = None if folder.is_remote else sum(shards.size_bytes[task.shard] for task in tasks)
+    running: dict[Future[WrittenShard], ShardTask] = {}
+    done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()
+
+    def add_next() -> None:
+        future = done.get()
+        task = running.pop(future)
+        try:
+            shards.add(task.shard, future.result())
+        except WorkerError as error:
+            raise WorkerError(
+                f"{task.target}: {error}. Run the same command again: shards that were finished are not written again. "
+                f"--num-workers 0 uses no processes."
+            ) from error
+
+    with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
+        for task in tasks:
+            future = executor.submit(convert_shard, task)
+            running[future] = task
+            future.add_done_callback(done.put)
+            while not done.empty():
+                add_next()
+        while running:
+            add_next()
 
 
 def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import secrets
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -18,7 +19,7 @@ from energon_grain.errors import EnergonGrainError, FormatError, ReadError
 from energon_grain.formats.array_record_encoding import KEY, record_decoder
 from energon_grain.formats.array_record_files import ArrayRecordFile
 from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.forms import Form
@@ -38,13 +39,12 @@ class UnfitSampleError(FormatError):
     """A container cannot hold a sample. Says which sample, not of which shard."""
 
 
-def shard_samples(path: str | os.PathLike[str] | DataFolder, shard: str) -> Iterator[Sample]:
+def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
     """Read a shard, about 32 MiB at a time. A part that a sample has twice comes once, the later one.
 
     Raises:
         UnfitSampleError: A part is not bytes but numbers, as features of a `tf.train.Example` may be.
     """
-    folder = open_folder(path)
     index = open_columnar(folder)
     first = int(index.shard_first[index.shards.index(shard)])
     with closing(open_prepared(folder, shards=[shard])) as source:
@@ -233,10 +233,11 @@ TEMPORARY = ".converting"
 """How names of shards end that are being written."""
 
 
-class ShardTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Write shard `shard` of the dataset at `source` as the file `target`, and that it is done into `record`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """Write shard `shard` of the dataset `source` as the file `target`, and that it is done into `record`."""
 
-    source: str
+    source: DataFolder
     shard: str
     target: str
     record: str
@@ -253,14 +254,7 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     verified: bool
 
 
-class ShardReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `shard_program` prints: a shard, or class and message of the error that it met."""
-
-    written: WrittenShard | None = None
-    error: tuple[str, str] | None = None
-
-
-TASK, WRITTEN, REPLY = Form(ShardTask), Form(WrittenShard), Form(ShardReply)
+WRITTEN = Form(WrittenShard)
 
 
 def record_name(shard: str) -> str:
@@ -268,12 +262,8 @@ def record_name(shard: str) -> str:
     return f"{hashlib.blake2b(shard.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}.json"
 
 
-def convert_shard(task: ShardTask, source: DataFolder | None = None) -> WrittenShard:
+def convert_shard(task: ShardTask) -> WrittenShard:
     """Write a shard under a temporary name, flush it, read it back if asked to, and rename it.
-
-    Args:
-        task: What to write.
-        source: The dataset, where it is open already.
 
     Raises:
         EnergonGrainError: The old shard cannot be read, or the new container cannot hold a sample of it.
@@ -284,7 +274,7 @@ def convert_shard(task: ShardTask, source: DataFolder | None = None) -> WrittenS
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        digest = _write(task, temporary, source)
+        digest = _write(task, temporary)
         if task.verify:
             found = SampleDigest()
             for sample in written_samples(temporary, task.container):
@@ -303,12 +293,12 @@ def convert_shard(task: ShardTask, source: DataFolder | None = None) -> WrittenS
     return written
 
 
-def _write(task: ShardTask, path: Path, source: DataFolder | None) -> SampleDigest:
+def _write(task: ShardTask, path: Path) -> SampleDigest:
     digest = SampleDigest()
     try:
         writer = _writer(task, path)
         try:
-            for sample in shard_samples(task.source if source is None else source, task.shard):
+            for sample in shard_samples(task.source, task.shard):
                 writer.write(sample)
                 if task.verify:
                     digest.add(*sample)
@@ -318,7 +308,7 @@ def _write(task: ShardTask, path: Path, source: DataFolder | None) -> SampleDige
             writer.close()
         _flush(path)
     except UnfitSampleError as error:
-        raise FormatError(f"{task.source}/{task.shard}: {error}") from error
+        raise FormatError(f"{task.source.location}/{task.shard}: {error}") from error
     except (OSError, RuntimeError) as error:
         if isinstance(error, EnergonGrainError):
             raise

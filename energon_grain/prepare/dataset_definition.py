@@ -16,7 +16,7 @@ from energon_grain.formats.array_record_encoding import RecordEncoding, record_d
 from energon_grain.formats.array_record_ranges import open_records
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar.walk import TarBytes
-from energon_grain.prepare.scan_task import MAX_PART_NAMES
+from energon_grain.prepare.scan import MAX_PART_NAMES
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import (
     CaptioningSample,

@@ -36,7 +36,6 @@ from energon_grain.formats.nv_meta import (
     read_info,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
-from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
 from energon_grain.prepare.listing import (
     TAR_SUFFIX,
     exclude_shards,
@@ -48,7 +47,7 @@ from energon_grain.prepare.listing import (
     split_by_patterns,
     split_by_ratio,
 )
-from energon_grain.prepare.report import PrepareProgress, PrepareReport
+from energon_grain.prepare.scan import PrepareProgress, ScannedDataset, scan_dataset
 from energon_grain.prepare.staging import (
     commit_to_store,
     finish_prefixes,
@@ -161,6 +160,42 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     if not path.is_file():
         raise DatasetNotFoundError(f"{path}: no such file")
     return path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareReport:
+    """What a `prepare` found and wrote.
+
+    Attributes:
+        root: The dataset; a URL as text.
+        shard_counts: Samples of each shard, in the order of `.info.json`.
+        size_bytes: Size of all shards.
+        part_names: Distinct part names in order of first appearance, at most 50 for a shard.
+        split_parts: Shards of each split part; empty where only indices were written.
+        written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.
+        shards_reused: Shards that an interrupted run had scanned already.
+        notes: What the caller should know though it is no error.
+        elapsed_s: Wall-clock time, without what `choose_definition` took, where a person types.
+    """
+
+    root: Path | str
+    shard_counts: dict[str, int]
+    size_bytes: int
+    part_names: tuple[str, ...]
+    split_parts: dict[str, tuple[str, ...]]
+    written: tuple[str, ...]
+    shards_reused: int
+    notes: tuple[str, ...]
+    elapsed_s: float
+
+    @property
+    def samples(self) -> int:
+        """Samples in all shards."""
+        return sum(self.shard_counts.values())
+
+    def samples_of(self, split_part: str) -> int:
+        """Samples in the shards of a split part."""
+        return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
 
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)

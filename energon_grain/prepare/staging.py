@@ -33,8 +33,7 @@ from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.formats.tar.index import tar_index_path, write_tar_index
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
-from energon_grain.prepare.scan_task import ScanTask
-from energon_grain.prepare.stored_scan import ShardIdentity, load_scan
+from energon_grain.prepare.scan import ScanTask, ShardIdentity, load_scan
 from energon_grain.storage.atomic import (
     atomic_write,
     atomic_write_bytes,
