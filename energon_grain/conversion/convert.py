@@ -49,6 +49,21 @@ from energon_grain.sources.prepared import open_prepared
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.location import is_url, located
 
+CONVERT_FOLDER = f"{META_FOLDER}/.convert"
+SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
+_PLAN_JSON = "plan.json"
+_COPIED = (".yaml", ".yml", ".py", ".json")
+_NOT_COPIED = (INFO_YAML, RECORDS_JSON)
+_CONTAINERS: dict[DatasetKind, Container] = {
+    DatasetKind.WEBDATASET: "tar",
+    DatasetKind.ARRAY_RECORD: "array-record",
+}
+_OTHERS = {
+    DatasetKind.JSONL: "a JSONL file, which is read as it is",
+    DatasetKind.ARRAY: "an array, which is read as it is",
+    DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionProgress:
@@ -105,13 +120,6 @@ class ConversionReport:
         return sum(self.shard_counts.values())
 
 
-CONVERT_FOLDER = f"{META_FOLDER}/.convert"
-SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
-_PLAN_JSON = "plan.json"
-_COPIED = (".yaml", ".yml", ".py", ".json")
-_NOT_COPIED = (INFO_YAML, RECORDS_JSON)
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be the same for a conversion to go on: which samples, in shards of which names, into what."""
 
@@ -125,7 +133,11 @@ _PLAN = Form(Plan)
 
 
 class TargetFolder:
-    """The folder of the new dataset.
+    """The folder of the new dataset: what is done, what is left, and the files beside the data.
+
+    `.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so
+    that the same command goes on after a kill and another one is refused; beside it, a small file for each shard says
+    that it was written.
 
     Args:
         root: The folder: new, empty, or what an interrupted conversion with the same plan left.
@@ -251,17 +263,6 @@ class TargetFolder:
                 path.unlink()
         plan.unlink()
         self._notes.rmdir()
-
-
-_CONTAINERS: dict[DatasetKind, Container] = {
-    DatasetKind.WEBDATASET: "tar",
-    DatasetKind.ARRAY_RECORD: "array-record",
-}
-_OTHERS = {
-    DatasetKind.JSONL: "a JSONL file, which is read as it is",
-    DatasetKind.ARRAY: "an array, which is read as it is",
-    DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
-}
 
 
 def convert_dataset(

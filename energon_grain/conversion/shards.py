@@ -30,9 +30,13 @@ Container = Literal["tar", "array-record"]
 Compression = Literal["none", "zstd"]
 _AT_ONCE = 4096
 _AT_ONCE_BYTES = 16 << 20
-
 Sample = tuple[str, Mapping[str, bytes]]
 """Key, and payload by part."""
+_BLOCK = 512
+_TAR_RECORD = 20 * _BLOCK
+_RECORDS_AT_ONCE = 64
+TEMPORARY = ".converting"
+"""How names of shards end that are being written."""
 
 
 class UnfitSampleError(FormatError):
@@ -96,10 +100,6 @@ class SampleDigest:
         )
 
     __hash__ = None  # type: ignore[assignment]
-
-
-_BLOCK = 512
-_TAR_RECORD = 20 * _BLOCK
 
 
 class ShardWriter(Protocol):
@@ -197,9 +197,6 @@ class TarWriter:
         self._file.close()
 
 
-_RECORDS_AT_ONCE = 64
-
-
 def written_samples(path: Path, container: Container) -> Iterator[Sample]:
     """Read all samples of a shard that was written by a `ShardWriter`.
 
@@ -227,10 +224,6 @@ def _members(path: Path) -> Iterator[Sample]:
                 file.seek(int(scan.part_offset[row]))
                 parts[scan.part_names[int(scan.part_name[row])]] = file.read(int(scan.part_size[row]))
             yield key, parts
-
-
-TEMPORARY = ".converting"
-"""How names of shards end that are being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

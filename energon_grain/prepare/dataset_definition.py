@@ -1,4 +1,4 @@
-"""What `dataset.yaml` of a freshly prepared dataset says: a sample type with its field map, or crude."""
+"""What `dataset.yaml` of a new dataset says, a sample type with its field map or crude; and proposals for it."""
 
 from __future__ import annotations
 
@@ -51,6 +51,22 @@ SAMPLE_TYPES: dict[str, type[Sample]] = {
 }
 CRUDE_CLASS = "CrudeWebdataset"
 _ENERGON_MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
+IMAGE_PARTS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "jp2", "ppm")
+VIDEO_PARTS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
+TEXT_PARTS = ("txt", "text")
+_PARTS_OF_FIELD: dict[str, tuple[str, ...]] = {
+    "image": ("image", *IMAGE_PARTS),
+    "video": ("video", *VIDEO_PARTS),
+    "caption": ("caption", "caption.txt", "cap", *TEXT_PARTS),
+    "text": TEXT_PARTS,
+    "context": ("context", "question", "question.txt", "context.txt", *TEXT_PARTS),
+    "label": ("cls", "label"),
+    "label_name": ("label_name", "class_name"),
+    "answers": ("answers", "answers.json", "answer.json"),
+}
+_LIST_ITEMS = 3
+_TEXT_LENGTH = 40
+_JSON_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,21 +152,6 @@ def _import_sample_type(name: str) -> type[Sample]:
     return found
 
 
-IMAGE_PARTS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "jp2", "ppm")
-VIDEO_PARTS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
-TEXT_PARTS = ("txt", "text")
-_PARTS_OF_FIELD: dict[str, tuple[str, ...]] = {
-    "image": ("image", *IMAGE_PARTS),
-    "video": ("video", *VIDEO_PARTS),
-    "caption": ("caption", "caption.txt", "cap", *TEXT_PARTS),
-    "text": TEXT_PARTS,
-    "context": ("context", "question", "question.txt", "context.txt", *TEXT_PARTS),
-    "label": ("cls", "label"),
-    "label_name": ("label_name", "class_name"),
-    "answers": ("answers", "answers.json", "answer.json"),
-}
-
-
 def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
     """Propose a field map expression for `field`, or None where no part speaks for itself.
 
@@ -165,11 +166,6 @@ def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
         return None
     alike = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
     return ",".join(part for part in present if part in alike) if alike else present[0]
-
-
-_LIST_ITEMS = 3
-_TEXT_LENGTH = 40
-_JSON_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Building the index of a join."""
+"""Building the index of a join, from datasets and arrays, or from one that Energon built."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ from energon_grain.storage.read_whole import read_whole
 
 _BLOCK_BYTES = 16 << 20
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13
+Int64Array = npt.NDArray[np.int64]
+JOIN_MEMORY_BYTES = 256 << 20
+_LISTED = 5
+_BLOCK_ROWS = 1 << 18
+_HASH_BITS = (64, 64, 64, 64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,9 +108,6 @@ def _append(block: bytes, starts: ColumnWriter, data: ColumnWriter) -> None:
     kept[:-1] &= ~((found[:-1] == _CARRIAGE_RETURN) & line_feed[1:])
     starts.append(data.rows + np.cumsum(kept)[line_feed])
     data.append(found[kept])
-
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,12 +294,6 @@ def _digest(location: str) -> str:
         raise DatasetNotFoundError(
             f"{location}: here must be a text file with one key a line: {error.strerror or 'there is none'}"
         ) from error
-
-
-JOIN_MEMORY_BYTES = 256 << 20
-_LISTED = 5
-_BLOCK_ROWS = 1 << 18
-_HASH_BITS = (64, 64, 64, 64)
 
 
 def build_join(

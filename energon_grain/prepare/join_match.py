@@ -25,6 +25,11 @@ from energon_grain.formats.key_order import KeyWords, hash_keys
 from energon_grain.prepare.join_input import JoinedSamples
 
 _RECORD_WORDS = 2
+Int64Array = npt.NDArray[np.int64]
+_BYTES_A_KEY = 128  # of a partition at its worst moment: the records of both sides, their sorted order, the results
+_BLOCK_BYTES_A_KEY = 256
+_MOST_PARTITIONS = 256
+_LISTED = 5
 
 
 class Spill:
@@ -93,14 +98,6 @@ class Spill:
         self._kept = []
         for path in self._paths if self.partitions > 1 else ():
             path.unlink(missing_ok=True)
-
-
-Int64Array = npt.NDArray[np.int64]
-
-_BYTES_A_KEY = 128  # of a partition at its worst moment: the records of both sides, their sorted order, the results
-_BLOCK_BYTES_A_KEY = 256
-_MOST_PARTITIONS = 256
-_LISTED = 5
 
 
 class HashCollision(Exception):  # noqa: N818 (no error: the caller begins anew with other hashes)

@@ -64,6 +64,19 @@ T = TypeVar("T")
 Severity = Literal["error", "warning", "note"]
 """`error`: a loader refuses it, or drops the sample. `warning`: it loads, and probably is not what was meant.
 `note`: good to know, such as what was not looked at."""
+PREPARE_AGAIN = "prepare again with --force-overwrite"
+_INDEX_ANEW = "write it anew with --tar-index-only"
+_CHUNK_SAMPLES = 256
+_CHUNK_BYTES = 4 << 20
+_KEYS_COMPARED = 1 << 16
+_FEW_PARTS = 10
+_LISTED = 3
+N = TypeVar("N")
+LISTED_FINDINGS = 10_000
+Progress = Callable[[int, int, int], None]
+"""Called with (bytes read, size of the file, problems found)."""
+_LINES_BETWEEN_PROGRESS = 20_000
+_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +187,6 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
-
-
-PREPARE_AGAIN = "prepare again with --force-overwrite"
-_INDEX_ANEW = "write it anew with --tar-index-only"
 
 
 class ShardCheck:
@@ -353,16 +362,6 @@ def check_samples(source: PreparedSource, recipe: SampleRecipe, indices: npt.NDA
             what = f"{error}" or type(error).__name__
             findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
     return findings
-
-
-_CHUNK_SAMPLES = 256
-_CHUNK_BYTES = 4 << 20
-
-_KEYS_COMPARED = 1 << 16
-_FEW_PARTS = 10
-_LISTED = 3
-
-N = TypeVar("N")
 
 
 def lint_dataset(
@@ -623,13 +622,6 @@ def _in_order(
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
-
-
-LISTED_FINDINGS = 10_000
-Progress = Callable[[int, int, int], None]
-"""Called with (bytes read, size of the file, problems found)."""
-_LINES_BETWEEN_PROGRESS = 20_000
-_READ_BYTES = 4 << 20
 
 
 def lint_jsonl(path: str | os.PathLike[str], *, progress: Progress | None = None) -> LintReport:

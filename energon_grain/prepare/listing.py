@@ -1,4 +1,4 @@
-"""Which files are the shards of a folder, and which split part each goes to."""
+"""Which files are shards, in an order that does not depend on the disk, and which split part each goes to."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
+DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
 
 
 def find_shards(
@@ -153,6 +154,12 @@ def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequen
 
     A shard may be in several parts, or in none.
 
+    | written | meaning |
+    |---|---|
+    | `glob:shards/{000..007}.tar` | braces are expanded, then `*`, `?`, `[…]` (in a folder) and `**` (across folders) |
+    | `re:shard_00[89]` | a regular expression, found anywhere in the path; its braces are its own |
+    | `shards/00{8,9}.*` | as in Energon: braces, then regular expressions that match the beginning of the path |
+
     Raises:
         SplitError: A pattern matches nothing: a part that is silently smaller, or empty, would not be noticed.
         ConfigError: A pattern is malformed.
@@ -206,9 +213,6 @@ def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:
         f"split part {name!r}: pattern {pattern!r} matches none of the {len(shards)} shards "
         f"({shards[0]} … {shards[-1]}).{hint} Patterns are compared with paths relative to the dataset."
     )
-
-
-DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
 
 
 def parse_ratio(text: str) -> dict[str, float]:
@@ -266,6 +270,9 @@ def check_ratio(ratio: Mapping[str, float]) -> None:
 def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, int]:
     """Say how many of `shard_count` shards each part gets: the counts add up to `shard_count`.
 
+    The largest-remainder method on exact fractions of the decimal text: 7, 2, 1 of ten shards are seven, two and one,
+    where a running sum of floats (0.7 + 0.2 + 0.1 < 1) would drop the last one.
+
     Parts with a ratio of 0 are left out. The others get at least one shard each; beyond that a count differs from the
     exact share by less than one, except where a larger part gave a shard up for that minimum. Of equal remainders the
     earlier part comes first.
@@ -294,7 +301,7 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
 
 
 def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-    """Cut the list of shards, in its order, into consecutive parts of the sizes of `shards_per_part`."""
+    """Cut the list of shards, in its order, into consecutive parts of the sizes of `shards_per_part`: none is lost."""
     parts: dict[str, tuple[str, ...]] = {}
     start = 0
     for name, count in shards_per_part(len(shards), ratio).items():

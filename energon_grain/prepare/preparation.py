@@ -69,97 +69,11 @@ from energon_grain.storage.storage_settings import storage_settings
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
 
-
-@contextlib.contextmanager
-def preparation_lock(folder: Path) -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder.
-
-    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
-    nobody. File systems without locks are passed over.
-
-    Raises:
-        RefusedError: Another process prepares the dataset right now.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
-            ) from None
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlReport:
-    """What was found when a JSONL file was indexed.
-
-    Attributes:
-        path: The file; a URL as text.
-        index: The index that was written.
-        samples: Number of samples.
-        size_bytes: Size of the file.
-        elapsed_s: Wall-clock time.
-    """
-
-    path: Path | str
-    index: Path | str
-    samples: int
-    size_bytes: int
-    elapsed_s: float
-
-
-def prepare_jsonl(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
-) -> JsonlReport:
-    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
-
-    Args:
-        path: The file, or its URL. An object is read once, front to back.
-        progress: Called now and then with (bytes read, size of the file, samples found).
-
-    Raises:
-        DatasetNotFoundError: There is no such file.
-        DecodingError: Lines hold no JSON object; names the first ones.
-        EmptyDatasetError: There is no sample.
-        ReadError: There is no such object, or it cannot be reached.
-        OSError: The index cannot be written.
-    """
-    location, begun_s = located(path), time.monotonic()
-    is_remote = is_url(location)
-    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
-
-    def tell(done: int, samples: int) -> None:
-        if progress is not None:
-            progress(done, size_bytes, samples)
-
-    if is_remote:
-        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
-            index = Path(folder, "index")
-            samples = write_jsonl_index(location, target=index, progress=tell)
-            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
-    else:
-        samples = write_jsonl_index(location, progress=tell)
-    return JsonlReport(
-        path=location if is_remote else Path(location),
-        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
-        samples=samples,
-        size_bytes=size_bytes,
-        elapsed_s=time.monotonic() - begun_s,
-    )
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is there. Raises DatasetNotFoundError when it is not."""
-    path = Path(path)
-    if not path.is_file():
-        raise DatasetNotFoundError(f"{path}: no such file")
-    return path
+DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
+_REQUEST = f"{PREPARE_FOLDER}/request"
+_SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
+ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
+"""Called after the scan: where an interactive caller asks its user what the samples are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,13 +110,6 @@ class PrepareReport:
     def samples_of(self, split_part: str) -> int:
         """Samples in the shards of a split part."""
         return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
-
-
-DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
-_REQUEST = f"{PREPARE_FOLDER}/request"
-_SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
-ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
-"""Called after the scan: where an interactive caller asks its user what the samples are."""
 
 
 def prepare_dataset(
@@ -500,3 +407,95 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
+
+
+@contextlib.contextmanager
+def preparation_lock(folder: Path) -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder.
+
+    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
+    nobody. File systems without locks are passed over.
+
+    Raises:
+        RefusedError: Another process prepares the dataset right now.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlReport:
+    """What was found when a JSONL file was indexed.
+
+    Attributes:
+        path: The file; a URL as text.
+        index: The index that was written.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: Path | str
+    index: Path | str
+    samples: int
+    size_bytes: int
+    elapsed_s: float
+
+
+def prepare_jsonl(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
+) -> JsonlReport:
+    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
+
+    Args:
+        path: The file, or its URL. An object is read once, front to back.
+        progress: Called now and then with (bytes read, size of the file, samples found).
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        DecodingError: Lines hold no JSON object; names the first ones.
+        EmptyDatasetError: There is no sample.
+        ReadError: There is no such object, or it cannot be reached.
+        OSError: The index cannot be written.
+    """
+    location, begun_s = located(path), time.monotonic()
+    is_remote = is_url(location)
+    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+
+    def tell(done: int, samples: int) -> None:
+        if progress is not None:
+            progress(done, size_bytes, samples)
+
+    if is_remote:
+        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
+            index = Path(folder, "index")
+            samples = write_jsonl_index(location, target=index, progress=tell)
+            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+    else:
+        samples = write_jsonl_index(location, progress=tell)
+    return JsonlReport(
+        path=location if is_remote else Path(location),
+        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        samples=samples,
+        size_bytes=size_bytes,
+        elapsed_s=time.monotonic() - begun_s,
+    )
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there. Raises DatasetNotFoundError when it is not."""
+    path = Path(path)
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{path}: no such file")
+    return path

@@ -1,4 +1,4 @@
-"""Write every output of a `prepare` into the staging folder, flushed to disk, ready to be moved into place."""
+"""What `prepare` writes: outputs in a staging folder, flushed to disk; objects in a store; new names in tars."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ from energon_grain.storage.storage_settings import storage_settings
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition
 
-
 _THREADS = 8  # most of them wait for the disk
+_MARK = f"{PREPARE_FOLDER}/prefixing"
+_COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+_LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{META_FOLDER}/{INFO_JSON}")
+_SIDE_BY_SIDE_BYTES = 16 << 20
+"""Larger files are put one after the other: each is in memory meanwhile."""
 
 
 def stage_indices(
@@ -174,9 +178,6 @@ def _relative(staging: Path, path: Path) -> str:
     return path.relative_to(staging).as_posix()
 
 
-_MARK = f"{PREPARE_FOLDER}/prefixing"
-
-
 def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
     """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
     if (root / _MARK).exists():
@@ -187,6 +188,16 @@ def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
 
 def prefix_members(root: Path, scans: Mapping[ScanTask, ShardIdentity]) -> None:
     """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
+
+    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, as `energon prepare --fix-duplicates` has it, so
+    that its key is `parts/3.tar/b/7`; members that are no parts of samples keep their names. Energon changes headers in
+    place, which a kill in the middle of a sample tears apart, and which names that become too long for their header
+    rule out. Here each tar is written anew beside the old one and renamed, so that it has all of its old names or all
+    of its new ones, and readers that have it open go on with the old one.
+
+    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
+    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
+    the same.
 
     Raises:
         DuplicateKeyError: One tar has a key twice, which that would not mend. Nothing was changed.
@@ -222,14 +233,14 @@ def _prefix_one(path: Path, prefix: str) -> None:
                 new.addfile(member, data if member.isreg() else None)
 
 
-_COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
-_LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{META_FOLDER}/{INFO_JSON}")
-_SIDE_BY_SIDE_BYTES = 16 << 20
-"""Larger files are put one after the other: each is in memory meanwhile."""
-
-
 def commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], remove: Sequence[str] = ()) -> None:
     """Put files and folders of the staging folder into the store, and remove what is obsolete.
+
+    A store has neither a rename nor a way to put several objects at once. So what nothing refers to yet goes first: the
+    columns, in a folder with a new name, and the indices beside the shards. Then come the small files, the header that
+    names the columns, and last `.info.json`, which makes a folder a dataset. A dataset that is prepared for the first
+    time thus appears whole. One that is prepared again is between its states for the time that a few small objects
+    take; if this process is killed just then, the same command completes it.
 
     The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
 

@@ -1,4 +1,4 @@
-"""What `energon-grain info` says of a dataset, an array or a JSONL file."""
+"""What `energon-grain info` says of a dataset, an array or a JSONL file, without reading its samples."""
 
 from __future__ import annotations
 
