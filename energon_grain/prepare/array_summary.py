@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from energon_grain.sources.array_group import ArrayGroupSource
+from energon_grain.sources.arrays import ArrayGroupSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
