@@ -188,3 +188,5 @@ from .transforms.packing import (
     greedy_knapsack as greedy_knapsack,
     packing_efficiency as packing_efficiency,
 )
+
+__all__: list[str]

@@ -97,8 +97,9 @@ def cycle(kind: str, path: Path, way: str) -> None:
             next(loader)
             if interrupt is not None and random.random() < 0.1:
                 restore_here(loader)
-        while interrupt is not None:
-            time.sleep(0.01)
+        if interrupt is not None:  # Python drops one that comes while a finalizer runs; then none is waited for
+            interrupt.join()
+            time.sleep(1)
     except (RuntimeError, KeyboardInterrupt):
         if interrupt is not None:
             interrupt.join()

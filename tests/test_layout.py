@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import house
 import pytest
 from patience import PATIENCE_S
 
@@ -54,19 +56,29 @@ def test_public_names_can_be_imported(name: str) -> None:
     assert name in dir(energon_grain)
 
 
-def test_public_names_for_the_type_checker_are_those_at_run_time() -> None:
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    imported = {
-        alias.asname or alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+def test_public_names_live_where_the_stub_says() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = [(alias.asname, f".{node.module}") for node in imports for alias in node.names]
+    assert sorted(name or "" for name, _ in homes) == energon_grain.__all__
+    for name, module in homes:
+        home = importlib.import_module(module, "energon_grain")
+        value = getattr(home, name or "")
+        assert value is getattr(energon_grain, name or "")
+        assert getattr(value, "__module__", home.__name__) == home.__name__
+
+
+def test_the_house_does_not_grow() -> None:
+    recorded = json.loads(house.RECORDED.read_text())
+    counts = {
+        f"{package}: {what}": (count, recorded.get(package, {}).get(what, 0))
+        for package, found in house.measure().items()
+        for what, count in found.items()
     }
-    assert set(imported) | {"__version__"} == set(energon_grain.__all__)
-    for name, module in imported.items():
-        assert module is not None
-        assert getattr(importlib.import_module(module), name) is getattr(energon_grain, name)
+    grown = {place: (now, most) for place, (now, most) in counts.items() if now > most}
+    assert not grown, f"(now, at most): {grown}. What a new ability needs is recorded by `python tests/house.py`"
+    shrunk = {place: (now, most) for place, (now, most) in counts.items() if now < 0.97 * most - 20}
+    assert not shrunk, f"(now, at most): {shrunk}. There is less: `python tests/house.py` records it"
 
 
 def test_unknown_names_are_attribute_errors() -> None:

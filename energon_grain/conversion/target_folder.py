@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     compression: Compression
 
 
-_PLAN = Form(Plan)
+_PLAN_FORM = Form(Plan)
 
 
 class TargetFolder:
@@ -94,7 +94,7 @@ class TargetFolder:
 
     def _check_plan(self, stored: Path) -> None:
         try:
-            found = _PLAN.from_json(stored.read_bytes())
+            found = _PLAN_FORM.from_json(stored.read_bytes())
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
         if found != self._plan:
