@@ -23,8 +23,8 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.metadataset.subset import Subset
-from energon_grain.sources.array_group import ArrayGroupSource
 from energon_grain.sources.array_record import ArrayRecordFileStore
+from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
 from energon_grain.sources.prepared import open_prepared

@@ -14,7 +14,7 @@ from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.metadataset.open_join import open_join
 from energon_grain.metadataset.place import asked_at
 from energon_grain.metadataset.tree import AuxReference, Join
-from energon_grain.sources.array import ArraySource
+from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.transforms.decode import SampleDecoder

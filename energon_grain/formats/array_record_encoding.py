@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,15 +22,34 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
-from energon_grain.formats.wire_format import WireError, fields, packed_numbers
+from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.forms import Form, encode_json
 
-_FLOAT32 = struct.Struct("<f")
-
-FeatureValue = bytes | npt.NDArray[Any]
+Value: TypeAlias = bytes | npt.NDArray[Any]
 
 
-def read_example(data: bytes) -> dict[str, FeatureValue]:
+@functools.cache
+def _example() -> Any:
+    """The message `tf.train.Example`.
+
+    Its features are declared as entries, which is what a map is on the wire: so they come in the order of the record.
+    """
+    return message_types(
+        "tensorflow",
+        {
+            "BytesList": [("value", "bytes*")],
+            "FloatList": [("value", "float*")],
+            "Int64List": [("value", "int64*")],
+            "Feature": [("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")],
+            "FeatureEntry": [("key", "string"), ("value", "Feature")],
+            "Features": [("feature", "FeatureEntry*")],
+            "Example": [("features", "Features")],
+        },
+        oneof="Feature",
+    )["Example"]
+
+
+def read_example(data: bytes) -> dict[str, Value]:
     """Return the features by name, in the order of the record.
 
     Floats are a float32 array and integers an int64 array, of one axis. A single bytes value comes as it is, and
@@ -39,87 +58,27 @@ def read_example(data: bytes) -> dict[str, FeatureValue]:
     Raises:
         FormatError: This is no Example.
     """
-    features: dict[str, FeatureValue] = {}
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
     try:
-        for message in _messages(data, "Example"):
-            for entry in _messages(message, "Features"):
-                name, value = _entry(entry)
-                if value is not None:
-                    features[name] = value
-    except WireError as error:
+        example = _example().FromString(data)
+    except DecodeError as error:
         raise FormatError(f"is no tf.train.Example: {error}") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"is no tf.train.Example: the name of a feature is not UTF-8: {error}") from error
+    for unknown in UnknownFieldSet(example):  # of other messages, and of bytes that are none, protobuf takes these
+        raise FormatError(f"is no tf.train.Example: Example has no field {unknown.field_number} of this type")
+    features: dict[str, Value] = {}
+    for entry in example.features.feature:
+        feature = entry.value
+        kind = feature.WhichOneof("kind")
+        if kind == "bytes_list":
+            values = feature.bytes_list.value
+            features[entry.key] = values[0] if len(values) == 1 else np.fromiter(values, np.object_, len(values))
+        elif kind == "float_list":
+            features[entry.key] = np.array(feature.float_list.value, np.float32)
+        elif kind == "int64_list":
+            features[entry.key] = np.array(feature.int64_list.value, np.int64)
     return features
-
-
-def _entry(data: bytes) -> tuple[str, FeatureValue | None]:
-    """Name and value of an entry of the map."""
-    name, value = "", None
-    for field, content in fields(data):
-        if field == 1 and isinstance(content, bytes):
-            name = content.decode("utf-8")
-        elif field == 2 and isinstance(content, bytes):
-            value = _feature(content)
-        else:
-            raise _unknown("an entry of Features", field)
-    return name, value
-
-
-def _feature(data: bytes) -> FeatureValue | None:
-    value = None
-    for field, content in fields(data):
-        if field == 1 and isinstance(content, bytes):
-            value = _bytes_list(content)
-        elif field == 2 and isinstance(content, bytes):
-            value = _float_list(content)
-        elif field == 3 and isinstance(content, bytes):
-            value = _int64_list(content)
-        else:
-            raise _unknown("Feature", field)
-    return value
-
-
-def _bytes_list(data: bytes) -> FeatureValue:
-    values = list(_messages(data, "BytesList"))
-    if len(values) == 1:
-        return values[0]
-    array = np.empty(len(values), np.object_)
-    array[:] = values
-    return array
-
-
-def _float_list(data: bytes) -> npt.NDArray[np.float32]:
-    pieces: list[bytes] = []
-    for field, content in fields(data):
-        if field != 1 or not isinstance(content, bytes | float):
-            raise _unknown("FloatList", field)
-        pieces.append(content if isinstance(content, bytes) else _FLOAT32.pack(content))
-    text = b"".join(pieces)
-    if len(text) % 4:
-        raise FormatError(f"is no tf.train.Example: {len(text)} bytes of float values, not a multiple of 4")
-    return np.frombuffer(text, "<f4").astype(np.float32)
-
-
-def _int64_list(data: bytes) -> npt.NDArray[np.int64]:
-    pieces: list[npt.NDArray[np.uint64]] = []
-    for field, content in fields(data):
-        if field != 1 or isinstance(content, float):
-            raise _unknown("Int64List", field)
-        pieces.append(packed_numbers(content) if isinstance(content, bytes) else np.array([content], np.uint64))
-    return np.concatenate([np.zeros(0, np.uint64), *pieces]).view(np.int64)  # negative ones are written as 2**64 more
-
-
-def _messages(data: bytes, where: str) -> Iterator[bytes]:
-    """The contents of field 1, the only one that the message has."""
-    for field, content in fields(data):
-        if field != 1 or not isinstance(content, bytes):
-            raise _unknown(where, field)
-        yield content
-
-
-def _unknown(where: str, field: int) -> FormatError:
-    return FormatError(f"is no tf.train.Example: {where} has no field {field} of this type")
 
 
 RecordEncoding: TypeAlias = Literal["msgpack", "tf_example", "raw"]
@@ -128,7 +87,6 @@ KEY = "__key__"
 RAW_PART = "record"
 _VERSION = 1
 
-Value: TypeAlias = bytes | npt.NDArray[Any]
 Decode: TypeAlias = Callable[[bytes], tuple[str | None, Mapping[str, Value]]]
 """From a record to its key, None where it has none, and its parts."""
 

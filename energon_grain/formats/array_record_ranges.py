@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import struct
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cramjam
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, ReadError
 from energon_grain.formats.array_record_files import ArrayRecordFile
-from energon_grain.formats.wire_format import WireError, fields, packed_numbers, varint
+from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.location import is_url
 from energon_grain.storage.remote_files import RemoteFiles
@@ -75,21 +77,15 @@ def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
     if kind != _RECORDS or not 0 < size <= len(data) - _HEADER.size:
         raise FormatError("is no chunk of records")
     compression = data[_HEADER.size]
-    try:
-        sizes_bytes, place = varint(data, _HEADER.size + 1)
-        sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)], count * _VARINT_BYTES)
-        values = _decompressed(compression, data[place + sizes_bytes : end], decoded_bytes)
-    except WireError as error:
-        raise FormatError(f"is damaged: {error}") from error
+    sizes_bytes, place = varint(data, _HEADER.size + 1)
+    sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)], count * _VARINT_BYTES)
+    values = _decompressed(compression, data[place + sizes_bytes : end], decoded_bytes)
     return count, decoded_bytes, sizes, values
 
 
 def _checked(count: int, decoded_bytes: int, sizes: bytes, values: bytes) -> npt.NDArray[np.int64]:
     """The sizes of the records, where they are what the chunk says of itself."""
-    try:
-        numbers = packed_numbers(sizes)
-    except WireError as error:
-        raise FormatError(f"is damaged: {error}") from error
+    numbers = packed_numbers(sizes)
     total = int(numbers.sum())
     if len(numbers) != count or total != len(values) or total != decoded_bytes:
         raise FormatError(
@@ -102,7 +98,7 @@ def _checked(count: int, decoded_bytes: int, sizes: bytes, values: bytes) -> npt
 def _is_number(data: bytes, number: int) -> bool:
     try:
         return varint(data, 0) == (number, len(data))
-    except WireError:
+    except FormatError:
         return False
 
 
@@ -138,6 +134,66 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     if written != size:
         raise FormatError(f"is damaged: {written} bytes came of it instead of {size}")
     return values.tobytes()
+
+
+def varint(data: bytes, place: int) -> tuple[int, int]:
+    """The number of 64 bits at `place`, and where it ends. Raises FormatError."""
+    number = shift = 0
+    while True:
+        if place >= len(data):
+            raise FormatError("is damaged: it ends in the middle of a number")
+        byte = data[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80 and number < 1 << 64:
+            return number, place
+        shift += 7
+        if shift > 63 or byte < 0x80:
+            raise FormatError("is damaged: a number has more than 64 bits")
+
+
+def packed_numbers(data: bytes | memoryview) -> npt.NDArray[np.uint64]:
+    """Numbers that follow one another, seven bits a byte, the lowest first; the last byte of each is below 128.
+
+    Raises:
+        FormatError: They end in the middle of one, or one has more than 64 bits.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    last = np.flatnonzero(octets < 0x80)
+    if len(octets) and octets[-1] >= 0x80:
+        raise FormatError("is damaged: it ends in the middle of a number")
+    first = np.concatenate([np.zeros(min(1, len(last)), np.int64), last[:-1] + 1])
+    length = last - first + 1
+    numbers = np.zeros(len(last), np.uint64)
+    for place in range(int(length.max(initial=0))):
+        longer = np.flatnonzero(length > place)
+        bits = octets[first[longer] + place].astype(np.uint64) & np.uint64(0x7F)
+        if place > 9 or (place == 9 and bits.max() > 1):
+            raise FormatError("is damaged: a number has more than 64 bits")
+        numbers[longer] |= bits << np.uint64(7 * place)
+    return numbers
+
+
+@functools.cache
+def _messages() -> dict[str, Any]:
+    """The messages at the end of a file."""
+    return message_types(
+        "array_record",
+        {
+            "Postscript": [("footer_offset", "uint64"), ("magic", "uint64")],
+            "ArrayRecordMetadata": [("version", "uint64"), ("chunks", "uint64"), ("records", "uint64")],
+            "Metadata": [("array_record_metadata", "ArrayRecordMetadata")],
+        },
+    )
+
+
+def _parsed(name: str, data: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _messages()[name].FromString(data)
+    except DecodeError as error:
+        raise FormatError(f"is damaged: {error}") from error
 
 
 POSTSCRIPT_BYTES = 1024
@@ -192,13 +248,12 @@ def footer_start(postscript: bytes, start: int) -> int:
         FormatError: The file is no ArrayRecord file, or a damaged one.
     """
     try:
-        found = dict(fields(chunk_records(postscript, start)[0]))
-    except (FormatError, WireError) as error:
+        found = _parsed("Postscript", chunk_records(postscript, start)[0])
+    except FormatError as error:
         raise FormatError(f"is no ArrayRecord file, or its end is missing: its postscript {error}") from error
-    begin = found.get(1)
-    if found.get(2) != _MAGIC or not isinstance(begin, int) or not 0 < begin < start:
+    if found.magic != _MAGIC or not 0 < found.footer_offset < start:
         raise FormatError("is no ArrayRecord file: its postscript says something else")
-    return begin
+    return found.footer_offset
 
 
 def read_places(footer: bytes, start: int) -> RecordPlaces:
@@ -213,12 +268,16 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
     """
     try:
         sizes, values = chunk_values(footer, start)
-        version, chunks, records = _metadata(values[: sizes[0]])
+        metadata = _parsed("Metadata", values[: sizes[0]])
         numbers = packed_numbers(memoryview(values)[sizes[0] :])
-    except (FormatError, WireError) as error:
+    except FormatError as error:
         raise FormatError(f"has a damaged footer: it {error}") from error
-    if version != _VERSION:
-        raise FormatError(f"is an ArrayRecord file of version {version}; this release reads {_VERSION}")
+    if not metadata.HasField("array_record_metadata"):
+        raise FormatError("has a damaged footer: it has no metadata of an ArrayRecord file")
+    said = metadata.array_record_metadata
+    if said.version != _VERSION:
+        raise FormatError(f"is an ArrayRecord file of version {said.version}; this release reads {_VERSION}")
+    chunks, records = said.chunks, said.records
     if len(numbers) != _FOOTER_NUMBERS * chunks:
         raise FormatError(f"has a damaged footer: {len(numbers)} numbers do not describe {chunks} chunks")
     table = numbers.reshape(chunks, _FOOTER_NUMBERS)
@@ -229,19 +288,6 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
     if not tagged or (np.diff(offsets) <= 0).any() or (np.diff(first) <= 0).any() or first[-1] != records:
         raise FormatError(f"has a damaged footer: it does not say where {records} records lie")
     return RecordPlaces(offsets, first)
-
-
-def _metadata(data: bytes) -> tuple[int, int, int]:
-    """Version, number of chunks and of records."""
-    inner = dict(fields(data)).get(1)
-    if not isinstance(inner, bytes):
-        raise FormatError("has no metadata of an ArrayRecord file")
-    found = dict(fields(inner))
-    numbers = [found.get(field, 0) for field in (1, 2, 3)]
-    if not all(isinstance(number, int) for number in numbers):
-        raise FormatError("has metadata of another kind")
-    version, chunks, records = map(int, numbers)
-    return version, chunks, records
 
 
 def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[int]) -> list[RecordPlaces]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
-from energon_grain.formats.array_group import is_array_folder
+from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     COLUMNAR_FOLDER,

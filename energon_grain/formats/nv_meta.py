@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
-from energon_grain.formats.array_group import is_array_folder
+from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml

@@ -13,6 +13,7 @@ from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.metadataset.subset import Subset
+from energon_grain.samples.registration import register_value
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.draws import Draws
@@ -98,6 +99,7 @@ class EnergonDataSource:
         index = np.fromiter((int(key) for key in record_keys), np.int64, len(record_keys))
         draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
+        register_value(encoded.outcomes)
         if encoded.drops:
             for outcome in encoded.outcomes:
                 if type(outcome) is Dropped:

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_grain.errors import ConfigError
 from energon_grain.loader.iterator import SavableDataLoader
-from energon_grain.samples.pytree import register_value
+from energon_grain.samples.registration import register_value
 
 
 def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader:

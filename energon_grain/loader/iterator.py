@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar, Unpack
 
@@ -13,7 +12,6 @@ from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
-from energon_grain.samples.pytree import register_value
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.host_processes import with_agreement
 from energon_grain.stream.idle_arguments import IdleArguments, check_idle
@@ -44,12 +42,6 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
     def _processes(self) -> JaxProcesses | None:
         return jax_processes()
 
-    def __next__(self) -> Any:
-        batch = super().__next__()
-        if "jax" in sys.modules:
-            register_value(batch)
-        return batch
-
     def get_state(self) -> Cursor:
         """The state behind the last delivered batch; cheap enough to ask for after each."""
         return self._stream.cursor()
@@ -65,13 +57,6 @@ class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
     async def load(self, directory: Any) -> Awaitable[None]:
         """Read the state from a checkpoint that any number of hosts wrote, and begin to read ahead."""
         return await load_cursor(self, directory)
-
-    def restore_sample(self, restore_key: Any) -> Any:
-        """A sample or batch again. See `StreamLoader.restore_sample`."""
-        sample = super().restore_sample(restore_key)
-        if "jax" in sys.modules:
-            register_value(sample)
-        return sample
 
     def close(self) -> None:
         """End threads and processes, and release files. Further `next` calls raise ValueError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError, EmptyDatasetError
-from energon_grain.samples.pytree import register_value
+from energon_grain.samples.registration import register_value
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.compile import compile_dataset
@@ -144,8 +143,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
             self._statistics.settle()
             return None
         self._statistics.delivered(len(samples), drops)
-        if "jax" in sys.modules:
-            register_value(batch)
+        register_value(batch)
         return batch
 
     def stats(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.sources.array import ArraySource
 from energon_grain.sources.array_record import ArrayRecordSource
+from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles

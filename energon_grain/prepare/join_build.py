@@ -38,7 +38,7 @@ from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, close_together
 from energon_grain.prepare.join_match import HashCollision, KeyedSamples, Matching, keys_agree
-from energon_grain.sources.array import ArraySource
+from energon_grain.sources.arrays import ArraySource
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.read_whole import read_whole
 

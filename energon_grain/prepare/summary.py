@@ -17,7 +17,7 @@ from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
-from energon_grain.sources.array_group import ArrayGroupSource
+from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.location import join
 from energon_grain.storage.read_whole import read_beginning

@@ -1,1 +1,1 @@
-"""Sample types, batches and their form as JAX pytrees."""
+"""Sample types and batches."""

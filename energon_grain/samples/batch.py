@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samples.pinning import pin_memory
-from energon_grain.samples.pytree import register_if_jax
+from energon_grain.samples.registration import register_type
 from energon_grain.samples.sample import BASE_FIELDS, extend
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.transforms.batching import stack_or_list
@@ -23,7 +23,7 @@ class Batch:
     """Samples put together. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
     With JAX imported, every subclass is a pytree: its leaves are the arrays in its fields, all else is static
-    (`energon_grain.samples.pytree`).
+    (`energon_grain.loader.pytree`).
     """
 
     __key__: list[str]
@@ -39,7 +39,7 @@ class Batch:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super(Batch, cls).__init_subclass__(**kwargs)
-        register_if_jax(cls)
+        register_type(cls)
 
     @classmethod
     def derive_from(cls: type[B], base_batch: Any, **fields_of_new: Any) -> B:
@@ -110,4 +110,4 @@ class Batch:
         return pin_memory(self)
 
 
-register_if_jax(Batch)
+register_type(Batch)

@@ -10,9 +10,10 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from energon_grain.samples.pytree import METADATA_FIELDS, PLAIN, like
-
 T = TypeVar("T")
+
+PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
+METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
 
 
 def pin_memory(value: T) -> T:
@@ -59,3 +60,8 @@ def _with_entries(original: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any
 @lru_cache(maxsize=1024)
 def _entered_fields(cls: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls) if field.name not in METADATA_FIELDS)
+
+
+def like(original: Any, values: list[Any]) -> Any:
+    """`values` as the kind of list, tuple or named tuple that `original` is."""
+    return original._make(values) if hasattr(original, "_make") else type(original)(values)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samples.pinning import pin_memory
-from energon_grain.samples.pytree import register_if_jax
+from energon_grain.samples.registration import register_type
 from energon_grain.samples.source_info import SourceInfo
 
 S = TypeVar("S", bound="Sample")
@@ -20,7 +20,7 @@ class Sample:
     """One training example. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
     Fields are keyword-only, instances are mutable. With JAX imported, every subclass is a pytree: its leaves are the
-    arrays in its fields, all else is static (`energon_grain.samples.pytree`).
+    arrays in its fields, all else is static (`energon_grain.loader.pytree`).
     """
 
     __key__: str
@@ -48,7 +48,7 @@ class Sample:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # No zero-argument super(): `slots=True` makes the class anew, and the cell would hold the old one.
         super(Sample, cls).__init_subclass__(**kwargs)
-        register_if_jax(cls)
+        register_type(cls)
 
     @classmethod
     def derive_from(cls: type[S], base_sample: Sample, **fields_of_new: Any) -> S:
@@ -123,4 +123,4 @@ def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:
     return cls(**{**values, **fields_of_new})
 
 
-register_if_jax(Sample)
+register_type(Sample)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.pytree import register_if_jax
+from energon_grain.samples.registration import register_type
 from energon_grain.samples.sample import Sample
 
 
@@ -18,7 +18,7 @@ class CrudeSample(dict[str, Any]):
     __slots__ = ()
 
 
-register_if_jax(CrudeSample)
+register_type(CrudeSample)
 
 
 @edataclass

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.array import ArraySource
+from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import FetchedAhead, ReadInRuns, RemoteExtents
 from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
@@ -258,3 +258,9 @@ class JoinedSource:
 
 def _restore(index: JoinIndex, members: Sequence[PreparedSource | ArraySource], start: int, stop: int) -> JoinedSource:
     return JoinedSource(index, members, start=start, stop=stop)
+
+
+def holds_arrays(source: object) -> bool:
+    """Whether a source reads arrays, itself or as members of a join, so that it does not outlive a fork."""
+    members = source.members if isinstance(source, JoinedSource) else (source,)
+    return any(isinstance(member, ArraySource | ArrayGroupSource) for member in members)

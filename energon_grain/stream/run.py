@@ -22,6 +22,7 @@ from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
+from energon_grain.samples.registration import register_value
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
@@ -268,6 +269,7 @@ class Stream:
                 raise StopIteration
             step = self._advance()
         self._statistics.delivered(step.samples, step.drops)
+        register_value(step.batch)
         return step.batch
 
     def coming(self, count: int) -> list[Any]:
@@ -544,7 +546,9 @@ class Stream:
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
         self._require_here("restore samples")
-        return SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
+        sample = SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
+        register_value(sample)
+        return sample
 
     def which(self, step: int) -> list[SampleRecord]:
         """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""

@@ -25,9 +25,11 @@ from energon_grain.formats.array_record_ranges import (
     find_places,
     footer_start,
     open_records,
+    packed_numbers,
     postscript_start,
     read_places,
     read_records,
+    varint,
 )
 from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.storage.local import LocalFiles
@@ -221,3 +223,37 @@ def test_a_file_in_a_bucket(bucket: Bucket, paths: list[str], tmp_path: Path) ->
         assert not expected.generation
     with pytest.raises(ReadError, match="there is no such object"):
         open_records(f"{bucket.url}/none.array_record")
+
+
+def varint_of(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint_of(rest) if rest else bytes([low])
+
+
+@given(st.lists(st.one_of(st.integers(0, (1 << 64) - 1), st.integers(0, 300))))
+def test_numbers_come_back(numbers: list[int]) -> None:
+    data = b"".join(map(varint_of, numbers))
+    assert packed_numbers(data).tolist() == packed_numbers(memoryview(data)).tolist() == numbers
+    place, found = 0, list[int]()
+    while place < len(data):
+        number, place = varint(data, place)
+        found.append(number)
+    assert found == numbers
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x80", "ends in the middle"),
+        (b"\x01\xff", "ends in the middle"),
+        (b"\xff" * 9 + b"\x02", "more than 64 bits"),
+        (b"\x80" * 10 + b"\x01", "more than 64 bits"),
+    ],
+)
+def test_numbers_that_are_none(data: bytes, what: str) -> None:
+    with pytest.raises(FormatError, match=what):
+        packed_numbers(data)
+    with pytest.raises(FormatError, match=what):
+        place = 0
+        while place < len(data):
+            _, place = varint(data, place)

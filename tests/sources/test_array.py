@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -12,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import DRIVERS, numbered, write_array
+from arrays import DRIVERS, numbered, write_array, write_group
 from hypothesis import HealthCheck, given, settings, strategies as st
 from patience import PATIENCE_S
 
-import energon_grain.sources.array_reads as module
+import energon_grain.sources.arrays as module
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -25,7 +26,7 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.sources.array import ArraySource
+from energon_grain.sources.arrays import ArraySource
 
 ROWS = 50
 
@@ -38,10 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_array(folder / "sharded", numbered(ROWS, 3, 2), chunk=(4, 3, 1), shard=(12, 3, 2))
     write_array(folder / "v2_keys", numbered(ROWS, 3, 2), chunk=(7, 3, 2), chunk_key_encoding={"name": "v2"})
     write_array(folder / "slashes", numbered(ROWS, 3, 2), "zarr", chunk=(7, 3, 2), dimension_separator="/")
+    dots = {"name": "default", "configuration": {"separator": "."}}
+    write_array(folder / "dots", numbered(ROWS, 3, 2), chunk=(7, 3, 2), chunk_key_encoding=dots)
     return folder
 
 
-FORMS = (*DRIVERS, "sharded", "v2_keys", "slashes")
+FORMS = (*DRIVERS, "sharded", "v2_keys", "slashes", "dots")
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -144,23 +147,30 @@ def test_copies_in_other_processes_and_threads(folder: Path) -> None:
 FORKED = """
 import os, sys
 import numpy as np
-from energon_grain.sources.array import ArraySource
+from energon_grain.errors import WorkerError
+from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 
-source = ArraySource(sys.argv[1])
-if sys.argv[2] == "first":
+source, group = ArraySource(sys.argv[1]), ArrayGroupSource(sys.argv[1])
+if sys.argv[2] == "read":
     source.read(np.array([0]))
 child = os.fork()
 if child == 0:
-    print(source.read(np.array([1]))[0].tolist(), flush=True)
+    for use in (
+        lambda: source.read(np.array([1])), lambda: group.read(np.array([1])), lambda: ArraySource(sys.argv[1])
+    ):
+        try:
+            use()
+        except WorkerError as error:
+            print(error, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 print(source.read(np.array([1]))[0].tolist())
 """
 
 
-@pytest.mark.parametrize("when", ["later", "first"])
-def test_forks(folder: Path, when: str) -> None:
-    """Before the first read they are harmless; after it the child reads through a helper."""
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_forks_are_refused(folder: Path, when: str) -> None:
+    """TensorStore would end the process; who forked it goes on."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(folder / "zarr"), when],
         capture_output=True,
@@ -168,23 +178,16 @@ def test_forks(folder: Path, when: str) -> None:
         timeout=PATIENCE_S,
         check=True,
     )
-    assert done.stdout.splitlines() == ["[[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]"] * 2
-
-
-def test_opening_loads_no_tensorstore(folder: Path) -> None:
-    program = (
-        "import sys; from energon_grain.sources.array import ArraySource\n"
-        f"ArraySource({str(folder / 'zarr')!r}); print('tensorstore' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
-    assert done.stdout.strip() == "False"
+    *refused, last = done.stdout.splitlines()
+    assert last == "[[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]"
+    assert len(refused) == 3
+    assert all("zarr: this process was forked" in said and "'forkserver' or 'spawn'" in said for said in refused)
 
 
 def test_arrays_that_change_or_break_while_open(tmp_path: Path) -> None:
     source = ArraySource(write_array(tmp_path / "a", numbered(4, 2), chunk=(2, 2)))
     write_array(tmp_path / "a", numbered(5, 2))
+    source.close()
     with pytest.raises(StaleIndexError, match=r"is float32\[5, 2\] now, and was float32\[4, 2\]"):
         source.read(np.array([0]))
     broken = ArraySource(write_array(tmp_path / "b", numbered(4, 2), "zarr", chunk=(2, 2)))
@@ -195,7 +198,7 @@ def test_arrays_that_change_or_break_while_open(tmp_path: Path) -> None:
     metadata = tmp_path / "b" / ".zarray"
     metadata.write_text(metadata.read_text().replace('"blosc"', '"unheard_of"'))
     with pytest.raises(FormatError, match="TensorStore cannot open it"):
-        ArraySource(tmp_path / "b").read(np.array([0]))
+        ArraySource(tmp_path / "b")
 
 
 def test_what_holds_no_rows_of_numbers_is_refused(tmp_path: Path) -> None:
@@ -210,11 +213,28 @@ def test_what_holds_no_rows_of_numbers_is_refused(tmp_path: Path) -> None:
         refused(EmptyDatasetError, r"shape \[0, 2\]", tmp_path / f"{driver}_none")
     text = write_array(tmp_path / "utf32", numbered(2)) / "zarr.json"
     text.write_text(text.read_text().replace('"float32"', '{"name": "fixed_length_utf32"}'))
-    refused(ConfigError, "arrays of plain numbers only", tmp_path / "utf32")
+    refused(
+        FormatError, r"utf32: TensorStore cannot open it: .*data_type.*leave it out by part_filter", tmp_path / "utf32"
+    )
     text = write_array(tmp_path / "text", numbered(2), "zarr") / ".zarray"
-    for dtype in ('"|O"', '"<U3"', '"|S9"', '"<M8[ns]"', '"|V2"', '"who knows"', '[["a", "<f4"]]'):
-        text.write_text(f'{{"shape": [2], "chunks": [2], "dtype": {dtype}}}')
+    metadata = json.loads(text.read_text())
+    for dtype in ("|O", "<U3", "<M8[ns]", "who knows", [["a", "<f4"], ["b", "<f4"]]):
+        text.write_text(json.dumps({**metadata, "dtype": dtype}))
+        refused(FormatError, "text: TensorStore cannot open it: .*leave it out by part_filter", tmp_path / "text")
+    for dtype in ("|S9", "|V2"):
+        text.write_text(json.dumps({**metadata, "dtype": dtype}))
         refused(ConfigError, "arrays of plain numbers only", tmp_path / "text")
+
+
+def test_damaged_metadata_is_told(tmp_path: Path) -> None:
+    for driver, name in (("zarr", ".zarray"), ("zarr3", "zarr.json"), ("n5", "attributes.json")):
+        file = write_array(tmp_path / driver, numbered(4, 2), driver) / name
+        metadata = json.loads(file.read_text())
+        length = "dimensions" if driver == "n5" else "shape"
+        for content in ("{", "[]", *(json.dumps({**metadata, length: wrong}) for wrong in ([-3, 2], [1.5, 2], 7))):
+            file.write_text(content)
+            with pytest.raises(FormatError, match=rf"{driver}.*(write the array anew|TensorStore cannot open it)"):
+                ArraySource(tmp_path / driver)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
@@ -229,3 +249,10 @@ def test_unreadable_arrays(tmp_path: Path) -> None:
 def test_missing_arrays(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="there is nothing"):
         ArraySource(tmp_path / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetNotFoundError, match="but there is a file"):
+        ArraySource(tmp_path / "file")
+    with pytest.raises(DatasetNotFoundError, match=r"but there is a folder without zarr\.json, \.zarray"):
+        ArraySource(tmp_path)
+    with pytest.raises(DatasetNotFoundError, match="is a group; name one of the arrays in it"):
+        ArraySource(write_group(tmp_path / "g", a=numbered(3)))

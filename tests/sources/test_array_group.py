@@ -12,9 +12,9 @@ import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-import energon_grain.sources.array_reads as module
-from energon_grain.errors import ConfigError, EmptyDatasetError, ReadError
-from energon_grain.sources.array_group import ArrayGroupSource
+import energon_grain.sources.arrays as module
+from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError
+from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.source import Source
 
 ROWS = 50
@@ -79,8 +79,11 @@ def test_only_wanted_arrays_are_opened(folder: Path, tmp_path: Path) -> None:
     assert list(sample.parts) == ["a"]
     with pytest.raises(ReadError, match=r"b: rows 1 to 1: "):
         ArrayGroupSource(path, parts=lambda name: name != "text").read(np.array([1]))
-    with pytest.raises(ConfigError, match="elements are of type string"):
+    with pytest.raises(FormatError, match=r"text: TensorStore cannot open it: .*string.* leave it out by part_filter"):
         ArrayGroupSource(path)
+    before = source.content_id
+    text.write_text(text.read_text().replace('"string"', '"json"'))
+    assert ArrayGroupSource(path, parts={"a"}).content_id != before
     with pytest.raises(ConfigError, match="lets none of its arrays pass: a, b, text"):
         ArrayGroupSource(path, parts={"c"})
     with pytest.raises(EmptyDatasetError):

@@ -16,7 +16,7 @@ from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinArray, build_join
 from energon_grain.prepare.join_input import read_join_input
-from energon_grain.sources.array import ArraySource
+from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import Source
 from energon_grain.sources.webdataset import WebDatasetSource

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from arrays import numbered, write_group
 
+from energon_grain.errors import ConfigError
 from energon_grain_torch import WorkerConfig, get_loader, get_train_dataset
 
 ROWS = 300
@@ -19,7 +20,7 @@ ROWS = 300
 @pytest.mark.parametrize(
     ("worker_type", "options"),
     [
-        ("dataloader", {"multiprocessing_context": "fork"}),
+        ("dataloader", {}),
         ("dataloader", {"multiprocessing_context": multiprocessing.get_context("forkserver")}),
         ("dataloader", {"multiprocessing_context": "spawn"}),
         ("thread", {}),
@@ -43,3 +44,22 @@ def test_workers_change_nothing(tmp_path: Path, worker_type: Any, options: Any) 
     here = run(0, "thread")
     assert all(images == numbered(ROWS, 3, 2)[numbers].tolist() for numbers, images in here)
     assert run(2, worker_type) == here
+
+
+def test_forks_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    path = write_group(tmp_path / "frames.zarr", "zarr3", number=np.arange(ROWS))
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type="dataloader"),
+        batch_size=4,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=7,
+    )
+    for context in ("fork", multiprocessing.get_context("fork")):
+        with (
+            get_loader(dataset, multiprocessing_context=context) as loader,
+            pytest.raises(
+                ConfigError, match="TensorStore, which opened them, does not outlive a fork; use 'forkserver'"
+            ),
+        ):
+            next(loader)

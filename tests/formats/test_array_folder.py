@@ -8,7 +8,7 @@ import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 
 from energon_grain.errors import DatasetNotFoundError
-from energon_grain.formats.array_group import is_array_folder, read_array_group
+from energon_grain.formats.array_folder import arrays_of, is_array_folder, is_array_group
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
 
@@ -18,10 +18,10 @@ def test_arrays_of_a_group(tmp_path: Path, driver: str) -> None:
     (path / "plain folder").mkdir()
     (path / ".hidden").mkdir()
     write_group(path / "nested", driver, d=numbered(4))
-    found = read_array_group(str(path))
-    assert [(array.name, array.location, array.metadata.shape) for array in found] == [
-        ("a", str(path / "a"), (9,)),
-        ("b", str(path / "b"), (9, 2)),
+    found = arrays_of(str(path))
+    assert [(array.name, array.location, array.driver) for array in found] == [
+        ("a", str(path / "a"), driver),
+        ("b", str(path / "b"), driver),
     ]
     assert dataset_kind(path) is DatasetKind.ARRAY
 
@@ -29,21 +29,21 @@ def test_arrays_of_a_group(tmp_path: Path, driver: str) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_array_is_a_group_of_one(tmp_path: Path, driver: str) -> None:
     path = write_array(tmp_path / "some.embeddings.zarr", numbered(9, 2), driver)
-    (found,) = read_array_group(str(path))
-    assert (found.name, found.location) == ("some.embeddings", str(path))
+    (found,) = arrays_of(str(path))
+    assert (found.name, found.location, found.driver) == ("some.embeddings", str(path), driver)
     assert dataset_kind(path) is DatasetKind.ARRAY
 
 
 def test_what_has_no_arrays(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g")
     with pytest.raises(DatasetNotFoundError, match=r"is a group without an array$"):
-        read_array_group(str(path))
+        arrays_of(str(path))
     write_group(path / "train", a=numbered(3))
     write_group(path / "val", a=numbered(3))
     with pytest.raises(DatasetNotFoundError, match="name one of them: train, val"):
-        read_array_group(str(path))
+        arrays_of(str(path))
     with pytest.raises(DatasetNotFoundError, match="array or group, but there is none"):
-        read_array_group(str(tmp_path))
+        arrays_of(str(tmp_path))
 
 
 def test_other_folders(tmp_path: Path) -> None:
@@ -53,3 +53,10 @@ def test_other_folders(tmp_path: Path) -> None:
     assert dataset_kind(tmp_path) is DatasetKind.INVALID
     (tmp_path / "zarr.json").write_text("damaged")
     assert dataset_kind(tmp_path) is DatasetKind.ARRAY  # so that reading it says what is wrong
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+def test_attributes_that_are_no_json(tmp_path: Path, number: str) -> None:
+    """zarr-python writes them as Python's `json` does."""
+    (tmp_path / "zarr.json").write_text(f'{{"node_type": "group", "attributes": {{"missing": {number}}}}}')
+    assert is_array_group(str(tmp_path))

@@ -1,22 +1,22 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from conftest import RunScript
 
-from energon_grain.samples import pytree
+from energon_grain.loader import pytree
+from energon_grain.loader.pytree import Untraced
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.pytree import Untraced
 from energon_grain.samples.types import CaptioningSample, CrudeSample, ImageClassificationSample, InterleavedSample
 from energon_grain.transforms.batching import generic_batch
 
@@ -264,15 +264,14 @@ def test_registered_types_of_others_stay_as_they_are():
     assert len(jax.tree.leaves(Theirs(1, 2))) == 2
 
 
-def test_classes_defined_before_jax_register_when_it_is_imported():
-    program = """
+BEFORE_JAX = """
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 import numpy as np
-from energon_grain.samples.types import TextSample
-from energon_grain.transforms.batching import generic_batch
+from energon_grain import DefaultTaskEncoder, Sample, TextSample, WorkerConfig, edataclass, get_train_dataset
 
-@dataclass
+@edataclass
 class Mine(TextSample):
     array: object
 
@@ -280,12 +279,61 @@ class Mine(TextSample):
 class Plain:
     array: object
 
-assert "jax" not in sys.modules
-finders = len(sys.meta_path)
+class Encoder(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        return Plain(np.ones(2))
+
+def dataset(**options):
+    config = WorkerConfig(0, 1, 1)
+    more = {"shuffle_buffer_size": 10, "max_samples_per_sequence": 4, "worker_config": config}
+    return get_train_dataset(sys.argv[1], batch_size=4, **more, **options)
+
+key = next(iter(dataset())).__restore_key__
+finders = list(sys.meta_path)
 import jax
-assert len(sys.meta_path) == finders - 1
-sample = Mine(np.ones(2), __key__="a", __restore_key__=(), text="x")
-assert len(jax.tree.leaves(sample)) == 1
-assert jax.tree.leaves(generic_batch([Plain(np.ones(2))] * 3))[0].shape == (3, 2)
+assert sys.meta_path == finders
+mine = Mine(array=np.ones(2), __key__="a", __restore_key__=(), text="x")
+
+def shapes(value):
+    return [np.shape(leaf) for leaf in jax.tree.leaves(value)]
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=PATIENCE_S)
+WAYS = {
+    "the core's own loop": "assert shapes(next(iter(dataset(task_encoder=Encoder())))) == [(4, 2)]",
+    "a loader": """
+from energon_grain import get_savable_loader
+with get_savable_loader(dataset(task_encoder=Encoder())) as loader:
+    assert shapes(next(loader)) == [(4, 2)]
+""",
+    "samples that are restored": """
+from energon_grain import Stream
+with Stream.of(dataset()) as stream:
+    assert shapes(stream.restore_sample(key)) == []
+""",
+    "batches by number": """
+from energon_grain.loader import BatchMapDataset
+assert shapes(BatchMapDataset(dataset(task_encoder=Encoder()))[1]) == [(4, 2)]
+""",
+    "samples by number": """
+from energon_grain.loader import EnergonDataSource
+assert shapes(EnergonDataSource(sys.argv[1])[3]) == []
+""",
+    "a batch made by hand": """
+from energon_grain import generic_batch
+assert shapes(generic_batch([Plain(np.ones(2))] * 3)) == [(3, 2)]
+""",
+    "a class defined later": """
+@edataclass
+class Other(Sample):
+    array: object
+
+assert shapes(Other(array=np.ones(3), __key__="a", __restore_key__=())) == [(3,)]
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_jax_may_be_imported_late(text_dataset: Callable[..., Path], run_script: RunScript, way: str):
+    """Whatever comes first of these registers all classes that were defined before, without a hook in the import."""
+    program = f"{BEFORE_JAX}{WAYS[way]}\nassert shapes(mine) == [(2,)]\n"
+    done = run_script(program, text_dataset(53))
+    assert (done.returncode, done.stderr) == (0, "")

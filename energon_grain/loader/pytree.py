@@ -8,23 +8,22 @@ part of the structure: a batch with a mask in place of its image is traced anew.
 A compiled function would see the static values of the first batch for ever. Inside a trace they are therefore replaced
 by `Untraced`, whose use raises an error that says what to do. None stays None, which is part of the structure too.
 
-JAX is never imported here: classes register with it once the program imports it.
+`energon_grain.samples.registration` imports this module once the program has imported JAX.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-import sys
 import weakref
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
-from energon_grain.samples.import_hook import after_import
+from energon_grain.samples.pinning import METADATA_FIELDS, PLAIN, like
 
 
 class Untraced:
@@ -55,12 +54,9 @@ class Untraced:
     __hash__ = None  # type: ignore[assignment]
 
 
-PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
-METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})
 _STATIC: tuple[Any, ...] = ()  # in a tree of arrays: nothing that JAX sees (unlike None, no `is_leaf` asks for it)
 _LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
 _registered: set[type] = set()
-_waiting: list[weakref.ref[type]] = []  # for JAX to be imported
 _layouts: dict[int, tuple[Any, ...]] = {}  # by id: static content of objects whose leaves are not arrays
 
 
@@ -111,7 +107,7 @@ def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
     return tuple(tree for tree, _ in pairs), Metadata(type(obj), names, tuple(content for _, content in pairs))
 
 
-def unflatten(metadata: Metadata, children: tuple[Any, ...] | list[Any]) -> Any:
+def unflatten(metadata: Metadata, children: Any) -> Any:
     """Put an object together again without calling its `__init__`; the leaves may be anything."""
     traced = _is_traced(children)
     odd: list[Any] = []
@@ -133,12 +129,11 @@ def unflatten(metadata: Metadata, children: tuple[Any, ...] | list[Any]) -> Any:
 def register_type(cls: type) -> None:
     """Make a dataclass (or `CrudeSample`) known to JAX as a pytree. Does nothing for other types, or a second time.
 
-    Call it only with JAX imported. A class that its author registered with JAX stays as it is.
+    A class that its author registered with JAX stays as it is.
     """
     if cls in _registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
         return
-    tree_util = importlib.import_module("jax.tree_util")
-    key = tree_util.DictKey if issubclass(cls, dict) else tree_util.GetAttrKey
+    key: Any = jax.tree_util.DictKey if issubclass(cls, dict) else jax.tree_util.GetAttrKey
 
     def flatten_with_keys(obj: Any) -> tuple[tuple[tuple[Any, Any], ...], Metadata]:
         children, metadata = flatten(obj)
@@ -146,34 +141,12 @@ def register_type(cls: type) -> None:
 
     _registered.add(cls)
     with contextlib.suppress(ValueError):  # its author has registered it
-        tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-
-
-def register_if_jax(cls: type) -> None:
-    """`register_type` if JAX is imported, else as soon as it is; does nothing for a class that is gone by then."""
-    if "jax" in sys.modules:
-        # At class creation, before the decorator has run, a subclass of a dataclass counts as one.
-        register_type(cls)
-        return
-    if not _waiting:
-        after_import("jax", _register_waiting)
-    _waiting.append(weakref.ref(cls))
-
-
-def _register_waiting() -> None:
-    for reference in _waiting:
-        cls = reference()
-        if cls is not None:
-            register_type(cls)
-    _waiting.clear()
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def register_value(value: Any) -> None:
-    """Register the types of a batch, or of the batches in a list, tuple or dictionary, if JAX is imported.
-
-    Subclasses of `Sample` and `Batch` have registered themselves; this is for the plain dataclasses of users.
-    """
-    if type(value) in _registered or "jax" not in sys.modules:
+    """`register_type` of a batch, or of the batches in a list, tuple or dictionary."""
+    if type(value) in _registered:
         return
     if is_dataclass(value) and not isinstance(value, type):
         register_type(type(value))
@@ -244,11 +217,6 @@ def _mixed(original: Any, pairs: list[tuple[Any, Any]], tree: Any) -> tuple[Any,
 
 def _has_leaves(contents: tuple[Any, ...]) -> bool:
     return any(content is _LEAF or type(content) is _Mixed for content in contents)
-
-
-def like(original: Any, values: list[Any]) -> Any:
-    """`values` as the kind of list, tuple or named tuple that `original` is."""
-    return original._make(values) if hasattr(original, "_make") else type(original)(values)
 
 
 def _split_like(value: Any, content: Any) -> tuple[Any, Any]:

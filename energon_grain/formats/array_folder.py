@@ -1,0 +1,173 @@
+"""Which arrays (zarr v2 and v3, N5) lie where, told by their metadata files; TensorStore reads these when it opens one.
+
+This does not load TensorStore, so it can be asked of any folder.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from energon_grain.errors import DatasetNotFoundError, FormatError, ReadError
+from energon_grain.forms import Form
+from energon_grain.storage.location import is_url, join, name_of
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.storage_settings import storage_settings
+
+METADATA_FILES = ("zarr.json", ".zarray", "attributes.json")
+_JSON = Form(dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayFolder:
+    """A folder with an array.
+
+    Attributes:
+        name: Of the folder in its group; of an array by itself, its folder's name without the ending.
+        location: The folder.
+        driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
+        metadata: The content of its metadata file.
+    """
+
+    name: str
+    location: str
+    driver: str
+    metadata: bytes
+
+
+def find_array(location: str, name: str = "") -> ArrayFolder | None:
+    """The array that lies in a folder; None where there is none.
+
+    Raises:
+        FormatError: Its metadata file is damaged.
+        ReadError: A metadata file is there, but cannot be read.
+    """
+    data = _content(location, "zarr.json")
+    if data is not None and _parsed(location, "zarr.json", data).get("node_type") == "array":
+        return ArrayFolder(name=name, location=location, driver="zarr3", metadata=data)
+    data = _content(location, ".zarray")
+    if data is not None:
+        return ArrayFolder(name=name, location=location, driver="zarr", metadata=data)
+    data = _content(location, "attributes.json")
+    if data is not None and _parsed(location, "attributes.json", data).get("dimensions") is not None:
+        return ArrayFolder(name=name, location=location, driver="n5", metadata=data)
+    return None
+
+
+def is_array_group(location: str) -> bool:
+    """Whether a folder is a group of arrays. Raises as `find_array`."""
+    if _content(location, ".zgroup") is not None:
+        return True
+    zarr3 = _content(location, "zarr.json")
+    if zarr3 is not None:
+        return _parsed(location, "zarr.json", zarr3).get("node_type") == "group"
+    n5 = _content(location, "attributes.json")
+    return n5 is not None and "n5" in _parsed(location, "attributes.json", n5)
+
+
+def is_array_folder(location: str) -> bool:
+    """Whether a folder holds an array or a group, by its metadata file. A damaged file says yes.
+
+    Raises:
+        ReadError: An object store cannot be reached.
+    """
+    try:
+        return is_array_group(location) or find_array(location) is not None
+    except FormatError:
+        return True
+    except ReadError:
+        if is_url(location):
+            raise
+        return True
+
+
+def the_array(location: str) -> ArrayFolder:
+    """The array that lies in a folder.
+
+    Raises:
+        DatasetNotFoundError: There is no array.
+        FormatError, ReadError: As `find_array`.
+    """
+    found = find_array(location, name=Path(name_of(location)).stem)
+    if found is None:
+        what = "a group; name one of the arrays in it" if is_array_group(location) else _what_is(location)
+        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
+    return found
+
+
+def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
+    """The arrays that lie directly in a group, by ascending names; an array is a group of one.
+
+    Groups in the group are passed over, and so are folders whose names begin with `.` or `__`, which zarr reserves.
+
+    Raises:
+        DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
+        FormatError, ReadError: As `find_array`.
+    """
+    alone = find_array(location, name=Path(name_of(location)).stem)
+    if alone is not None:
+        return (alone,)
+    if not is_array_group(location):
+        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
+    arrays: list[ArrayFolder] = []
+    groups: list[str] = []
+    for name in sorted(_folders(location)):
+        if name.startswith((".", "__")):
+            continue
+        found = find_array(join(location, name), name)
+        if found is not None:
+            arrays.append(found)
+        elif is_array_group(join(location, name)):
+            groups.append(name)
+    if not arrays:
+        advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""
+        raise DatasetNotFoundError(f"{location}: is a group without an array{advice}")
+    return tuple(arrays)
+
+
+def _folders(location: str) -> set[str]:
+    """The folders in a group.
+
+    Object stores list all that lies in a folder, every chunk; so there the group's own (consolidated) metadata are
+    asked first.
+    """
+    if not is_url(location):
+        return {entry.name for entry in os.scandir(location) if entry.is_dir()}
+    for file in ("zarr.json", ".zmetadata"):
+        data = _content(location, file)
+        said = None if data is None else _parsed(location, file, data)
+        consolidated = said.get("consolidated_metadata") if said is not None and file == "zarr.json" else said
+        if isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict):
+            return {path.partition("/")[0] for path in consolidated["metadata"]}
+    return {name.partition("/")[0] for name in shared_client(storage_settings()).list(location) if "/" in name}
+
+
+def _what_is(location: str) -> str:
+    if is_url(location) or os.path.isdir(location):
+        return f"a folder without {', '.join(METADATA_FILES)}"
+    return "a file" if os.path.exists(location) else "nothing"
+
+
+def _content(location: str, name: str) -> bytes | None:
+    """A file in a folder, None where there is none."""
+    try:
+        return read_whole(join(location, name))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except ReadError:
+        raise
+    except OSError as error:
+        raise ReadError(f"cannot read {join(location, name)}: {error.strerror}") from error
+
+
+def _parsed(location: str, name: str, data: bytes) -> dict[str, Any]:
+    try:
+        return _JSON.from_json(data)
+    except msgspec.MsgspecError as error:
+        where = join(location, name)
+        raise FormatError(f"{where}: {error}; it is not the metadata of an array, write the array anew") from error

@@ -1,0 +1,621 @@
+"""Rows of arrays (zarr v2 and v3, N5) on this machine or in object stores, opened and read by TensorStore.
+
+TensorStore reads and decompresses in threads of its own. So that these have work, reads are issued before earlier ones
+are awaited, up to a bound on the chunks that are on the way; so that no thread waits for one array's last chunk, all
+arrays of a sample share that bound. Chunks are kept in one cache a process.
+
+Its threads do not outlive a fork, and it ends a forked process that uses it (`fork() use detected`): such a process is
+refused here, with the ways to start it instead. Copies of a source in other processes open what they read anew, when
+they first read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    FormatError,
+    ReadError,
+    StaleIndexError,
+    WorkerError,
+)
+from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
+from energon_grain.forms import encode_json
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.subset import Selection
+from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.storage.kvstore_spec import kvstore_spec
+from energon_grain.storage.location import is_url, join, located, name_of
+from energon_grain.storage.read_whole import read_beginning
+from energon_grain.storage.storage_settings import StorageSettings, storage_settings
+
+Int64Array = npt.NDArray[np.int64]
+
+CACHE_BYTES = 256 << 20
+"""Chunks that are kept, decompressed, for the next read: of all local arrays of a process together, and as much of all
+remote ones."""
+IN_FLIGHT_BYTES = 64 << 20
+"""Chunks that one read decompresses at a time, of all arrays together; one chunk at least."""
+_READS_IN_FLIGHT = 8
+"""Into about how many reads that is cut."""
+_SLICED_ROWS = 64
+"""A read costs 20 µs, and a row that is picked 0.4 µs more than one in a slice: from this length on, runs of
+consecutive rows are read as slices."""
+_DIGESTED_BYTES = 1 << 20
+_NO_NUMBERS = "OSUMm"
+_WAY_OUT = "; in a group, leave it out by part_filter"
+_UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
+"""What TensorStore's messages begin with where the array itself may be all right."""
+_STALLED_BYTES_PER_S = 1024
+
+_forked = False
+_contexts: dict[bytes, Any] = {}
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _forked or "tensorstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredArray:
+    """What an array was when it was found. Picklable.
+
+    Attributes:
+        location: Its folder.
+        driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
+        shape: Rows first; empty for a single number.
+        dtype: Of its elements; not all are numbers.
+        type_name: The type as the format calls it.
+        file_shape: Shape of what lies in one file, a chunk or shard.
+        prefix: Begins the names of the files.
+        separator: Between the numbers in these names.
+        settings: How its store is reached; None: it lies on this machine.
+    """
+
+    location: str
+    driver: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    type_name: str
+    file_shape: tuple[int, ...]
+    prefix: str
+    separator: str
+    settings: StorageSettings | None
+
+    @property
+    def rows(self) -> int:
+        """How many there are; a single number has none."""
+        return self.shape[0] if self.shape else 0
+
+    def file_of(self, row: int) -> str:
+        """The file, relative to the array's folder, that holds the beginning of a row."""
+        return self.prefix + self.separator.join(map(str, [row // self.file_shape[0], *(0 for _ in self.shape[1:])]))
+
+    def check_rows(self) -> None:
+        """Check that there are rows of numbers.
+
+        Raises:
+            ConfigError: It holds no numbers, or it is a single number.
+            EmptyDatasetError: It has zero rows.
+        """
+        if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
+            raise ConfigError(
+                f"{self.location}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
+                f"only{_WAY_OUT}"
+            )
+        if not self.shape:
+            raise ConfigError(f"{self.location}: is a single number without a first axis, so it has no rows{_WAY_OUT}")
+        if not self.rows:
+            raise EmptyDatasetError(
+                f"{self.location}: the array has shape {list(self.shape)}, so it has no rows{_WAY_OUT}"
+            )
+
+    def digest(self, type_name: str) -> str:
+        """16 hex digits: of shape, type, and the beginning of the files with the first and the last row.
+
+        Raises ReadError when a file cannot be read.
+        """
+        digest = hashlib.blake2b(encode_json([list(self.shape), type_name]), digest_size=8)
+        for name in sorted({self.file_of(row) for row in (0, self.rows - 1)} if self.rows else ()):
+            digest.update(b"\0" + name.encode() + b"\0" + read_beginning(join(self.location, name), _DIGESTED_BYTES))
+        return digest.hexdigest()
+
+
+class ArraySource:
+    """The rows of an array: what lies at each place of its first axis.
+
+    A read takes the chunks that hold a wanted row, once each, some at a time and these at once, so that its memory
+    does not grow with the number of rows asked for but for the rows themselves. Rows that were never written have the
+    array's fill value.
+
+    Thread-safe and picklable: a copy opens the array when it first reads.
+
+    Args:
+        path: The array's folder, or its URL in an object store.
+
+    Raises:
+        DatasetNotFoundError: There is no array.
+        FormatError: Its metadata is damaged, or TensorStore reads no arrays of this kind.
+        ConfigError: It is a single number, or one of texts or other things that are no numbers.
+        EmptyDatasetError: It has zero rows.
+        ReadError: Its metadata or the store cannot be read.
+        WorkerError: This process was forked from one that had loaded TensorStore.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._begin(*_found(the_array(located(path))))
+        self.stored.check_rows()
+
+    def _begin(self, stored: StoredArray, store: Any = None) -> None:
+        self.stored = stored
+        self._store = store
+        self._content_id = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _array, (self.stored,)
+
+    def __repr__(self) -> str:
+        return f"ArraySource({self.path!r}, rows={len(self)}, row={self.dtype}{list(self.row_shape)})"
+
+    @property
+    def path(self) -> str:
+        """The array's folder or URL."""
+        return self.stored.location
+
+    @property
+    def content_id(self) -> str:
+        """16 hex digits: of shape, type, and the beginning of the files with the first and the last row.
+
+        So an array that was computed anew is noticed, and one of which only rows in between were written again is not.
+        The files are read when it is first asked for.
+        """
+        if not self._content_id:
+            self._content_id = self.stored.digest(self.dtype.name)
+        return self._content_id
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the numbers."""
+        return self.stored.dtype
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row; () where the array has one axis."""
+        return self.stored.shape[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Consecutive rows that are decompressed together. Raises as `read`."""
+        return int(self.opened().chunk_layout.read_chunk.shape[0])
+
+    def __len__(self) -> int:
+        return self.stored.rows
+
+    def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
+        """Read rows in the order asked for, each an array of its own; repeated indices are fine.
+
+        Args:
+            indices: (n,) in [0, len).
+
+        Raises:
+            IndexError: An index is out of range.
+            ReadError: A chunk could not be read or does not decode.
+            StaleIndexError: The array has another shape or type now than when it was opened.
+            FormatError: TensorStore cannot read it any more.
+            WorkerError: This process was forked from one that had loaded TensorStore.
+        """
+        return read_arrays([self], self.check(indices))[0]
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
+        return np.full(len(self.check(indices)), self.row_bytes, np.int64)
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
+
+        Raises IndexError when `index` is out of range.
+        """
+        self.check(np.array([index], np.int64))
+        start = index * self.row_bytes
+        return SampleLocation(
+            index=index,
+            shard=self.stored.file_of(index),
+            key=str(index),
+            start=start,
+            stop=start + self.row_bytes,
+            parts={},
+        )
+
+    def check(self, indices: Int64Array) -> Int64Array:
+        """Check rows. Raises IndexError when one is out of range."""
+        return in_range(indices, len(self), where=self.path, what="row")
+
+    def close(self) -> None:
+        """Let go of the array; reading again opens it anew. What is cached of it stays."""
+        self._store = None
+
+    def opened(self) -> Any:
+        """The `tensorstore.TensorStore`. Threads that come here at once may open it twice: no harm.
+
+        Raises:
+            StaleIndexError, FormatError, WorkerError: As `read`.
+        """
+        store = self._store
+        if store is None or _forked:
+            stored = self.stored
+            store = _await(stored.location, _opening(stored.location, stored.driver, stored.settings))
+            if store.shape != stored.shape or store.dtype.numpy_dtype != stored.dtype:
+                raise StaleIndexError(
+                    f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was {self.dtype}"
+                    f"{list(stored.shape)} when it was opened; begin anew, and let nothing write to it meanwhile"
+                )
+            self._store = store
+        return store
+
+
+def _array(stored: StoredArray, store: Any = None) -> ArraySource:
+    source = ArraySource.__new__(ArraySource)
+    source._begin(stored, store)
+    return source
+
+
+class ArrayGroupSource:
+    """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
+
+    A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
+    folder's name without the ending: `embeddings` of `embeddings.zarr`. The key of a sample is its row's number.
+
+    A read issues the reads of all arrays before it awaits any. Of arrays that are not wanted only the metadata is read.
+    What `ArraySource` says of forks and of copies holds here too.
+
+    Args:
+        path: Folder of the array or group, or its URL in an object store.
+        start: First row to serve.
+        stop: One past the last row; default: the end.
+        parts: Which arrays to read, names or a predicate.
+
+    Raises:
+        ConfigError: The arrays to be read differ in length, one of them holds no numbers or is a single number, or none
+            is to be read.
+        EmptyDatasetError: An array to be read has no row, or none is left.
+        DatasetNotFoundError, FormatError, ReadError, WorkerError: As `ArraySource`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        parts: PartFilter = None,
+    ) -> None:
+        location = located(path)
+        digests: dict[str, StoredArray | str] = {}
+        arrays: dict[str, ArraySource] = {}
+        for folder in arrays_of(location):
+            wanted = accepts(parts, folder.name)
+            try:
+                stored, store = _found(folder)
+            except FormatError:
+                if wanted:
+                    raise
+                digests[folder.name] = hashlib.blake2b(folder.metadata, digest_size=8).hexdigest()
+                continue
+            digests[folder.name] = stored
+            if wanted:
+                stored.check_rows()
+                arrays[folder.name] = _array(stored, store)
+        if not arrays:
+            raise ConfigError(f"{path}: part_filter lets none of its arrays pass: {', '.join(digests)}")
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ConfigError(
+                f"{location}: the arrays of a group must have the same number of rows, but {found}; choose those of "
+                "one length by part_filter, name one of the arrays, or keep those of another length in a group of "
+                "their own"
+            )
+        self._begin(location, digests, arrays, start, stop)
+
+    def _begin(
+        self,
+        location: str,
+        group: dict[str, StoredArray | str],
+        arrays: dict[str, ArraySource],
+        start: int,
+        stop: int | None,
+    ) -> None:
+        self._path, self._group, self._arrays = location, group, arrays
+        self._selection = Selection(len(next(iter(arrays.values()))), start=start, stop=stop)
+        self._content_id = ""
+
+    def cut(self, start: int, stop: int) -> ArrayGroupSource:
+        """Rows [start, stop) of the whole arrays.
+
+        Raises:
+            ConfigError: There are fewer.
+            EmptyDatasetError: There are none between.
+        """
+        return _group_of(self._path, self._group, self._arrays, start, stop)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _group_of, (self._path, self._group, self._arrays, self._selection.start, self._selection.stop)
+
+    def __repr__(self) -> str:
+        return f"ArrayGroupSource({self._path!r}, samples={len(self)}, arrays={list(self._arrays)})"
+
+    @property
+    def path(self) -> str:
+        """The folder or URL."""
+        return self._path
+
+    @property
+    def shard(self) -> str:
+        """The name of the folder."""
+        return name_of(self._path)
+
+    @property
+    def arrays(self) -> dict[str, ArraySource]:
+        """The arrays that are read, by part."""
+        return self._arrays
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
+        rows = max(array.stored.file_shape[0] for array in self._arrays.values())
+        return rows if is_url(self._path) and rows > 1 else None
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of all arrays, read or not."""
+        return tuple(self._group)
+
+    @property
+    def content_id(self) -> str:
+        """Digest of all arrays, read or not, as `ArraySource.content_id`, and of which rows are served."""
+        if not self._content_id:
+            digest = hashlib.blake2b(digest_size=8)
+            for name, array in self._group.items():
+                own = array if isinstance(array, str) else array.digest(array.type_name)
+                digest.update(f"{name}\0{own}\0".encode())
+            self._content_id = f"{digest.hexdigest()}-{fold(self._selection.start, self._selection.stop):016x}"
+        return self._content_id
+
+    def __len__(self) -> int:
+        return len(self._selection)
+
+    def _rows(self, indices: Int64Array) -> Int64Array:
+        return self._selection.to_raw(in_range(indices, len(self), where=self._path))
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(array.row_bytes for array in self._arrays.values())
+
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`; raises as `ArraySource.read` too."""
+        rows = self._rows(indices)
+        columns = read_arrays(list(self._arrays.values()), rows)
+        return RawBatch(
+            indices=np.asarray(indices, np.int64),
+            keys=list(map(str, rows.tolist())),
+            shards=[self.shard] * len(rows),
+            columns={part: [*column] for part, column in zip(self._arrays, columns, strict=True)} if len(rows) else {},
+        )
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes of each sample: the same for all."""
+        return np.full(len(self._rows(indices)), self._row_bytes, np.int64)
+
+    def locate(self, index: int) -> SampleLocation:
+        """Which row a sample is; places are counted in each array as if it were not compressed.
+
+        Raises IndexError when `index` is out of range.
+        """
+        (row,) = self._rows(np.array([index], np.int64)).tolist()
+        parts = {name: (row * array.row_bytes, array.row_bytes) for name, array in self._arrays.items()}
+        size = self._row_bytes
+        return SampleLocation(
+            index=index, shard=self.shard, key=str(row), start=row * size, stop=(row + 1) * size, parts=parts
+        )
+
+    def place_of(self, index: int) -> str:
+        """The folder's name and the row: `embeddings.zarr: 123`. Raises IndexError as `locate` does."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
+
+    def close(self) -> None:
+        """Let go of the arrays; reading again opens them anew."""
+        for array in self._arrays.values():
+            array.close()
+
+
+def _group_of(
+    location: str, group: dict[str, StoredArray | str], arrays: dict[str, ArraySource], start: int, stop: int
+) -> ArrayGroupSource:
+    source = ArrayGroupSource.__new__(ArrayGroupSource)
+    source._begin(location, group, arrays, start, stop)
+    return source
+
+
+def _found(folder: ArrayFolder) -> tuple[StoredArray, Any]:
+    """An array that lies in a folder, and the `tensorstore.TensorStore` to read it from. Raises as `ArraySource`."""
+    settings = storage_settings() if is_url(folder.location) else None
+    store = _await(folder.location, _opening(folder.location, folder.driver, settings))
+    metadata = store.spec().to_json()["metadata"]
+    prefix, separator = "", metadata.get("dimension_separator", "/")
+    if folder.driver == "zarr3":
+        encoding = metadata["chunk_key_encoding"]
+        as_v2 = encoding["name"] == "v2"
+        separator = encoding.get("configuration", {}).get("separator", "." if as_v2 else "/")
+        prefix = "" if as_v2 else f"c{separator}"
+    name = metadata[{"zarr": "dtype", "zarr3": "data_type", "n5": "dataType"}[folder.driver]]
+    stored = StoredArray(
+        location=folder.location,
+        driver=folder.driver,
+        shape=store.shape,
+        dtype=store.dtype.numpy_dtype,
+        type_name=name if isinstance(name, str) else repr(name),
+        file_shape=store.chunk_layout.write_chunk.shape or (),
+        prefix=prefix,
+        separator=separator,
+        settings=settings,
+    )
+    return stored, store
+
+
+def _opening(location: str, driver: str, settings: StorageSettings | None) -> Any:
+    """A future of the array, opened for reading. Raises WorkerError in a forked process."""
+    if _forked:
+        raise WorkerError(
+            f"{location}: this process was forked from one that had loaded TensorStore, whose threads do not outlive "
+            "that; start processes by 'forkserver' or 'spawn' (`multiprocessing_context='forkserver'`), or use threads"
+        )
+    import tensorstore
+
+    kvstore, key = {"driver": "file"}, location
+    if settings is not None:
+        kvstore, key = kvstore_spec(location, settings)
+    spec = {
+        "driver": driver,
+        "kvstore": {**kvstore, "path": f"{key.rstrip('/')}/"},
+        # What was opened once counts as long as it is open: nothing is looked up again for what is cached.
+        "recheck_cached_data": "open",
+        "recheck_cached_metadata": "open",
+    }
+    return tensorstore.open(spec, open=True, read=True, context=_context(settings))
+
+
+def _await(location: str, opening: Any) -> Any:
+    try:
+        return opening.result()
+    except Exception as error:
+        kind = ReadError if str(error).startswith(_UNREACHABLE) else FormatError
+        said = str(error).partition(" [tensorstore_spec=")[0]
+        raise kind(f"{location}: TensorStore cannot open it: {said}{_WAY_OUT}") from error
+
+
+def _context(settings: StorageSettings | None) -> Any:
+    """What the arrays of this process share: the cache, and the bound on the requests to stores in flight.
+
+    Failed requests are repeated by TensorStore, whose reads consist of many. Those that get nothing would keep their
+    places among the ones in flight for ever: when to end them TensorStore reads from the environment, with its first
+    request, so the first settings of a process count.
+    """
+    import tensorstore
+
+    key = msgspec.json.encode(settings)
+    if key not in _contexts:
+        spec: dict[str, Any] = {"cache_pool": {"total_bytes_limit": CACHE_BYTES}}
+        if settings is not None:
+            os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(math.ceil(settings.timeout_s)))
+            os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", str(_STALLED_BYTES_PER_S))
+            retries = {
+                "max_retries": settings.attempts - 1,
+                "initial_delay": f"{settings.first_pause_s}s",
+                "max_delay": f"{settings.longest_pause_s}s",
+            }
+            for driver in ("s3", "gcs", "http"):
+                spec[f"{driver}_request_retries"] = retries
+                spec[f"{driver}_request_concurrency"] = {"limit": settings.requests_in_flight}
+        _contexts.setdefault(key, tensorstore.Context(tensorstore.Context.Spec(spec)))
+    return _contexts[key]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    array: int
+    rows: Int64Array
+    chunk_bytes: int
+
+
+def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
+    """Read the same rows of every array, in the order asked for, each an array of its own.
+
+    Of every array, chunks that hold a wanted row are read once each.
+
+    Args:
+        arrays: With at least as many rows as `indices` name.
+        indices: (n,) in any order, repeated or not.
+
+    Raises:
+        ReadError: A chunk could not be read or does not decode.
+        StaleIndexError, FormatError, WorkerError: As `ArraySource.read`.
+    """
+    wanted, place = np.unique(indices, return_inverse=True)
+    reads = [read for number, array in enumerate(arrays) for read in _reads(number, array, wanted)]
+    found: list[list[npt.NDArray[Any]]] = [[] for _ in arrays]
+    waiting: deque[tuple[_Read, Any]] = deque()
+    in_flight = 0
+    for read in [*reads, None]:
+        while waiting and (read is None or in_flight + read.chunk_bytes > IN_FLIGHT_BYTES):
+            done, future = waiting.popleft()
+            found[done.array] += _separate_rows(arrays[done.array].path, done.rows, future)
+            in_flight -= done.chunk_bytes
+        if read is not None:
+            waiting.append((read, arrays[read.array].opened()[_as_range(read.rows)].read()))
+            in_flight += read.chunk_bytes
+    places = place.tolist()
+    if len(wanted) < len(places):
+        return [[rows[row].copy() for row in places] for rows in found]
+    return [[rows[row] for row in places] for rows in found]
+
+
+def _separate_rows(path: str, rows: Int64Array, future: Any) -> list[npt.NDArray[Any]]:
+    """The rows of a block as arrays of their own; numbers as arrays without an axis.
+
+    Copies, as a sample that is kept for long would else keep the rows of all that were read with it.
+    """
+    try:
+        block: npt.NDArray[Any] = future.result()
+    except Exception as error:
+        raise ReadError(f"{path}: rows {int(rows[0])} to {int(rows[-1])}: {error}") from error
+    if block.ndim > 1:
+        return [row.copy() for row in block]
+    return [block[row, ...].copy() for row in range(len(block))]
+
+
+def _reads(number: int, array: ArraySource, wanted: Int64Array) -> Iterator[_Read]:
+    """Cut rows, ascending, into reads of some chunks each, and into runs where these are long."""
+    if not len(wanted):
+        return
+    chunk_rows = array.chunk_rows
+    chunk_bytes = max(1, chunk_rows * array.row_bytes)
+    at_once = max(1, IN_FLIGHT_BYTES // _READS_IN_FLIGHT // chunk_bytes)
+    chunk = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1  # numbered as they are read
+    cuts = np.diff(chunk // at_once) != 0
+    gaps = np.diff(wanted) != 1
+    if len(wanted) >= _SLICED_ROWS * (np.count_nonzero(gaps) + 1):
+        cuts |= gaps
+    bounds = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(wanted)]
+    for begin, end in itertools.pairwise(bounds):
+        chunks = int(chunk[end - 1] - chunk[begin]) + 1
+        yield _Read(array=number, rows=wanted[begin:end], chunk_bytes=chunks * chunk_bytes)
+
+
+def _as_range(rows: Int64Array) -> slice | Int64Array:
+    """Rows, ascending, as a slice where they are all there between the first and the last."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
