@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,25 +14,9 @@ import typer
 from energon_grain.cli.own_modules import own_sample_type
 from energon_grain.cli.progress_bar import progress_bar
 from energon_grain.cli.sizes import counted, format_bytes
-from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.formats.nv_meta import dataset_kind
-from energon_grain.prepare.dataset_definition import (
-    CRUDE_CLASS,
-    SAMPLE_TYPES,
-    DatasetDefinition,
-    SampleField,
-    class_reference,
-    data_fields,
-    define_dataset,
-    find_sample_type,
-    preview_samples,
-    propose_expression,
-)
-from energon_grain.prepare.listing import parse_ratio, shards_per_part
-from energon_grain.prepare.scan import ScannedDataset, load_scan
 from energon_grain.storage.location import is_url, located, no_such_path
-from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -81,112 +64,6 @@ def prepare_metadataset_file(path: str, *, progress: bool) -> None:
     for note in report.notes:
         typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
     typer.echo(f"Prepared {path} in {report.elapsed_s:.2f} s.")
-
-
-_SHOWN_PARTS = 10
-_LEAVE_OUT = "-"
-
-
-def ask_overwrite(root: Path) -> bool:
-    """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    if not dataset_kind(root).has_shards:
-        return False
-    if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
-        raise typer.Exit(1)
-    return True
-
-
-def ask_split_ratio(shard_count: int) -> dict[str, float]:
-    """Ask for the split until it is one that `shard_count` shards can be dealt to."""
-    default = "8,1,1" if shard_count >= 3 else "1,0,0"
-    while True:
-        answer: str = typer.prompt("Ratio of train, val and test", default=default)
-        try:
-            ratio = parse_ratio(answer)
-            shards_per_part(shard_count, ratio)
-        except ConfigError as error:
-            typer.echo(f"{error}")
-        else:
-            return ratio
-
-
-def ask_definition(scanned: ScannedDataset, sample_type: str | None = None) -> DatasetDefinition | None:
-    """Show the first samples, then ask for sample type (unless it is given) and field map."""
-    _show_samples(scanned)
-    parts = scanned.part_names
-    typer.echo(f"Parts: {', '.join(parts[:_SHOWN_PARTS])}{' and more' if len(parts) > _SHOWN_PARTS else ''}")
-    if sample_type is None:
-        if not typer.confirm("Choose a sample type now (writes dataset.yaml)?", default=True):
-            return None
-        sample_type = _ask_sample_type()
-    if sample_type == CRUDE_CLASS:
-        typer.echo("Samples will be plain dicts. Give your task encoder a cooker for them.")
-        return define_dataset(sample_type=None, field_map=None, crude=True)
-    find_sample_type(sample_type)
-    return _ask_field_map(sample_type, parts)
-
-
-def _show_samples(scanned: ScannedDataset) -> None:
-    task, outcome = scanned.tasks[0], scanned.outcomes[0]
-    scan = load_scan(task.scan_path, outcome.shard)
-    if scan is None:
-        return
-    for preview in preview_samples(task.location, scan, records=task.records):
-        parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in preview.parts.items())
-        typer.echo(f"Sample {preview.key!r} of {task.name}: {parts}")
-        if preview.json_text is not None:
-            typer.echo(preview.json_text)
-
-
-def _ask_sample_type() -> str:
-    names = [*SAMPLE_TYPES, CRUDE_CLASS]
-    for number, name in enumerate(names):
-        fields = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
-        typer.echo(f"{number:3}. {name:28} {fields or 'plain dicts, to be cooked by the program'}")
-    while True:
-        answer: str = typer.prompt("Number or name of the sample type")
-        if answer.isdecimal() and int(answer) < len(names):
-            return names[int(answer)]
-        try:
-            return answer if answer == CRUDE_CLASS else _checked_name(answer)
-        except ConfigError as error:
-            typer.echo(f"{error}")
-
-
-def _checked_name(name: str) -> str:
-    own_sample_type(name)
-    find_sample_type(name)
-    return name
-
-
-def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
-    fields = data_fields(find_sample_type(sample_type))
-    typer.echo(
-        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take "
-        f"the first that a sample has (jpg,png), or a value inside JSON (json[captions][0])."
-    )
-    while True:
-        answers = {field.name: _ask_field(field, parts) for field in fields}
-        field_map = {name: answer for name, answer in answers.items() if answer is not None}
-        try:
-            return define_dataset(sample_type=sample_type, field_map=field_map)
-        except FieldMapError as error:
-            typer.echo(f"{error}")
-
-
-def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
-    """Ask for the expression of one field; None leaves an optional one out."""
-    proposal = propose_expression(field.name, parts)
-    skip = "" if field.required else f", '{_LEAVE_OUT}' to leave it at {field.default}"
-    while True:
-        default = proposal or (None if field.required else _LEAVE_OUT)
-        answer: str = typer.prompt(f"  {field.name} ({field.annotation}{skip})", default=default).strip()
-        if answer == _LEAVE_OUT and not field.required:
-            return None
-        unknown = [option.part for option in parse_expression(answer) if option.part not in {*parts, *PSEUDO_PARTS}]
-        if not unknown:
-            return answer
-        typer.echo(f"    There is no part {unknown[0]!r}. There are {', '.join(parts[:_SHOWN_PARTS])}.")
 
 
 class Records(StrEnum):
@@ -286,11 +163,8 @@ def prepare(
             kind = lines if is_jsonl else "a metadataset, of which only joins are prepared"
             raise ConfigError(f"{path}: {kind}: give it no options.")
         if is_jsonl:
-            from energon_grain.cli.prepare import prepare_jsonl_file
-
             prepare_jsonl_file(location, progress=progress)
             return
-        from energon_grain.cli.prepare import prepare_metadataset_file
 
         prepare_metadataset_file(location, progress=progress)
         return
@@ -323,14 +197,14 @@ def prepare(
         kind = "ArrayRecord file" if found else "tar file"
         typer.echo(f"Found {counted(len(shards), kind)}, {_first_and_last(shards)}.")
         if not force_overwrite and not non_interactive:
-            from energon_grain.cli.prepare import ask_overwrite
+            from energon_grain.cli.prepare_wizard import ask_overwrite
 
             with _answers():
                 force_overwrite = ask_overwrite(dataset.local)
         if ratio is None and patterns is None:
             if non_interactive:
                 raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
-            from energon_grain.cli.prepare import ask_split_ratio
+            from energon_grain.cli.prepare_wizard import ask_split_ratio
 
             with _answers():
                 ratio = ask_split_ratio(len(shards))
@@ -339,7 +213,7 @@ def prepare(
     with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
-            from energon_grain.cli.prepare import ask_definition
+            from energon_grain.cli.prepare_wizard import ask_definition
 
             bar.stop()
             return ask_definition(scanned, sample_type)
@@ -376,7 +250,7 @@ def _check_kind(path: str) -> None:
         )
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
-    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+    from energon_grain.formats.nv_meta import DatasetKind
 
     if dataset_kind(path) is DatasetKind.ARRAY:
         raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
