@@ -26,9 +26,7 @@ from energon_grain.stream.mixture_summary import MILLION, MixtureSummary, NodeSu
 from energon_grain.stream.spec import StreamSpec
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.array_summary import ArraySummary
-    from energon_grain.prepare.dataset_summary import DatasetSummary, SizeBin
-    from energon_grain.prepare.jsonl_summary import JsonlSummary
+    from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary, SizeBin
     from energon_grain.stream.mixture_summary import MixtureSummary
 
 
@@ -411,7 +409,7 @@ def _dataset(
     path: str, split_config: str | None, dataset_config: str | None
 ) -> tuple[DatasetSummary | JsonlSummary | ArraySummary, list[str]]:
     if is_file_of(path, ".jsonl"):
-        from energon_grain.prepare.jsonl_summary import summarize_jsonl
+        from energon_grain.prepare.summary import summarize_jsonl
 
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path}: a JSONL file has neither --split-config nor --dataset-config")
@@ -423,13 +421,13 @@ def _dataset(
     from energon_grain.formats.nv_meta import DatasetKind
 
     if kind_at(path) is DatasetKind.ARRAY:
-        from energon_grain.prepare.array_summary import summarize_arrays
+        from energon_grain.prepare.summary import summarize_arrays
 
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path}: an array has neither --split-config nor --dataset-config")
         arrays = summarize_arrays(path)
         return arrays, _lines_of_arrays(arrays)
-    from energon_grain.prepare.dataset_summary import summarize_dataset
+    from energon_grain.prepare.summary import summarize_dataset
 
     summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
     return summary, _lines(summary)

@@ -20,7 +20,7 @@ from energon_grain.storage.location import located
 if TYPE_CHECKING:
     from energon_grain.metadataset.load import Source
     from energon_grain.metadataset.tree import TreeLeaf
-    from energon_grain.prepare.lint_finding import LintFinding, LintProgress, LintReport
+    from energon_grain.prepare.lint import LintFinding, LintProgress, LintReport
 
 
 def lint(
@@ -51,8 +51,7 @@ def lint(
     that it refers to, and the first sample of each shard is decoded. Exit code 1 if anything is wrong.
     """
     from energon_grain.cli.progress_bar import progress_bar
-    from energon_grain.prepare.lint_dataset import lint_dataset
-    from energon_grain.prepare.lint_jsonl import lint_jsonl
+    from energon_grain.prepare.lint import lint_dataset, lint_jsonl
 
     path = located(path)
     parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
@@ -140,7 +139,7 @@ def _lint_metadataset(
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.metadataset.documents import read_document
     from energon_grain.metadataset.tree import Join
-    from energon_grain.prepare.lint_finding import LintFinding, LintReport, opened
+    from energon_grain.prepare.lint import LintFinding, LintReport, opened
 
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))

@@ -18,20 +18,20 @@ from energon_grain.cli.sizes import counted, format_bytes
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import dataset_kind
-from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
-from energon_grain.prepare.dataset_scan import ScannedDataset
-from energon_grain.prepare.field_map_advice import propose_expression
-from energon_grain.prepare.sample_preview import preview_samples
-from energon_grain.prepare.sample_types import (
+from energon_grain.prepare.dataset_definition import (
     CRUDE_CLASS,
     SAMPLE_TYPES,
+    DatasetDefinition,
     SampleField,
     class_reference,
     data_fields,
+    define_dataset,
     find_sample_type,
+    preview_samples,
+    propose_expression,
 )
-from energon_grain.prepare.split_ratio import parse_ratio, shards_per_part
-from energon_grain.prepare.stored_scan import load_scan
+from energon_grain.prepare.listing import parse_ratio, shards_per_part
+from energon_grain.prepare.scan import ScannedDataset, load_scan
 from energon_grain.storage.location import is_url, located, no_such_path
 from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.prepare.dataset_definition import DatasetDefinition
-    from energon_grain.prepare.dataset_scan import ScannedDataset
-    from energon_grain.prepare.report import PrepareReport
+    from energon_grain.prepare.preparation import PrepareReport
+    from energon_grain.prepare.scan import ScannedDataset
 
 
 def prepare_jsonl_file(path: str, *, progress: bool) -> None:
     """Index a file and say how many samples it has."""
-    from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+    from energon_grain.prepare.preparation import prepare_jsonl
 
     with progress_bar("Indexing", shown=progress) as bar:
         report = prepare_jsonl(
@@ -305,10 +305,8 @@ def prepare(
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.formats.array_record_encoding import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
+    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
     from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset
-    from energon_grain.prepare.shard_listing import TAR_SUFFIX, find_shards
-    from energon_grain.prepare.split_patterns import parse_split_parts
-    from energon_grain.prepare.split_ratio import parse_ratio
 
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
@@ -389,7 +387,7 @@ def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractCon
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
         return contextlib.nullcontext()
-    from energon_grain.prepare.ray_executor import RayExecutor
+    from energon_grain.prepare.executors import RayExecutor
 
     return RayExecutor(ray_address or "auto")
 

@@ -13,7 +13,7 @@ from energon_grain.cli.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from energon_grain.prepare.report import PrepareProgress
+    from energon_grain.prepare.scan import PrepareProgress
 
 
 class ProgressBar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from energon_grain.conversion.convert import convert_dataset
-from energon_grain.conversion.report import ConversionProgress, ConversionReport
+from energon_grain.conversion.convert import ConversionProgress, ConversionReport, convert_dataset
 
 __all__ = ["ConversionProgress", "ConversionReport", "convert_dataset"]

@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
 
-from energon_grain.conversion.report import Compression, Container, ConversionProgress, ConversionReport
-from energon_grain.conversion.shard_conversion import ShardTask, WrittenShard, convert_shard
-from energon_grain.conversion.shard_processes import ShardProcesses, converted
-from energon_grain.conversion.target_folder import Plan, TargetFolder
-from energon_grain.errors import ConfigError
+import msgspec
+
+from energon_grain.conversion.shards import (
+    TEMPORARY,
+    WRITTEN,
+    Compression,
+    Container,
+    ShardTask,
+    WrittenShard,
+    convert_shard,
+    record_name,
+)
+from energon_grain.errors import ConfigError, RefusedError, SplitError, WorkerError
+from energon_grain.formats.array_record_encoding import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind, dataset_kind
-from energon_grain.prepare.preparation import prepare_dataset
-from energon_grain.prepare.preparation_lock import preparation_lock
-from energon_grain.prepare.report import PrepareProgress
-from energon_grain.prepare.scanning import default_workers
+from energon_grain.formats.nv_meta import (
+    COMPATIBLE_ENERGON_VERSION,
+    INFO_YAML,
+    META_FOLDER,
+    RECORD_SUFFIX,
+    RECORDS_JSON,
+    DatasetInfo,
+    DatasetKind,
+    dataset_kind,
+    write_info,
+)
+from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
+from energon_grain.forms import Form
+from energon_grain.prepare.executors import own_executor
+from energon_grain.prepare.preparation import preparation_lock, prepare_dataset
+from energon_grain.prepare.scan import PrepareProgress
 from energon_grain.sources.prepared import open_prepared
+from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.location import is_url, located
 
-_WORTH_PROCESSES_BYTES = 64 << 20
+CONVERT_FOLDER = f"{META_FOLDER}/.convert"
+SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
+_PLAN_JSON = "plan.json"
+_COPIED = (".yaml", ".yml", ".py", ".json")
+_NOT_COPIED = (INFO_YAML, RECORDS_JSON)
 _CONTAINERS: dict[DatasetKind, Container] = {
     DatasetKind.WEBDATASET: "tar",
     DatasetKind.ARRAY_RECORD: "array-record",
@@ -34,6 +63,206 @@ _OTHERS = {
     DatasetKind.ARRAY: "an array, which is read as it is",
     DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversionProgress:
+    """How far a conversion is.
+
+    Attributes:
+        stage: `convert` while shards are written, `index` while the new dataset is indexed.
+        shards_done: Shards written, or indexed, so far; those of an interrupted run included.
+        shards_total: Shards of the dataset.
+        samples: Samples in these shards so far.
+        bytes_done: Size of the shards done so far: of the old ones while shards are written, of the new ones then.
+        bytes_total: Size of all of them.
+    """
+
+    stage: Literal["convert", "index"]
+    shards_done: int
+    shards_total: int
+    samples: int
+    bytes_done: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversionReport:
+    """What a conversion wrote.
+
+    Attributes:
+        source: Path or URL of the dataset that was read.
+        target: The new dataset.
+        container: Kind of its shards.
+        shard_counts: Samples of each of its shards.
+        source_bytes: Size of the old shards.
+        target_bytes: Size of the new shards.
+        shards_reused: Shards that an interrupted run had written already.
+        verified: Whether what was written was read back and compared.
+        notes: What the caller should know though it is no error.
+        elapsed_s: Wall-clock time.
+    """
+
+    source: str
+    target: Path
+    container: Container
+    shard_counts: dict[str, int]
+    source_bytes: int
+    target_bytes: int
+    shards_reused: int
+    verified: bool
+    notes: tuple[str, ...]
+    elapsed_s: float
+
+    @property
+    def samples(self) -> int:
+        """Samples in all shards."""
+        return sum(self.shard_counts.values())
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be the same for a conversion to go on: which samples, in shards of which names, into what."""
+
+    content_id: str
+    shards: tuple[str, ...]
+    container: Container
+    compression: Compression
+
+
+_PLAN = Form(Plan)
+
+
+class TargetFolder:
+    """The folder of the new dataset: what is done, what is left, and the files beside the data.
+
+    `.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so
+    that the same command goes on after a kill and another one is refused; beside it, a small file for each shard says
+    that it was written.
+
+    Args:
+        root: The folder: new, empty, or what an interrupted conversion with the same plan left.
+        plan: Of the conversion.
+
+    Raises:
+        RefusedError: Something else is there.
+        ConfigError: Two shards would get the same name.
+    """
+
+    def __init__(self, root: Path, plan: Plan) -> None:
+        self.root, self._plan = root, plan
+        self._check_names()
+        self._notes = root / CONVERT_FOLDER
+        stored = self._notes / _PLAN_JSON
+        if stored.exists():
+            self._check_plan(stored)
+        elif not (self._notes.is_dir() or self._is_free()):
+            raise RefusedError(
+                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
+                f"conversion of the same dataset"
+            )
+        else:
+            self._notes.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(stored, msgspec.json.encode(plan))
+
+    def _is_free(self) -> bool:
+        """Whether there is nothing, or no more than a conversion leaves that was killed right at its beginning."""
+        if not self.root.is_dir():
+            return not self.root.exists()
+        return not any(path != self._notes.parent or any(path.iterdir()) for path in self.root.iterdir())
+
+    def _check_names(self) -> None:
+        taken: dict[str, str] = {}
+        for shard in self._plan.shards:
+            other = taken.setdefault(self.renamed(shard), shard)
+            if other != shard:
+                raise ConfigError(
+                    f"the shards {other!r} and {shard!r} would both become {self.renamed(shard)!r}; rename one of "
+                    f"them, and prepare the dataset again"
+                )
+
+    def _check_plan(self, stored: Path) -> None:
+        try:
+            found = _PLAN.from_json(stored.read_bytes())
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
+        if found != self._plan:
+            differs = [name for name in Plan.__struct_fields__ if getattr(found, name) != getattr(self._plan, name)]
+            raise RefusedError(
+                f"{self.root}: holds an interrupted conversion with other settings or of another dataset ("
+                f"{', '.join(differs)} differ); finish that one, or remove the folder"
+            )
+
+    def renamed(self, shard: str) -> str:
+        """The name of the new shard for an old one."""
+        new = SUFFIXES[self._plan.container]
+        (old,) = (suffix for suffix in SUFFIXES.values() if suffix != new)
+        return shard.removesuffix(old) + new
+
+    def record(self, shard: str) -> Path:
+        """Where it is noted that an old shard was converted."""
+        return self._notes / record_name(shard)
+
+    def written(self, shard: str, samples: int, *, verified: bool) -> WrittenShard | None:
+        """What is known of the new shard for an old one; None where it must be written (again)."""
+        try:
+            found = WRITTEN.from_json(self.record(shard).read_bytes())
+            size = (self.root / self.renamed(shard)).stat().st_size
+        except (OSError, msgspec.MsgspecError):
+            return None
+        fits = found.size_bytes == size and found.samples == samples and (found.verified or not verified)
+        return found if fits else None
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process was writing: shards, and files beside the data."""
+        for path in self.root.rglob(f".*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
+        remove_temporaries(self.root / META_FOLDER, ".*.tmp")
+
+    def write_meta(self, source: Path, counts: dict[str, int]) -> None:
+        """Write what says how the new shards are read: configuration and splits of the old ones, and their numbers.
+
+        Args:
+            source: Folder with the `.nv-meta` of the old dataset.
+            counts: Samples of each old shard.
+        """
+        meta = self.root / META_FOLDER
+        for path in sorted((source / META_FOLDER).iterdir()):
+            copied = path.suffix in _COPIED and path.is_file() and not path.name.startswith(".")
+            if not copied or path.name in _NOT_COPIED:
+                continue
+            try:
+                splits = read_split_config(source, path.name, shards=counts)
+            except SplitError:
+                shutil.copyfile(path, meta / path.name)
+            else:
+                write_split_config(meta / path.name, self._renamed_splits(splits, counts))
+        if self._plan.container == "array-record":
+            atomic_write_bytes(meta / RECORDS_JSON, encode_records_file("msgpack"))
+        info = {self.renamed(shard): count for shard, count in counts.items()}
+        write_info(self.root, DatasetInfo(shard_counts=info, energon_version=COMPATIBLE_ENERGON_VERSION))
+
+    def _renamed_splits(self, splits: SplitConfig, counts: dict[str, int]) -> SplitConfig:
+        parts = {
+            part: tuple(self.renamed(shard) if shard in counts else shard for shard in shards)
+            for part, shards in splits.split_parts.items()
+        }
+        exclude = tuple(self._renamed_exclude(each, counts) for each in splits.exclude)
+        return SplitConfig(split_parts=parts, exclude=exclude)
+
+    def _renamed_exclude(self, exclude: str, counts: dict[str, int]) -> str:
+        if exclude in counts:
+            return self.renamed(exclude)
+        sample = excluded_sample(exclude, DatasetInfo(shard_counts=counts))
+        return exclude if sample is None else f"{self.renamed(sample[0])}/{sample[1]}"
+
+    def finish(self) -> None:
+        """Forget the conversion: the plan after the notes on shards, and the folder, by which it is known, last."""
+        plan = self._notes / _PLAN_JSON
+        for path in self._notes.iterdir():
+            if path != plan:
+                path.unlink()
+        plan.unlink()
+        self._notes.rmdir()
 
 
 def convert_dataset(
@@ -59,7 +288,8 @@ def convert_dataset(
         target: A new or empty folder of this machine, or one with an interrupted conversion of the same dataset.
         to: Kind of the new shards; None: the other one.
         compression: Of each record of an ArrayRecord file. Uncompressed ones are read fastest.
-        num_workers: Processes at most; 0 converts in this one, None takes one for each core (at most 16).
+        num_workers: Processes at most; 0 converts in this one, None takes one for each core (at most 16). For a dataset
+            in an object store: threads, None takes 16.
         verify: Read every new shard back and compare all keys and bytes.
         sqlite: Whether `index.sqlite` is written for tars.
         progress: Called after every shard.
@@ -161,7 +391,7 @@ class _Shards:
 
 def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify: bool) -> ShardTask:
     return ShardTask(
-        source=folder.location,
+        source=folder,
         shard=shard,
         target=str(work.root / work.renamed(shard)),
         record=str(work.record(shard)),
@@ -172,23 +402,32 @@ def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify
 
 
 def _convert(folder: DataFolder, tasks: list[ShardTask], shards: _Shards, num_workers: int | None) -> None:
-    """Convert in processes where that pays."""
-    workers = default_workers() if num_workers is None else num_workers
-    if workers < 0:
-        raise ConfigError(f"num_workers is {workers}: give 0 (no processes) or more.")
-    here = partial(convert_shard, source=folder)
-    left_bytes = sum(shards.size_bytes[task.shard] for task in tasks)
+    """Convert shard by shard, where it is quickest. The first that fails ends all."""
     shards.tell()
-    processes = ShardProcesses()
-    if folder.is_remote:
-        convert = here
-    elif workers <= 1 or left_bytes < _WORTH_PROCESSES_BYTES:
-        convert, workers = here, 1
-    else:
-        convert = processes.convert
-    with converted(tasks, workers, convert, processes.close) as results:
-        for task, written in results:
-            shards.add(task.shard, written)
+    size_bytes = None if folder.is_remote else sum(shards.size_bytes[task.shard] for task in tasks)
+    running: dict[Future[WrittenShard], ShardTask] = {}
+    done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()
+
+    def add_next() -> None:
+        future = done.get()
+        task = running.pop(future)
+        try:
+            shards.add(task.shard, future.result())
+        except WorkerError as error:
+            raise WorkerError(
+                f"{task.target}: {error}. Run the same command again: shards that were finished are not written again. "
+                f"--num-workers 0 uses no processes."
+            ) from error
+
+    with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
+        for task in tasks:
+            future = executor.submit(convert_shard, task)
+            running[future] = task
+            future.add_done_callback(done.put)
+            while not done.empty():
+                add_next()
+        while running:
+            add_next()
 
 
 def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:

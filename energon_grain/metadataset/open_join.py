@@ -11,9 +11,15 @@ from energon_grain.formats.join_index import cache_folder
 from energon_grain.formats.join_rows import JoinedMember, JoinHeader, JoinIndex, join_folder, joins_in, open_join_index
 from energon_grain.metadataset.remote_joins import fetch_join, stored_joins
 from energon_grain.metadataset.tree import ArrayReference, Join
-from energon_grain.prepare.join_adopt import find_join_index
-from energon_grain.prepare.join_array import JoinArray, JoinedMembers, open_inputs, primary_of
-from energon_grain.prepare.join_build import build_join, name_of
+from energon_grain.prepare.join_build import (
+    JoinArray,
+    JoinedMembers,
+    build_join,
+    find_join_index,
+    name_of,
+    open_inputs,
+    primary_of,
+)
 from energon_grain.prepare.join_input import JoinInput, read_join_input
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.location import is_url

@@ -20,9 +20,16 @@ from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.open_join import join_inputs
 from energon_grain.metadataset.remote_joins import can_hold_joins, fetch_join, store_joins
 from energon_grain.metadataset.tree import Join
-from energon_grain.prepare.join_adopt import energon_names_of
-from energon_grain.prepare.join_array import JoinInputs, only_datasets, open_inputs
-from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES, build_join, name_of, write_energon_form
+from energon_grain.prepare.join_build import (
+    JOIN_MEMORY_BYTES,
+    JoinInputs,
+    build_join,
+    energon_names_of,
+    name_of,
+    only_datasets,
+    open_inputs,
+    write_energon_form,
+)
 from energon_grain.storage.location import absolute, is_url, located
 
 JoinProgress = Callable[[str, int, int], None]

@@ -6,22 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.preparation import prepare_dataset
-    from energon_grain.prepare.ray_executor import RayExecutor
-    from energon_grain.prepare.report import PrepareProgress, PrepareReport
+    from energon_grain.prepare.executors import RayExecutor
+    from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
+    from energon_grain.prepare.scan import PrepareProgress
 
 __all__ = ["PrepareProgress", "PrepareReport", "RayExecutor", "prepare_dataset"]
 
 _HOMES = {
-    "PrepareProgress": "report",
-    "PrepareReport": "report",
-    "RayExecutor": "ray_executor",
+    "PrepareProgress": "scan",
+    "PrepareReport": "preparation",
+    "RayExecutor": "executors",
     "prepare_dataset": "preparation",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: a scanning process imports this package for one small module.
+    # Lazy: a worker process imports this package for one small module.
     if name in _HOMES:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,232 @@
-"""What `dataset.yaml` of a freshly prepared dataset says: a sample type with its field map, or crude."""
+"""What `dataset.yaml` of a new dataset says, a sample type with its field map or crude; and proposals for it."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib
+import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import ConfigError, FieldMapError
-from energon_grain.prepare.sample_types import CRUDE_CLASS, class_reference, data_fields, find_sample_type
-from energon_grain.prepare.scan_task import MAX_PART_NAMES
+from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
+from energon_grain.formats.array_record_ranges import open_records
+from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.tar.walk import TarBytes
+from energon_grain.prepare.scan import MAX_PART_NAMES
+from energon_grain.samples.sample import Sample
+from energon_grain.samples.types import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
 from energon_grain.transforms.field_map import FieldMap
+
+SAMPLE_TYPES: dict[str, type[Sample]] = {
+    cls.__name__: cls
+    for cls in (
+        CaptioningSample,
+        ImageClassificationSample,
+        ImageSample,
+        InterleavedSample,
+        MultiChoiceVQASample,
+        OCRSample,
+        SimilarityInterleavedSample,
+        TextSample,
+        VQAOCRSample,
+        VQASample,
+        VidQASample,
+    )
+}
+CRUDE_CLASS = "CrudeWebdataset"
+_ENERGON_MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
+IMAGE_PARTS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "jp2", "ppm")
+VIDEO_PARTS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
+TEXT_PARTS = ("txt", "text")
+_PARTS_OF_FIELD: dict[str, tuple[str, ...]] = {
+    "image": ("image", *IMAGE_PARTS),
+    "video": ("video", *VIDEO_PARTS),
+    "caption": ("caption", "caption.txt", "cap", *TEXT_PARTS),
+    "text": TEXT_PARTS,
+    "context": ("context", "question", "question.txt", "context.txt", *TEXT_PARTS),
+    "label": ("cls", "label"),
+    "label_name": ("label_name", "class_name"),
+    "answers": ("answers", "answers.json", "answer.json"),
+}
+_LIST_ITEMS = 3
+_TEXT_LENGTH = 40
+_JSON_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SampleField:
+    """One field of a sample type that data can fill.
+
+    Attributes:
+        name: The field.
+        annotation: Its type as written.
+        default: `repr` of its default, or None where it must be given.
+    """
+
+    name: str
+    annotation: str
+    default: str | None
+
+    @property
+    def required(self) -> bool:
+        """Whether a sample cannot be made without it."""
+        return self.default is None
+
+
+def find_sample_type(name: str) -> type[Sample]:
+    """Return the sample type called `name`: one of ours, or `package.module:Class`, which is imported.
+
+    One of ours is found by the name of its dataset class, too: `CaptioningWebdataset`.
+
+    Raises:
+        ConfigError: There is none, or it is no dataclass derived from `Sample`.
+    """
+    name = _of_dataset_class(name)
+    if name in SAMPLE_TYPES:
+        return SAMPLE_TYPES[name]
+    if ":" in name:
+        return _import_sample_type(name)
+    close = difflib.get_close_matches(name, [*SAMPLE_TYPES, CRUDE_CLASS], n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(
+        f"there is no sample type {name!r}.{hint} Known are {', '.join(SAMPLE_TYPES)}, {CRUDE_CLASS} for plain dicts, "
+        f"and your own as package.module:Class."
+    )
+
+
+def class_reference(name: str) -> dict[str, str]:
+    """Return the `__module__` and `__class__` that name a sample type in `dataset.yaml`, for us and for Energon."""
+    module, _, cls = _of_dataset_class(name).rpartition(":")
+    return {"__module__": module or _ENERGON_MODULES.get(cls, "megatron.energon"), "__class__": cls}
+
+
+def data_fields(sample_type: type[Sample]) -> tuple[SampleField, ...]:
+    """List the fields of a sample type without those that every sample has."""
+    fields: list[SampleField] = []
+    for field in dataclasses.fields(sample_type):
+        if field.name.startswith("__"):
+            continue
+        default = None if field.default is dataclasses.MISSING else repr(field.default)
+        if field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        fields.append(SampleField(name=field.name, annotation=_annotation(field.type), default=default))
+    return tuple(fields)
+
+
+def _of_dataset_class(name: str) -> str:
+    sample_type = f"{name.removesuffix('Webdataset')}Sample"
+    return sample_type if name.endswith("Webdataset") and sample_type in SAMPLE_TYPES else name
+
+
+def _annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _import_sample_type(name: str) -> type[Sample]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"sample type {name!r} cannot be imported: {error}. Its module must be installed, or on PYTHONPATH, "
+            "or in the current folder of the command."
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, Sample) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f"{name!r} is no sample type: derive a dataclass from energon_grain.Sample.")
+    return found
+
+
+def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
+    """Propose a field map expression for `field`, or None where no part speaks for itself.
+
+    Several parts of which a sample may have one (`jpg`, `png`) are joined to a list of options.
+
+    >>> propose_expression("image", ["png", "txt", "jpg"])
+    'jpg,png'
+    """
+    candidates = _PARTS_OF_FIELD.get(field, (field, f"{field}.txt", f"{field}.json"))
+    present = [part for part in candidates if part in part_names]
+    if not present:
+        return None
+    alike = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
+    return ",".join(part for part in present if part in alike) if alike else present[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePreview:
+    """What one sample consists of.
+
+    Attributes:
+        key: Its key.
+        parts: Its parts and their sizes in bytes, in the order of the shard.
+        json_text: Its `json` part, shortened and indented; None without one that can be read.
+    """
+
+    key: str
+    parts: dict[str, int]
+    json_text: str | None
+
+
+def preview_samples(
+    path: str, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
+) -> list[SamplePreview]:
+    """Look at the first `count` samples of the shard at a path or URL: of a tar, or of records in this encoding."""
+    previews: list[SamplePreview] = []
+    for sample in range(min(count, len(scan))):
+        rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
+        parts = {scan.part_names[int(scan.part_name[row])]: int(scan.part_size[row]) for row in rows}
+        json_text = None
+        if parts.get("json", _JSON_BYTES + 1) <= _JSON_BYTES:
+            json_text = _pretty(_json_part(path, scan, rows) if records is None else _json_of(path, records, sample))
+        previews.append(SamplePreview(key=scan.key(sample), parts=parts, json_text=json_text))
+    return previews
+
+
+def _json_part(path: str, scan: ShardScan, rows: range) -> bytes:
+    row = next(row for row in reversed(rows) if scan.part_names[int(scan.part_name[row])] == "json")
+    with TarBytes(path) as tar:
+        return tar.read(int(scan.part_offset[row]), int(scan.part_size[row]))
+
+
+def _json_of(path: str, encoding: RecordEncoding, record: int) -> object:
+    _, parts = record_decoder(encoding)(open_records(path).read([record])[0])
+    return parts["json"]
+
+
+def shorten(value: Any) -> Any:
+    """Cut lists to three items and strings to forty characters, everywhere in a JSON value."""
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shorten(item) for item in value[:_LIST_ITEMS]] + ["…"] * (len(value) > _LIST_ITEMS)
+    if isinstance(value, str) and len(value) > _TEXT_LENGTH:
+        return value[:_TEXT_LENGTH] + "…"
+    return value
+
+
+def _pretty(data: object) -> str | None:
+    if not isinstance(data, bytes):
+        return None
+    try:
+        return json.dumps(shorten(json.loads(data)), indent=2, ensure_ascii=False)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.prepare.preparation import prepare_dataset
-from energon_grain.prepare.report import PrepareProgress
+from energon_grain.prepare.scan import PrepareProgress
 
 ShowProgress = Callable[..., Iterable[Any]]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import shutil
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +21,9 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKey
 from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
-from energon_grain.formats.commit_journal import (
-    PREPARE_FOLDER,
-    commit_staged,
-    new_staging_folder,
-)
+from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
+from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
@@ -35,32 +36,34 @@ from energon_grain.formats.nv_meta import (
     read_info,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
-from energon_grain.prepare.dataset_scan import ScannedDataset, scan_dataset
-from energon_grain.prepare.preparation_lock import preparation_lock
-from energon_grain.prepare.report import PrepareProgress, PrepareReport
-from energon_grain.prepare.shard_listing import (
+from energon_grain.prepare.listing import (
     TAR_SUFFIX,
     exclude_shards,
     find_shards,
     list_files,
+    name_ratio,
     refuse_compressed,
     refuse_unwritable,
+    split_by_patterns,
+    split_by_ratio,
 )
-from energon_grain.prepare.shard_prefix import finish_prefixes, prefix_members
-from energon_grain.prepare.split_patterns import split_by_patterns
-from energon_grain.prepare.split_ratio import name_ratio, split_by_ratio
+from energon_grain.prepare.scan import PrepareProgress, ScannedDataset, scan_dataset
 from energon_grain.prepare.staging import (
+    commit_to_store,
+    finish_prefixes,
     finish_staging,
+    prefix_members,
     stage_definition,
     stage_indices,
     stage_info,
     stage_records_file,
     stage_splits,
 )
-from energon_grain.prepare.store_commit import commit_to_store
 from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.object_bytes import ObjectBytes
+from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.storage_settings import storage_settings
 
 if TYPE_CHECKING:
@@ -71,6 +74,42 @@ _REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareReport:
+    """What a `prepare` found and wrote.
+
+    Attributes:
+        root: The dataset; a URL as text.
+        shard_counts: Samples of each shard, in the order of `.info.json`.
+        size_bytes: Size of all shards.
+        part_names: Distinct part names in order of first appearance, at most 50 for a shard.
+        split_parts: Shards of each split part; empty where only indices were written.
+        written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.
+        shards_reused: Shards that an interrupted run had scanned already.
+        notes: What the caller should know though it is no error.
+        elapsed_s: Wall-clock time, without what `choose_definition` took, where a person types.
+    """
+
+    root: Path | str
+    shard_counts: dict[str, int]
+    size_bytes: int
+    part_names: tuple[str, ...]
+    split_parts: dict[str, tuple[str, ...]]
+    written: tuple[str, ...]
+    shards_reused: int
+    notes: tuple[str, ...]
+    elapsed_s: float
+
+    @property
+    def samples(self) -> int:
+        """Samples in all shards."""
+        return sum(self.shard_counts.values())
+
+    def samples_of(self, split_part: str) -> int:
+        """Samples in the shards of a split part."""
+        return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
 
 
 def prepare_dataset(
@@ -368,3 +407,95 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
+
+
+@contextlib.contextmanager
+def preparation_lock(folder: Path) -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder.
+
+    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
+    nobody. File systems without locks are passed over.
+
+    Raises:
+        RefusedError: Another process prepares the dataset right now.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlReport:
+    """What was found when a JSONL file was indexed.
+
+    Attributes:
+        path: The file; a URL as text.
+        index: The index that was written.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: Path | str
+    index: Path | str
+    samples: int
+    size_bytes: int
+    elapsed_s: float
+
+
+def prepare_jsonl(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
+) -> JsonlReport:
+    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
+
+    Args:
+        path: The file, or its URL. An object is read once, front to back.
+        progress: Called now and then with (bytes read, size of the file, samples found).
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        DecodingError: Lines hold no JSON object; names the first ones.
+        EmptyDatasetError: There is no sample.
+        ReadError: There is no such object, or it cannot be reached.
+        OSError: The index cannot be written.
+    """
+    location, begun_s = located(path), time.monotonic()
+    is_remote = is_url(location)
+    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+
+    def tell(done: int, samples: int) -> None:
+        if progress is not None:
+            progress(done, size_bytes, samples)
+
+    if is_remote:
+        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
+            index = Path(folder, "index")
+            samples = write_jsonl_index(location, target=index, progress=tell)
+            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+    else:
+        samples = write_jsonl_index(location, progress=tell)
+    return JsonlReport(
+        path=location if is_remote else Path(location),
+        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        samples=samples,
+        size_bytes=size_bytes,
+        elapsed_s=time.monotonic() - begun_s,
+    )
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there. Raises DatasetNotFoundError when it is not."""
+    path = Path(path)
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{path}: no such file")
+    return path

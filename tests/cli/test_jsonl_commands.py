@@ -8,7 +8,7 @@ from cli_runs import run
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.jsonl import jsonl_index_path, read_jsonl_index
-from energon_grain.prepare import lint_jsonl as lint_module
+from energon_grain.prepare import lint as lint_module
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.prepare.lint import lint_dataset
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.testing import make_blob_dataset, write_tars
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
-import threading
+import sys
 import time
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import msgspec
@@ -13,18 +15,25 @@ import pytest
 from patience import PATIENCE_S
 from records import msgpack_record, write_records
 
-from energon_grain.conversion.read_back import written_samples
-from energon_grain.conversion.samples import SampleDigest, UnfitSampleError, shard_samples
-from energon_grain.conversion.shard_conversion import ShardTask, convert_shard
-from energon_grain.conversion.shard_processes import ShardProcesses
-from energon_grain.conversion.shard_writers import RecordWriter
-from energon_grain.errors import DatasetNotFoundError, WorkerError
+from energon_grain.conversion.shards import (
+    RecordWriter,
+    SampleDigest,
+    ShardTask,
+    UnfitSampleError,
+    WrittenShard,
+    convert_shard,
+    shard_samples,
+    written_samples,
+)
+from energon_grain.errors import WorkerError
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.prepare.executors import Processes
 from energon_grain.testing import make_blob_dataset, make_text_dataset
 
 
 def task_of(source: Path, folder: Path, shard: str = "shard_000.tar") -> ShardTask:
     return ShardTask(
-        source=str(source),
+        source=open_folder(source),
         shard=shard,
         target=str(folder / "x.array_record"),
         record=str(folder / "x.json"),
@@ -37,13 +46,14 @@ def task_of(source: Path, folder: Path, shard: str = "shard_000.tar") -> ShardTa
 def test_a_shard_in_a_process(tmp_path: Path) -> None:
     source = make_text_dataset(tmp_path / "texts", n=30, shards=2)
     task = task_of(source, tmp_path)
-    written = ShardProcesses().convert(task)
+    with Processes(1) as executor:
+        written = executor.submit(convert_shard, task).result()
     assert (written.samples, written.verified) == (15, True)
     assert msgspec.json.decode((tmp_path / "x.json").read_bytes()) == msgspec.to_builtins(written)
     assert list(written_samples(tmp_path / "x.array_record", "array-record")) == list(
-        shard_samples(source, "shard_000.tar")
+        shard_samples(task.source, "shard_000.tar")
     )
-    again = convert_shard(msgspec.structs.replace(task, target=str(tmp_path / "y.array_record")))
+    again = convert_shard(dataclasses.replace(task, target=str(tmp_path / "y.array_record")))
     assert again == written
 
 
@@ -55,46 +65,50 @@ def test_a_part_that_is_too_large_for_a_record(tmp_path: Path) -> None:
 
 
 def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="nothing-here"):
-        ShardProcesses().convert(task_of(tmp_path / "nothing-here", tmp_path))
+    source = make_text_dataset(tmp_path / "texts", n=30, shards=2)
+    (source / "shard_000.tar").unlink()
+    with Processes(1) as executor, pytest.raises(OSError, match=r"shard_000\.tar") as caught:
+        executor.submit(convert_shard, task_of(source, tmp_path)).result()
+    with pytest.raises(type(caught.value)) as here:
+        convert_shard(task_of(source, tmp_path))
+    assert str(here.value) == str(caught.value)
 
 
-def interrupted(source: Path, folder: Path, number: signal.Signals) -> tuple[ShardProcesses, list[Exception]]:
-    """Send a signal to the process that converts a shard when it has begun; what the conversion met then."""
-    processes, met = ShardProcesses(), list[Exception]()
-
-    def work() -> None:
-        try:
-            processes.convert(task_of(source, folder))
-        except WorkerError as error:
-            met.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+def begin(task: ShardTask, executor: Executor) -> Future[WrittenShard]:
+    """Convert a shard in a child process; returns when it has begun."""
+    future = executor.submit(convert_shard, task)
+    folder, deadline = Path(task.target).parent, time.monotonic() + PATIENCE_S
     while not list(folder.glob(".x*")) and time.monotonic() < deadline:
         time.sleep(0.002)
-    for process in list(processes._running):
-        os.kill(process.pid, number)
-    thread.join()
-    return processes, met
+    return future
 
 
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_process_that_dies(tmp_path: Path) -> None:
     source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
-    processes, met = interrupted(source, tmp_path, signal.SIGKILL)
-    assert "x.array_record: the process that wrote it ended unexpectedly" in str(met[0])
+    before = children()
+    with Processes(1) as executor:
+        future = begin(task_of(source, tmp_path), executor)
+        os.kill((children() - before).pop(), signal.SIGKILL)
+        with pytest.raises(WorkerError, match="ended unexpectedly"):
+            future.result()
     assert not (tmp_path / "x.json").exists()
-    processes.close()
-    with pytest.raises(WorkerError, match="was ended"):
-        processes.convert(task_of(source, tmp_path))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_control_c_is_left_to_the_parent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A terminal sends it to all processes of a command; each would print a traceback of its own."""
     source = make_blob_dataset(tmp_path / "blobs", n=400, shards=1, sample_bytes=100_000)
-    _, met = interrupted(source, tmp_path, signal.SIGINT)
-    assert (met, capfd.readouterr().err) == ([], "")
+    before = children()
+    with Processes(1) as executor:
+        future = begin(task_of(source, tmp_path), executor)
+        os.kill((children() - before).pop(), signal.SIGINT)
+        assert future.result().samples == 400
+    assert capfd.readouterr().err == ""
     assert (tmp_path / "x.json").exists()
 
 

@@ -24,8 +24,8 @@ from energon_grain import (
 )
 from energon_grain.errors import DatasetNotFoundError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.dataset_summary import summarize_dataset
-from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.storage.epath import EPath
 from energon_grain.testing import write_tars
 

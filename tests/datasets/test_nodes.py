@@ -268,7 +268,7 @@ def test_pairs_in_a_concatenation(text_dataset: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("several", [tuple, list, iter])
 def test_mixtures_take_one_iterable(several: Callable[[Any], Any]) -> None:
-    a, b = leaf("a"), leaf("b")
+    a, b = leaf("s3://nowhere/a"), leaf("s3://nowhere/b")
     pairs = [(a, 0.6), (b, 0.4)]
     assert BlendDataset(several(pairs)) == BlendDataset(*pairs)
     assert BlendEpochizedDataset(several(pairs)) == BlendEpochizedDataset(*pairs)

@@ -17,7 +17,7 @@ from energon_grain import Stream, WorkerConfig, get_train_dataset, get_val_datas
 from energon_grain.errors import DatasetNotFoundError, StaleIndexError
 from energon_grain.formats.jsonl import write_jsonl_index
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.storage_settings import StorageSettings, use_storage

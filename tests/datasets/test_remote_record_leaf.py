@@ -14,8 +14,8 @@ from stream_hosts import open_share, text_batches
 from energon_grain.errors import ReadError, StaleIndexError
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.dataset_summary import summarize_dataset
-from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
 from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage

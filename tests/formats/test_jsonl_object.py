@@ -22,7 +22,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats import jsonl as jsonl_object
 from energon_grain.formats.jsonl import JsonlFile, open_jsonl
-from energon_grain.prepare.jsonl_preparation import prepare_jsonl
+from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.storage_settings import StorageSettings, use_storage
 

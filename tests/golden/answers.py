@@ -93,7 +93,7 @@ def _form(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _form(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_form(value[0])] if value else []
+        return [_form(value[0])] if value and isinstance(value[0], dict) else "list"
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 

@@ -20,7 +20,7 @@ from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.metadataset.open_join import join_inputs, open_join
 from energon_grain.metadataset.prepare_joins import find_joins, prepare_metadataset
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_adopt import energon_names_of
+from energon_grain.prepare.join_build import energon_names_of
 from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.testing import write_tars
 

@@ -21,7 +21,7 @@ from energon_grain.metadataset.open_join import join_inputs, open_join
 from energon_grain.metadataset.prepare_joins import find_joins, prepare_metadataset
 from energon_grain.metadataset.tree import Join
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_adopt import adopt_join_index, energon_names_of
+from energon_grain.prepare.join_build import adopt_join_index, energon_names_of
 from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.testing import write_tars
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from energon_grain.errors import DatasetNotFoundError, SplitError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.dataset_summary import PartSummary, SplitSummary, size_bins, summarize_dataset
+from energon_grain.prepare.summary import PartSummary, SplitSummary, size_bins, summarize_dataset
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 
@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_the_samples(
 ) -> None:
     join_of(200_000)
     whole = summarize_dataset(tmp_path / "primary")
-    monkeypatch.setattr("energon_grain.prepare.dataset_summary._BLOCK_SAMPLES", 10_000)
+    monkeypatch.setattr("energon_grain.prepare.summary._BLOCK_SAMPLES", 10_000)
     tracemalloc.start()
     try:
         blocks = summarize_dataset(tmp_path / "primary")

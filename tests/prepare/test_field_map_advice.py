@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon_grain.prepare.field_map_advice import propose_expression
+from energon_grain.prepare.dataset_definition import propose_expression
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKey
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_array import JoinArray, JoinedArray
-from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_build import JoinArray, JoinedArray, build_join
 from energon_grain.prepare.join_input import JoinedSamples, JoinInput, read_join_input
 from energon_grain.testing import write_tars
 

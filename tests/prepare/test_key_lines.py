@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from energon_grain.prepare.key_lines import read_key_lines
+from energon_grain.prepare.join_build import read_key_lines
 
 LINES = st.lists(st.text("aé\r", max_size=4).filter(lambda line: not line.endswith("\r")), max_size=8)
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from energon_grain.formats.tar.scan import scan_tar
-from energon_grain.prepare.sample_preview import preview_samples, shorten
+from energon_grain.prepare.dataset_definition import preview_samples, shorten
 from energon_grain.testing import write_tars
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import energon_grain
 from energon_grain.errors import ConfigError
-from energon_grain.prepare.sample_types import SAMPLE_TYPES, class_reference, data_fields, find_sample_type
+from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, class_reference, data_fields, find_sample_type
 from energon_grain.samples.sample import Sample
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError
-from energon_grain.prepare.shard_listing import find_shards
+from energon_grain.prepare.listing import find_shards
 
 
 def touch(root: Path, *names: str) -> None:

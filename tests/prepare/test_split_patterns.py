@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon_grain.errors import ConfigError, SplitError
-from energon_grain.prepare.split_patterns import compile_pattern, parse_split_parts, split_by_patterns
+from energon_grain.prepare.listing import compile_pattern, parse_split_parts, split_by_patterns
 
 SHARDS = [f"shards/shard_{number:03d}.tar" for number in range(12)] + ["extra/deep/x.tar", "y.tar"]
 

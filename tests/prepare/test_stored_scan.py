@@ -8,7 +8,7 @@ from full_disk import size_limit
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
-from energon_grain.prepare.stored_scan import ShardIdentity, encode_scan, load_scan, store_scan
+from energon_grain.prepare.scan import ShardIdentity, encode_scan, load_scan, store_scan
 from energon_grain.testing import write_tars
 
 COLUMNS = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")

@@ -14,8 +14,7 @@ from arrays import numbered, write_array
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_rows import JoinIndex
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_array import JoinArray
-from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_build import JoinArray, build_join
 from energon_grain.prepare.join_input import read_join_input
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource

@@ -35,9 +35,9 @@ from energon_grain import (
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.prepare_joins import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.dataset_summary import summarize_dataset
-from energon_grain.prepare.jsonl_preparation import prepare_jsonl
-from energon_grain.prepare.lint_dataset import lint_dataset
+from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.preparation import prepare_jsonl
+from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.testing import make_text_dataset
 
 TEXT = "Zeile\r\n\n見\n"

@@ -1,4 +1,4 @@
-"""What a prepared dataset holds, from its index: no tar is read."""
+"""What `energon-grain info` says of a dataset, an array or a JSONL file, without reading its samples."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.sources.arrays import ArrayGroupSource
+from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.location import join
 from energon_grain.storage.read_whole import read_beginning
 
@@ -228,3 +230,94 @@ def _describe_config(
     named = config.sample_type or (config.class_ref if config.kind == "custom" else None)
     sample_type = None if named is None else f"{named.module}.{named.name}"
     return config.kind, sample_type, dict(config.field_map or {}), dict(config.subflavors), config.split_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayForm:
+    """What one array is.
+
+    Attributes:
+        type: Of its numbers.
+        row_shape: Of a row.
+        row_bytes: Size of a row.
+        chunk_rows: Consecutive rows that are decompressed together.
+    """
+
+    type: str
+    row_shape: tuple[int, ...]
+    row_bytes: int
+    chunk_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySummary:
+    """What a group of arrays holds; an array is a group of one.
+
+    Attributes:
+        path: The folder.
+        samples: Number of rows.
+        size_bytes: Size of all rows, not compressed.
+        content_id: Digest of what the arrays hold; see `ArraySource.content_id`.
+        arrays: By name.
+    """
+
+    path: str
+    samples: int
+    size_bytes: int
+    content_id: str
+    arrays: dict[str, ArrayForm]
+
+
+def summarize_arrays(path: str | os.PathLike[str]) -> ArraySummary:
+    """Describe an array or group.
+
+    Raises:
+        EnergonGrainError: As `ArrayGroupSource` does.
+        FormatError: TensorStore cannot read an array.
+    """
+    source = ArrayGroupSource(path)
+    arrays = {
+        name: ArrayForm(
+            type=array.dtype.name, row_shape=array.row_shape, row_bytes=array.row_bytes, chunk_rows=array.chunk_rows
+        )
+        for name, array in source.arrays.items()
+    }
+    return ArraySummary(
+        path=source.path,
+        samples=len(source),
+        size_bytes=len(source) * sum(array.row_bytes for array in arrays.values()),
+        content_id=source.content_id,
+        arrays=arrays,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlSummary:
+    """What a JSONL file holds.
+
+    Attributes:
+        path: The file.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        content_id: Digest of where its samples lie.
+        sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
+    """
+
+    path: str
+    samples: int
+    size_bytes: int
+    content_id: str
+    sizes: tuple[SizeBin, ...]
+
+
+def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
+    """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlSource` does."""
+    source = JsonlSource(path)
+    sizes = source.sizes(np.arange(len(source)))
+    return JsonlSummary(
+        path=str(path),
+        samples=len(source),
+        size_bytes=int(sizes.sum()),
+        content_id=source.content_id,
+        sizes=size_bins(sizes),
+    )

@@ -1,0 +1,354 @@
+"""Where shards are scanned and converted: the one seam is `concurrent.futures.Executor`.
+
+`own_executor` chooses among those of this machine: `Inline`, threads for objects in stores, `Processes`. A caller may
+bring another; `RayExecutor` is a cluster.
+
+`concurrent.futures.ProcessPoolExecutor` would either fork a process with threads, or import the caller's `__main__`
+again in every child, so that a script without a main guard prepares its dataset recursively; and one child that dies
+breaks all of its calls. So `Processes` has children of its own: each is a small loop between two pipes that knows
+nothing of the caller's program. It is forked where this process has a single thread, as the command line has (5 ms),
+and a program otherwise (0.3 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from concurrent import futures
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, BinaryIO, ParamSpec, TypeVar
+
+from energon_grain.errors import ConfigError, WorkerError
+
+_WORTH_FORKING_BYTES = 16 << 20
+_WORTH_STARTING_BYTES = 64 << 20
+_OBJECTS_AT_ONCE = 16
+_CONNECT_TIMEOUT_S = 10
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) -> Generator[Executor]:
+    """The executor of this machine that is quickest for some jobs. Leaving the block ends it, in the middle of jobs.
+
+    Args:
+        num_workers: Processes at most; 0 works in this process, None takes one for each core (at most 16). For objects
+            in a store: threads, None takes 16.
+        jobs: How many there will be.
+        size_bytes: Size of the files they read: starting processes takes longer than reading little. None for objects
+            in a store, which are waited for in threads.
+
+    Raises:
+        ConfigError: `num_workers` is negative.
+    """
+    if num_workers is not None and num_workers < 0:
+        raise ConfigError(f"num_workers is {num_workers}: give 0 (no processes) or more.")
+    if size_bytes is None:
+        threads = _OBJECTS_AT_ONCE if num_workers is None else max(num_workers, 1)
+        executor: Executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-grain")
+    else:
+        workers = min(_cores() if num_workers is None else num_workers, jobs)
+        worth = size_bytes >= (_WORTH_FORKING_BYTES if _may_fork() else _WORTH_STARTING_BYTES)
+        executor = Processes(workers) if workers > 1 and worth else Inline()
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 16)
+
+
+class Inline(Executor):
+    """Runs a call when it is submitted."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call; an interrupt goes to who submits it."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Processes(ThreadPoolExecutor):
+    """Runs calls of functions of modules in child processes, one call at a time in each.
+
+    An exception travels as itself. A child that dies makes a `WorkerError` of the call that it ran, and only of that
+    one; another child takes its place. Children end with this process, at the latest after the call they are in.
+
+    Args:
+        processes: How many children; they start at once.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(processes, thread_name_prefix="energon-grain")
+        self._lock, self._ended = Lock(), False
+        self._children: set[_Child] = set()
+        self._idle: SimpleQueue[_Child | None] = SimpleQueue()
+        for _ in range(processes):
+            self._idle.put(self._start())
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call in a child when one is free."""
+        return super().submit(self._call, pickle.dumps((fn, args, kwargs)))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for all calls, and end the children; or end those that run as well, if futures are to be cancelled."""
+        super().shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
+        with self._lock:
+            self._ended = True
+            for child in self._children:
+                os.kill(child.pid, signal.SIGKILL)
+        super().shutdown()  # no thread reads from a child any more
+        while self._children:
+            self._children.pop().close()
+
+    def _start(self) -> _Child:
+        with self._lock:
+            if self._ended:
+                raise WorkerError("the worker processes were ended")
+            child = _fork() if _may_fork() else _spawn()
+            self._children.add(child)
+            return child
+
+    def _call(self, call: bytes) -> Any:
+        child = None
+        try:
+            child = self._idle.get() or self._start()
+            done, value = child.call(call)
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+            assert child is not None
+            with self._lock:
+                if not self._ended:
+                    self._children.discard(child)
+                    child.close()
+            child = None
+            raise WorkerError("the worker process ended unexpectedly (out of memory?)") from None
+        finally:
+            self._idle.put(child)
+        if done:
+            return value
+        raise value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Child:
+    pid: int
+    calls: BinaryIO
+    replies: BinaryIO
+
+    def call(self, call: bytes) -> tuple[bool, Any]:
+        self.calls.write(call)
+        self.calls.flush()
+        return pickle.load(self.replies)
+
+    def close(self) -> None:
+        """Wait for a child that was killed or died."""
+        with contextlib.suppress(BrokenPipeError):
+            self.calls.close()
+        self.replies.close()
+        with contextlib.suppress(ChildProcessError):  # where the caller's program ignores SIGCHLD
+            os.waitpid(self.pid, 0)
+
+
+def _may_fork() -> bool:
+    """Say whether this process has one thread only, native ones counted: then a fork copies it whole."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def _fork() -> _Child:
+    calls_read, calls_write = os.pipe()
+    replies_read, replies_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(calls_write)
+            os.close(replies_read)
+            serve(calls_read, replies_write)
+            code = 0
+        finally:
+            os._exit(code)
+    return _child(pid, calls_read, calls_write, replies_read, replies_write)
+
+
+def _spawn() -> _Child:
+    calls_read, calls_write = os.pipe()
+    replies_read, replies_write = os.pipe()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = f"from {__name__} import main; main()"
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", program],
+        environment,
+        file_actions=[(os.POSIX_SPAWN_DUP2, calls_read, 0), (os.POSIX_SPAWN_DUP2, replies_write, 1)],
+    )
+    return _child(pid, calls_read, calls_write, replies_read, replies_write)
+
+
+def _child(pid: int, calls_read: int, calls_write: int, replies_read: int, replies_write: int) -> _Child:
+    os.close(calls_read)
+    os.close(replies_write)
+    return _Child(pid=pid, calls=open(calls_write, "wb"), replies=open(replies_read, "rb"))
+
+
+def main() -> None:
+    """Serve what comes through standard input; what is printed meanwhile goes to standard error."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    serve(0, replies)
+
+
+def serve(calls: int, replies: int) -> None:
+    """Run call after call from one descriptor until it ends, and send what each returned or raised to the other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    with open(calls, "rb", closefd=False) as file:
+        while True:
+            try:
+                fn, args, kwargs = pickle.load(file)
+            except EOFError:
+                return
+            try:
+                reply = True, fn(*args, **kwargs)
+            except Exception as error:
+                reply = False, _portable(error)
+            content = memoryview(pickle.dumps(reply))
+            try:
+                while content:
+                    content = content[os.write(replies, content) :]
+            except BrokenPipeError:
+                return  # the parent is gone; what was finished is kept for the next run
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one that says the same where its class does not survive pickling."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class RayExecutor(Executor):
+    """Runs calls as tasks of a Ray cluster that exists already; nothing of the cluster is started or stopped.
+
+    A program that is connected to Ray keeps its connection; otherwise one is made, and ended by `shutdown`. Functions
+    of modules go to the nodes by name, so the nodes must have energon-grain, or get it by Ray's `runtime_env`.
+
+    A task whose process or node dies is started again by Ray, up to `max_retries` times. An exception of the function
+    itself is that of its future. Cancelling a future interrupts its task, also one that is running.
+
+    Args:
+        address: `auto` is the cluster of the environment variable `RAY_ADDRESS`, or the one on this machine; or
+            `HOST:PORT`, or `ray://HOST:10001` from outside of the cluster. Unused by a program that is connected.
+        max_retries: How often Ray starts a task again whose process or node died.
+        num_cpus: Cores that a task counts for; 0.5 runs two on a core, where reading headers waits for storage.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, address: str = "auto", *, max_retries: int = 3, num_cpus: float = 1) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError(f"Ray cannot be imported ({error}): pip install 'energon-grain[ray]'.") from error
+        self._ray: Any = ray  # its types are not complete
+        self._connected_here = not ray.is_initialized()
+        if self._connected_here:
+            if address == "auto":
+                address = os.environ.get("RAY_ADDRESS") or address
+            try:
+                _check_reachable(address)
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f"Cannot connect to a Ray cluster at {address!r} ({error}). Start one on this machine by "
+                    f"`ray start --head`, or give the HOST:PORT of a running one."
+                ) from error
+        self._call = ray.remote(num_cpus=num_cpus, max_retries=max_retries)(_call)
+        self._pending: set[Future[Any]] = set()
+        self._tasks: dict[Future[Any], Any] = {}  # who takes a future out, its result or its cancellation, settles it
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start a task; its future is done as soon as the result is in this process."""
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        task = self._call.remote(fn, args, kwargs)
+        future: Future[T] = Future()
+        self._pending.add(future)
+        self._tasks[future] = task
+        future.add_done_callback(self._forget)
+        task.future().add_done_callback(functools.partial(self._pass_on, future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and end the connection if it is ours; without `wait` it stays until the program ends.
+
+        Args:
+            wait: Return when all futures are done.
+            cancel_futures: Cancel the futures that are not.
+        """
+        self._closed = True
+        pending = list(self._pending)
+        if cancel_futures:
+            for future in pending:
+                future.cancel()
+        if wait:
+            futures.wait(pending)
+            if self._connected_here:
+                self._connected_here = False
+                self._ray.shutdown()
+
+    def _pass_on(self, future: Future[Any], done: Future[Any]) -> None:
+        """Give `future` what Ray's own future has, which is not returned itself because it cannot cancel the task."""
+        if self._tasks.pop(future, None) is None or not future.set_running_or_notify_cancel():
+            return
+        error: Any = done.exception()
+        if error is None:
+            future.set_result(done.result())
+            return
+        if isinstance(error, self._ray.exceptions.RayTaskError) and error.cause is not None:
+            # The function raised `cause`; Ray's error has the traceback on the node as its message.
+            error.cause.__cause__, error = error, error.cause
+        future.set_exception(error)
+
+    def _forget(self, future: Future[Any]) -> None:
+        self._pending.discard(future)
+        task = self._tasks.pop(future, None)
+        if task is not None:  # cancelled: whoever waits for the future need not wait until the task notices
+            future.set_running_or_notify_cancel()
+            self._ray.cancel(task)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT, for which Ray would take more than three minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+
+
+def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    return fn(*args, **kwargs)

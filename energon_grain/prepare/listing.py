@@ -1,0 +1,310 @@
+"""Which files are shards, in an order that does not depend on the disk, and which split part each goes to."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
+from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
+from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.storage_settings import storage_settings
+
+COMPRESSED_SUFFIXES = {
+    ".tgz": "gzip",
+    ".tar.gz": "gzip",
+    ".tbz2": "bzip2",
+    ".tar.bz2": "bzip2",
+    ".txz": "xz",
+    ".tar.xz": "xz",
+    ".tar.zst": "zstd",
+}
+"""What names of compressed tar files end with, and the tool that decompresses each."""
+TAR_SUFFIX = ".tar"
+DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
+
+
+def find_shards(
+    root: str | os.PathLike[str], *, exclude: str | None = None, suffix: str = TAR_SUFFIX
+) -> tuple[str, ...]:
+    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
+
+    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
+
+    Args:
+        root: The dataset folder, or its URL.
+        exclude: A regular expression; shards in whose relative path it is *found* are left out.
+        suffix: What their names end with: `.tar` or `.array_record`.
+
+    Raises:
+        DatasetNotFoundError: `root` is no folder, or holds no such file.
+        ReadError: The store cannot be listed.
+        TarError: There are compressed tars among them, which cannot be read at random offsets.
+        ConfigError: `exclude` is no regular expression, or leaves nothing; a name is not UTF-8.
+    """
+    endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
+    files = list_files(root, what=suffix)
+    found = [name for name in files if name.endswith(endings)]
+    if not found:
+        others = sum(name.endswith(RECORD_SUFFIX) for name in files)
+        advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
+        advice = advice if files else " Nothing else lies there either: check the path."
+        raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
+    kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
+    refuse_compressed(kept)
+    refuse_unwritable(kept)
+    return tuple(kept)
+
+
+def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:
+    """List the files below a folder or URL, relative to it, without those in `.nv-meta`; see `find_shards`."""
+    location = located(root)
+    if is_url(location):
+        names = shared_client(storage_settings()).list(location)
+        return [name for name in names if META_FOLDER not in name.split("/") and not name.endswith("/")]
+    if not os.path.isdir(location):
+        raise DatasetNotFoundError(f"{location}: not a folder. Give the folder that holds the {what} files.")
+    return list(_walk(Path(location), Path(location), frozenset()))
+
+
+def exclude_shards(shards: Sequence[str], exclude: str | None) -> list[str]:
+    """Leave out the shards in whose name the regular expression is found; their order is kept."""
+    if exclude is None:
+        return list(shards)
+    try:
+        pattern = re.compile(exclude)
+    except re.error as error:
+        raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
+    kept = [name for name in shards if not pattern.search(name)]
+    if not kept:
+        raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
+    return kept
+
+
+def refuse_compressed(shards: Sequence[str]) -> None:
+    """Raise TarError where names say that archives are compressed."""
+    compressed = [name for name in shards if name.endswith(tuple(COMPRESSED_SUFFIXES))]
+    if not compressed:
+        return
+    example = compressed[0]
+    suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
+    others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
+    raise TarError(
+        f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
+        f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the compressed "
+        f"file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+    )
+
+
+def refuse_unwritable(shards: Sequence[str]) -> None:
+    """Raise ConfigError where a name is not UTF-8, which split files and indices are."""
+    for name in shards:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise ConfigError(
+                f"{shown}: the name is not UTF-8, as the files that name shards must be. Rename the file, or leave it "
+                f"out with --exclude."
+            ) from None
+
+
+def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Yield the files below `folder` relative to `root`; a link back to a folder above it is not entered."""
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != META_FOLDER:
+                    yield from _walk(root, Path(entry.path), above | {identity})
+            elif entry.is_file():
+                yield os.path.relpath(entry.path, root)
+
+
+def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns.
+
+    Raises:
+        ConfigError: An argument has no name or no pattern.
+    """
+    patterns: dict[str, tuple[str, ...]] = {}
+    for argument in arguments:
+        name, colon, pattern = argument.partition(":")
+        if not (colon and name and pattern) or name in ("glob", "re") or "=" in name:
+            raise ConfigError(
+                f"split part {argument!r}: write NAME:PATTERN, NAME:glob:PATTERN or NAME:re:REGEX, "
+                f"such as 'train:glob:shards/{{000..007}}.tar'."
+            )
+        patterns[name] = (*patterns.get(name, ()), pattern)
+    return patterns
+
+
+def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Give each part the shards that one of its patterns matches, in the order of `shards`.
+
+    A shard may be in several parts, or in none.
+
+    | written | meaning |
+    |---|---|
+    | `glob:shards/{000..007}.tar` | braces are expanded, then `*`, `?`, `[…]` (in a folder) and `**` (across folders) |
+    | `re:shard_00[89]` | a regular expression, found anywhere in the path; its braces are its own |
+    | `shards/00{8,9}.*` | as in Energon: braces, then regular expressions that match the beginning of the path |
+
+    Raises:
+        SplitError: A pattern matches nothing: a part that is silently smaller, or empty, would not be noticed.
+        ConfigError: A pattern is malformed.
+    """
+    if not patterns:
+        raise ConfigError("split patterns: give at least one, such as {'train': 'glob:shards/*.tar'}.")
+    parts: dict[str, tuple[str, ...]] = {}
+    for name, written in patterns.items():
+        chosen: set[str] = set()
+        for pattern in (written,) if isinstance(written, str) else written:
+            matches = compile_pattern(pattern)
+            matched = [shard for shard in shards if matches(shard)]
+            if not matched:
+                raise SplitError(_nothing_matched(name, pattern, shards))
+            chosen.update(matched)
+        parts[name] = tuple(shard for shard in shards if shard in chosen)
+    return parts
+
+
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """Make the test for one pattern of the table above.
+
+    Raises:
+        ConfigError: The pattern is malformed.
+    """
+    try:
+        if pattern.startswith("re:"):
+            regex = re.compile(pattern.removeprefix("re:"))
+            return lambda shard: regex.search(shard) is not None
+        if pattern.startswith("glob:"):
+            written = expand_braces(pattern.removeprefix("glob:"))
+            names = {one for one in written if not any(sign in one for sign in "*?[")}
+            globs = [re.compile(glob_to_regex(one)) for one in written if one not in names]
+            return lambda shard: shard in names or any(one.fullmatch(shard) for one in globs)
+        regexes = [re.compile(one) for one in expand_braces(pattern)]
+        return lambda shard: any(one.match(shard) for one in regexes)
+    except (re.error, ValueError) as error:
+        hint = ""
+        if not pattern.startswith(("glob:", "re:")):
+            hint = f". Without a prefix, a pattern is a regular expression; write glob:{pattern} for a shell pattern."
+        raise ConfigError(f"split pattern {pattern!r} is malformed: {error}{hint}") from error
+
+
+def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:
+    hint = ""
+    if not pattern.startswith(("glob:", "re:")):
+        as_glob = compile_pattern(f"glob:{pattern}")
+        if any(as_glob(shard) for shard in shards):
+            hint = f" As a shell pattern it would match: write {name}:glob:{pattern}."
+    return (
+        f"split part {name!r}: pattern {pattern!r} matches none of the {len(shards)} shards "
+        f"({shards[0]} … {shards[-1]}).{hint} Patterns are compared with paths relative to the dataset."
+    )
+
+
+def parse_ratio(text: str) -> dict[str, float]:
+    """Read `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names).
+
+    Raises:
+        ConfigError: Anything else, or ratios that `check_ratio` refuses.
+    """
+    pieces = [piece.strip() for piece in text.split(",")]
+    try:
+        if all("=" in piece for piece in pieces):
+            names = [piece.split("=", 1)[0].strip() for piece in pieces]
+            if len(set(names)) < len(names):
+                raise ConfigError(f"split ratio {text!r} names a part twice.")
+            ratio = dict(zip(names, [float(piece.split("=", 1)[1]) for piece in pieces], strict=True))
+        else:
+            ratio = name_ratio([float(piece) for piece in pieces])
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"split ratio {text!r}: give three numbers for train, val and test, such as 8,1,1, or names, such as "
+            f"train=9,val=1."
+        ) from error
+    check_ratio(ratio)
+    return ratio
+
+
+def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
+    """Give a bare sequence the names train, val and test; a mapping stays as it is."""
+    if isinstance(ratio, Mapping):
+        named = {**ratio}
+    elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
+        named = dict(zip(DEFAULT_PARTS[: len(ratio)], ratio, strict=True))
+    else:
+        raise ConfigError(
+            f"split ratio {list(ratio)}: bare numbers stand for train, val and test, so there may be at most three. "
+            f"Name the parts to have others: train=8,val=1,extra=1."
+        )
+    check_ratio(named)
+    return named
+
+
+def check_ratio(ratio: Mapping[str, float]) -> None:
+    """Raise ConfigError unless the ratios are finite, not negative and not all zero."""
+    for name, value in ratio.items():
+        if not name or not math.isfinite(value) or value < 0:
+            raise ConfigError(
+                f"split ratio of {name!r} is {value}: a ratio is a number of at least 0, of a named part."
+            )
+    if not any(ratio.values()):
+        raise ConfigError(f"split ratio {dict(ratio)}: at least one part must have more than 0.")
+
+
+def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, int]:
+    """Say how many of `shard_count` shards each part gets: the counts add up to `shard_count`.
+
+    The largest-remainder method on exact fractions of the decimal text: 7, 2, 1 of ten shards are seven, two and one,
+    where a running sum of floats (0.7 + 0.2 + 0.1 < 1) would drop the last one.
+
+    Parts with a ratio of 0 are left out. The others get at least one shard each; beyond that a count differs from the
+    exact share by less than one, except where a larger part gave a shard up for that minimum. Of equal remainders the
+    earlier part comes first.
+
+    Raises:
+        SplitError: There are fewer shards than parts with a positive ratio.
+    """
+    shares = {name: Fraction(str(value)) for name, value in ratio.items() if value > 0}
+    if shard_count < len(shares):
+        raise SplitError(
+            f"{shard_count} shard{'s' * (shard_count != 1)} cannot be dealt to {len(shares)} parts "
+            f"({', '.join(shares)}): each needs at least one. Give a split ratio with fewer parts (1,0,0 puts all into "
+            f"train), or write the data into more shards."
+        )
+    total = sum(shares.values())
+    exact = {name: share * shard_count / total for name, share in shares.items()}
+    counts = {name: math.floor(value) for name, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
+    for name in by_remainder[: shard_count - sum(counts.values())]:
+        counts[name] += 1
+    for name in [name for name, count in counts.items() if count == 0]:
+        giver = max(counts, key=lambda other: (counts[other] > 1, counts[other] - exact[other], counts[other]))
+        counts[giver] -= 1
+        counts[name] = 1
+    return counts
+
+
+def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """Cut the list of shards, in its order, into consecutive parts of the sizes of `shards_per_part`: none is lost."""
+    parts: dict[str, tuple[str, ...]] = {}
+    start = 0
+    for name, count in shards_per_part(len(shards), ratio).items():
+        parts[name] = tuple(shards[start : start + count])
+        start += count
+    return parts
