@@ -130,8 +130,7 @@ from .metadataset.flat import traverse_metadataset as traverse_metadataset
 from .metadataset.load import load_dataset as load_dataset
 from .metadataset.prepare_joins import prepare_metadataset as prepare_metadataset
 from .samples.batch import Batch as Batch
-from .samples.edataclass import edataclass as edataclass
-from .samples.sample import Sample as Sample
+from .samples.sample import Sample as Sample, edataclass as edataclass
 from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info
 from .samples.types import (
     CaptioningSample as CaptioningSample,

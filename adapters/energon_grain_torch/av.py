@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energon_grain.samples.edataclass import edataclass
-from energon_grain.transforms.content import media_extension
+from energon_grain.samples.sample import edataclass
 from energon_grain.transforms.image import PASSES, check_size
-from energon_grain.transforms.media import decode_pyav
+from energon_grain.transforms.media import decode_pyav, media_extension
 
 Buffer = bytes | memoryview
 Clip = tuple[torch.Tensor, tuple[float, float]]

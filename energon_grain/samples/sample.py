@@ -1,9 +1,9 @@
-"""The base of every sample type."""
+"""The base of every sample type, and the decorator of sample and batch types."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,20 @@ from energon_grain.samples.registration import register_type
 from energon_grain.samples.source_info import SourceInfo
 
 S = TypeVar("S", bound="Sample")
+T = TypeVar("T")
+
+BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
+"""Names of the metadata fields that every sample and every batch has."""
+
+
+@dataclass_transform(kw_only_default=True)
+def edataclass(cls: type[T]) -> type[T]:
+    """Make `cls` a dataclass with keyword-only fields and slots.
+
+    The same as `@dataclass(kw_only=True, slots=True)`. Use `dataclass` itself where other options are needed; a plain
+    `@dataclass` works on subclasses of our types too, at the cost of a `__dict__` per instance.
+    """
+    return dataclass(kw_only=True, slots=True)(cls)
 
 
 @dataclass(kw_only=True, slots=True, weakref_slot=True)
@@ -104,12 +118,6 @@ class Sample:
         What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.pinning`.
         """
         return pin_memory(self)
-
-
-BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
-"""Names of the metadata fields that every sample and every batch has."""
-
-T = TypeVar("T")
 
 
 def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:

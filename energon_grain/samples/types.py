@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.registration import register_type
-from energon_grain.samples.sample import Sample
+from energon_grain.samples.sample import Sample, edataclass
 
 
 class CrudeSample(dict[str, Any]):

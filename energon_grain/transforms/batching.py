@@ -19,12 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
+from energon_grain.samples.pinning import METADATA_FIELDS
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.source_info import get_source_info
 from energon_grain.samples.types import CrudeSample
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+
+_LISTED = METADATA_FIELDS  # one entry a sample
+_PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types that need no further look
+WORTH_A_LOOK = 16 << 10
+"""Bytes of an array from which on it pays to look whether a stack of them is there already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +108,6 @@ def _stack(batch: Sequence[Array]) -> Array:
     return _concatenate(batch).reshape(len(batch), *first.shape)
 
 
-WORTH_A_LOOK = 16 << 10
-"""Bytes of an array from which on it pays to look whether a stack of them is there already."""
-
-
 def _are_rows(batch: Sequence[Array], base: Any) -> bool:
     """Whether `batch` is all rows of the array `base` in their order (as the image decoder makes them)."""
     first = batch[0]
@@ -132,12 +135,6 @@ NUMPY = ArrayKind(
     concat_pad=lambda batch, shape: fill_stretches(np.zeros(shape, batch[0].dtype), batch),
 )
 _kinds: dict[type, ArrayKind] = {np.ndarray: NUMPY}
-
-
-T = TypeVar("T")
-
-_LISTED = frozenset({"__key__", "__restore_key__", "__subflavors__", "__sources__"})  # metadata: one entry a sample
-_PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types that need no further look
 
 
 def generic_batch(batch: list[Any], *, where: str = "") -> Any:

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
-from energon_grain.transforms.content import media_extension
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -31,15 +30,37 @@ from energon_grain.transforms.image import (
     decode_rows,
     image_codec,
 )
-from energon_grain.transforms.media import AV_EXTENSIONS, AVDecode, decode_lazily, decode_pyav, require_av
+from energon_grain.transforms.media import (
+    AV_EXTENSIONS,
+    AVDecode,
+    decode_lazily,
+    decode_pyav,
+    media_extension,
+    require_av,
+)
 
 Buffer = bytes | memoryview
+Codec = Callable[[Buffer], Any]
+MAX_PART_BYTES = 1 << 31
 
 TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
-INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "index", "inx", "id"})
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
 
 _decode_json = msgspec.json.Decoder().decode
+WHOLE_COLUMN: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(TEXT_EXTENSIONS, bytes.decode),
+    **dict.fromkeys(JSON_EXTENSIONS, _decode_json),
+}
+"""Functions in C that give what the codecs give for good `bytes`, for `map` over many values. Whatever they raise, the
+codec decides what it means."""
+
+_OBJECT = np.dtype(object)
+_NPY_MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 10_000  # numpy's own bound
+_TENBIN_MAGIC = b"~TenBin~"
+_TENBIN_TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
+_GZIP = 16 + zlib.MAX_WBITS
+_GZIP_BYTES = 1 << 18  # unpacked at once
 
 
 def text_codec(part: str) -> Callable[[Buffer], str]:
@@ -83,21 +104,6 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
             raise DecodingError(f"part {part!r}: {type(error).__name__}: {error}") from error
 
     return decode
-
-
-WHOLE_COLUMN: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(TEXT_EXTENSIONS, bytes.decode),
-    **dict.fromkeys(JSON_EXTENSIONS, _decode_json),
-}
-"""Functions in C that give what the codecs give for good `bytes`, for `map` over many values. Whatever they raise, the
-codec decides what it means."""
-
-
-_OBJECT = np.dtype(object)
-_NPY_MAGIC = b"\x93NUMPY"
-_MOST_HEADER_BYTES = 10_000  # numpy's own bound
-_TENBIN_MAGIC = b"~TenBin~"
-_TENBIN_TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
 
 
 def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
@@ -208,54 +214,30 @@ def _npy_header_3(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return said["shape"], bool(said["fortran_order"]), np.lib.format.descr_to_dtype(said["descr"])
 
 
-MSGPACK_EXTENSIONS = frozenset({"mp", "msg"})
-CBOR_EXTENSIONS = frozenset({"cbor"})
-PICKLE_EXTENSIONS = frozenset({"pkl", "pickle", "pyd"})
-TORCH_EXTENSIONS = frozenset({"pth"})
-
-
-def msgpack_codec(part: str) -> Callable[[Buffer], Any]:
-    """A function that decodes msgpack.
+def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
+    """What gzip packed, in one member or several.
 
     Raises:
-        ConfigError: The package `msgpack` is not installed.
+        ValueError: It ends early, or unpacks to more than `max_bytes`.
+        zlib.error: It is damaged.
     """
-    return _installed("msgpack", part, "energon-grain[codecs]").unpackb
-
-
-def cbor_codec(part: str) -> Callable[[Buffer], Any]:
-    """A function that decodes CBOR.
-
-    Raises:
-        ConfigError: The package `cbor2` is not installed.
-    """
-    return _installed("cbor2", part, "energon-grain[codecs]").loads
-
-
-def pickle_codec(part: str, *, allowed: bool) -> Callable[[Buffer], Any]:
-    """A function that decodes pickles.
-
-    Raises:
-        UntrustedCodeError: Not allowed.
-    """
-    _check_allowed(part, "a pickle", allowed=allowed)
-    return pickle.loads
-
-
-def torch_codec(part: str, *, allowed: bool, max_bytes: int | None) -> Callable[[Buffer], Any]:
-    """A function that decodes what `torch.save` wrote, to the CPU.
-
-    Raises:
-        UntrustedCodeError: Not allowed.
-        ConfigError: The package `torch` is not installed.
-    """
-    _check_allowed(part, "a torch file, which is a pickle inside,", allowed=allowed)
-    torch = _installed("torch", part, "energon-grain[torch]")
-
-    def decode(data: Buffer) -> Any:
-        return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=False)
-
-    return decode
+    most = sys.maxsize if max_bytes is None else max_bytes
+    pieces: list[bytes] = []
+    size = place = 0
+    while place < len(data):
+        member = zlib.decompressobj(wbits=_GZIP)
+        while not member.eof:
+            packed = data[place : place + _GZIP_BYTES]
+            if not packed:
+                raise ValueError("ends inside of what gzip packed")
+            pieces.append(member.decompress(packed, min(most - size + 1, sys.maxsize)))
+            size += len(pieces[-1])
+            if size > most:
+                raise ValueError(f"unpacks to more than SampleDecoder(max_part_bytes={most}) allows")
+            place += len(packed) - len(member.unused_data)
+        while data[place : place + 1] == b"\0":  # padding
+            place += 1
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
@@ -289,10 +271,6 @@ def _installed(module: str, part: str, requirement: str) -> ModuleType:
             f"decoding part {part!r} takes the package {module!r}, which is not installed; run "
             f'pip install "{requirement}", or take raw bytes (decoder=None)'
         ) from error
-
-
-Codec = Callable[[Buffer], Any]
-MAX_PART_BYTES = 1 << 31
 
 
 class SampleDecoder:
@@ -505,7 +483,10 @@ class SampleDecoder:
             UntrustedCodeError: It may run code, and that is not allowed.
             ConfigError: The package `torch` is not installed.
         """
-        return torch_codec(part, allowed=self._config["allow_pickle"], max_bytes=self._config["max_part_bytes"])
+        _check_allowed(part, "a torch file, which is a pickle inside,", allowed=self._config["allow_pickle"])
+        torch = _installed("torch", part, "energon-grain[torch]")
+        most: int | None = self._config["max_part_bytes"]
+        return lambda data: torch.load(torch_file(data, most), map_location="cpu", weights_only=False)
 
     def _basic(self, part: str, extension: str) -> Codec | None:
         allowed: bool = self._config["allow_pickle"]
@@ -513,7 +494,7 @@ class SampleDecoder:
             return text_codec(part)
         if extension in JSON_EXTENSIONS:
             return json_codec(part)
-        if extension in INTEGER_EXTENSIONS:
+        if extension in ("cls", "cls2", "index", "inx", "id"):
             return integer_codec(part)
         if extension == "npy":
             return _guarded(part, partial(decode_npy, allow_pickle=allowed))
@@ -522,13 +503,14 @@ class SampleDecoder:
             return _guarded(part, partial(decode_npz, allow_pickle=allowed, max_bytes=most))
         if extension in ("ten", "tb"):
             return _guarded(part, decode_tenbin)
-        if extension in MSGPACK_EXTENSIONS:
-            return _guarded(part, msgpack_codec(part))
-        if extension in CBOR_EXTENSIONS:
-            return _guarded(part, cbor_codec(part))
-        if extension in PICKLE_EXTENSIONS:
-            return _guarded(part, pickle_codec(part, allowed=allowed))
-        if extension in TORCH_EXTENSIONS:
+        if extension in ("mp", "msg"):
+            return _guarded(part, _installed("msgpack", part, "energon-grain[codecs]").unpackb)
+        if extension == "cbor":
+            return _guarded(part, _installed("cbor2", part, "energon-grain[codecs]").loads)
+        if extension in ("pkl", "pickle", "pyd"):
+            _check_allowed(part, "a pickle", allowed=allowed)
+            return _guarded(part, pickle.loads)
+        if extension == "pth":
             return _guarded(part, self._torch_codec(part))
         return None
 
@@ -549,36 +531,6 @@ def _guarded(part: str, decode: Codec) -> Codec:
 
 def _unchanged(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return value
-
-
-def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
-    """What gzip packed, in one member or several.
-
-    Raises:
-        ValueError: It ends early, or unpacks to more than `max_bytes`.
-        zlib.error: It is damaged.
-    """
-    most = sys.maxsize if max_bytes is None else max_bytes
-    pieces: list[bytes] = []
-    size = place = 0
-    while place < len(data):
-        member = zlib.decompressobj(wbits=_GZIP)
-        while not member.eof:
-            packed = data[place : place + _GZIP_BYTES]
-            if not packed:
-                raise ValueError("ends inside of what gzip packed")
-            pieces.append(member.decompress(packed, min(most - size + 1, sys.maxsize)))
-            size += len(pieces[-1])
-            if size > most:
-                raise ValueError(f"unpacks to more than SampleDecoder(max_part_bytes={most}) allows")
-            place += len(packed) - len(member.unused_data)
-        while data[place : place + 1] == b"\0":  # padding
-            place += 1
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-_GZIP = 16 + zlib.MAX_WBITS
-_GZIP_BYTES = 1 << 18  # unpacked at once
 
 
 def _check_bound(option: str, value: object) -> None:

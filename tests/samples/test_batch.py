@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.edataclass import edataclass
+from energon_grain.samples.sample import edataclass
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.types import CaptioningSample
 from energon_grain.storage.epath import EPath

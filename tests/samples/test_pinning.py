@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.edataclass import edataclass
 from energon_grain.samples.pinning import pin_memory
-from energon_grain.samples.sample import Sample
+from energon_grain.samples.sample import Sample, edataclass
 from energon_grain.samples.types import CrudeSample
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from energon_grain.samples.edataclass import edataclass
-from energon_grain.samples.sample import Sample
+from energon_grain.samples.sample import Sample, edataclass
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.types import (
     CaptioningSample,

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from energon_grain.errors import ConfigError
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.edataclass import edataclass
+from energon_grain.samples.sample import edataclass
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.types import CrudeSample, TextSample
 from energon_grain.storage.epath import EPath

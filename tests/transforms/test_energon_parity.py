@@ -32,10 +32,10 @@ from energon_grain.samples.types import (
     VQASample,
 )
 from energon_grain.transforms.batching import concat_pad, generic_batch
-from energon_grain.transforms.content import media_extension
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import Option, parse_expression
 from energon_grain.transforms.image import IMAGE_MODES
+from energon_grain.transforms.media import media_extension
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON", "")
 pytestmark = [pytest.mark.energon, pytest.mark.skipif(not PEER, reason="ENERGON_PEER_PYTHON is not set")]
