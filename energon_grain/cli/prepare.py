@@ -250,7 +250,7 @@ def _check_kind(path: str) -> None:
         )
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
-    from energon_grain.formats.nv_meta import DatasetKind
+    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
     if dataset_kind(path) is DatasetKind.ARRAY:
         raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")

@@ -138,10 +138,9 @@ def _chunk_samples(stage: PureStage, chunk: Chunk, clock: StageClock) -> list[tu
     """(sample, restore key) of what came through, in the order of the chunk."""
     outcomes: list[tuple[Any, tuple[Any, ...]]] = [(None, ())] * len(chunk.draws)
     single = len(stage.sources) == 1
-    for leaf, places in chunk.draws.by_leaf():
-        draws = chunk.draws[places]
-        with clock.timed("storage"):
-            raw = stage.read(leaf, draws)
+    with clock.timed("storage"):
+        read = stage.read(chunk.draws)
+    for leaf, places, draws, raw in read:
         with clock.timed("decode"):
             flow = stage.load(leaf, raw, draws, chunk.groups if single else (), chunk.batches_of(places))
         for hook in stage.hooks(leaf):

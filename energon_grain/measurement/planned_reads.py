@@ -128,8 +128,8 @@ def _reads_ranges(source: Source) -> bool:
 def _spans(chunk: Chunk, sources: list[Source]) -> list[FileSpan]:
     """The reads of a chunk, coalesced as the reader of local files does."""
     spans: list[FileSpan] = []
-    for leaf, places in chunk.draws.by_leaf():
-        for path, shards in _ranges(sources[leaf], chunk.draws.index[places]).items():
+    for leaf, _, draws in chunk.draws.by_leaf():
+        for path, shards in _ranges(sources[leaf], draws.index).items():
             spans += _coalesced(path, shards)
     return spans
 

@@ -102,9 +102,7 @@ def measure_storage(stage: PureStage, planned: PlannedReads, seconds: float) -> 
 
 def read_chunk(stage: PureStage, planned: PlannedReads, number: int) -> None:
     """Read the parts of a planned chunk. Raises ReadError."""
-    draws = planned.chunks[number].draws
-    for leaf, places in draws.by_leaf():
-        stage.read(leaf, draws[places])
+    stage.read(planned.chunks[number].draws)
 
 
 def read_rate(

@@ -27,7 +27,7 @@ from energon_grain.samplers.columns import Array, divide_product
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
 from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
-from energon_grain.samplers.weights import Weight, exact
+from energon_grain.samplers.weights import Weight, epoch_lengths, exact, period
 
 _PHASES, _RUN = fold("epochized phases"), fold("epochized run")
 
@@ -84,6 +84,15 @@ class EpochizedBlend:
     def length(self, epoch: int) -> int:
         """Give how many positions an epoch holds."""
         return self.start(epoch + 1) - self.start(epoch)
+
+    @property
+    def period(self) -> int:
+        """Give the number of epochs after which their lengths are the same again."""
+        return period(self.rates)
+
+    def lengths(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Give how many positions each of `count` epochs from `first` on holds."""
+        return epoch_lengths(self.rates, first, count)
 
     def start(self, epoch: int) -> int:
         """Give the first position of an epoch."""

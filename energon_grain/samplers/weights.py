@@ -8,6 +8,9 @@ from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.errors import ConfigError
 
 Weight = int | float | str | Decimal | Fraction
@@ -72,3 +75,20 @@ def integer_weights(weights: Sequence[Weight], *, allow_zero: bool = False) -> t
                 f"rounded to nothing: a share must be at least {1 / MAX_TOTAL:.3g}"
             )
     return integers
+
+
+def period(rates: Sequence[Fraction]) -> int:
+    """After so many epochs of these rates their lengths (see `epoch_lengths`) are the same again."""
+    return math.lcm(*(rate.denominator for rate in rates))
+
+
+def epoch_lengths(rates: Sequence[Fraction], first: int, count: int) -> npt.NDArray[np.int64]:
+    """(count,) the sum over rates of floor((e + 1) * rate) - floor(e * rate), for the epochs e from `first` on."""
+    lengths = np.full(count, sum(math.floor(rate) for rate in rates), np.int64)
+    for rate in rates:
+        whole, part = rate.denominator, rate.numerator % rate.denominator
+        # What epochs before left of a sample, in parts of it. In Python's integers where 64 bits do not hold products.
+        number = np.arange(count, dtype=np.int64 if whole * max(whole, count) < 1 << 62 else object)
+        left = (first * part % whole + number % whole * part) % whole
+        lengths += (left + part >= whole).astype(np.int64)
+    return lengths

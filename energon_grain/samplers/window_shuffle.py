@@ -28,6 +28,15 @@ class Passes(Protocol):
         """Pass of a position."""
         ...
 
+    @property
+    def period(self) -> int:
+        """After so many passes their lengths are the same again."""
+        ...
+
+    def lengths(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Positions of each of `count` passes from `first` on."""
+        ...
+
 
 class WindowShuffle:
     """One child, whose positions are permuted in windows of `window` consecutive ones.

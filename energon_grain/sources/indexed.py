@@ -74,6 +74,14 @@ class IndexPages:
 Int64Array = npt.NDArray[np.int64]
 
 
+def part_rows(first: Int64Array, count: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """(owner, row) of `count[i]` rows from `first[i]` on, for every i: i, and the row."""
+    owner = np.repeat(np.arange(len(first)), count)
+    ends = np.cumsum(count)
+    rows = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - count), count)
+    return owner, rows
+
+
 class IndexedSamples:
     """The samples of some shards, in the order of the shards: everything about them but their bytes.
 
@@ -207,6 +215,16 @@ class IndexedSamples:
         shard = self._shard_order[position]
         return raw - self._first[position] + self.index.shard_first[shard], shard
 
+    def part_bounds(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(n,) first row in the part columns of each sample, numbered as in the dataset, and how many it has.
+
+        Raises:
+            IndexFileError: The index is damaged there.
+        """
+        self.index.check(samples)
+        first = self._part_start[samples]
+        return first, self._part_start[samples + 1] - first
+
     def part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
@@ -216,16 +234,19 @@ class IndexedSamples:
         Raises:
             IndexFileError: The index is damaged there.
         """
-        self.index.check(samples)
-        first = self._part_start[samples]
-        count = self._part_start[samples + 1] - first
-        owner = np.repeat(np.arange(len(samples)), count)
-        ends = np.cumsum(count)
-        rows = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - count), count)
+        owner, rows = part_rows(*self.part_bounds(samples))
         if self.wanted is not None:
             keep = self.wanted[self._part_name[rows]]
             owner, rows = owner[keep], rows[keep]
         return owner, rows
+
+    def described(
+        self, rows: Int64Array
+    ) -> tuple[npt.NDArray[np.int32], Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+        """Name, offset, size of rows of the part columns, and whether each is wanted."""
+        name = self._part_name[rows]
+        wanted = np.ones(len(rows), np.bool_) if self.wanted is None else self.wanted[name]
+        return name, self._part_offset[rows], self._part_size[rows], wanted
 
     def part_name(self, rows: Int64Array) -> npt.NDArray[np.int32]:
         """Place in `index.part_names` of each row of the part columns."""

@@ -31,7 +31,7 @@ def in_range(indices: npt.NDArray[np.integer[Any]], count: int, *, where: str, w
         IndexError: One is out of range; names the first that is.
     """
     found = np.asarray(indices, np.int64)
-    if len(found) and (int(found.min()) < 0 or int(found.max()) >= count):
+    if len(found) and int(found.view(np.uint64).max()) >= count:  # negative ones are the largest
         wrong = found[(found < 0) | (found >= count)][0]
         raise IndexError(f"{where}: {what} {int(wrong)} asked for, but there are {count}")
     return found

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 import time
 import weakref
@@ -109,14 +110,47 @@ def _open(path: str) -> _OpenFile:
     return _OpenFile(path)
 
 
-_all: weakref.WeakSet[LocalFiles] = weakref.WeakSet()
+def _shared_open_files() -> int:
+    """A quarter of what this process may have open, at most 2,048."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2048 if allowed == resource.RLIM_INFINITY else max(16, min(2048, allowed // 4))
+
+
+class _Room:
+    """How many files may be open, of all stores that share it: another one takes the place of the one used longest ago.
+
+    Whose they are is known weakly: the files of a store that is gone are closed with it, and their names here give way.
+    """
+
+    def __init__(self, files: int) -> None:
+        self.files = files
+        self.lock = threading.Lock()
+        self._used: OrderedDict[tuple[weakref.ref[LocalFiles], str], None] = OrderedDict()
+
+    def use(self, store: weakref.ref[LocalFiles], path: str) -> None:
+        """Note that a file is used now, and close others if there are too many. Under `lock`."""
+        self._used[store, path] = None
+        self._used.move_to_end((store, path))
+        while len(self._used) > self.files:
+            owner, name = self._used.popitem(last=False)[0]
+            if (found := owner()) is not None:
+                found._open.pop(name, None)
+
+    def leave(self, store: weakref.ref[LocalFiles], path: str) -> None:
+        """Note that a file was closed. Under `lock`."""
+        self._used.pop((store, path), None)
+
+
+_shared_room = _Room(_shared_open_files())
+_rooms: weakref.WeakSet[_Room] = weakref.WeakSet([_shared_room])
 
 
 class LocalFiles:
     """A `ByteStore` over the local file system.
 
     Args:
-        max_open_files: Least recently used files beyond this number are closed.
+        max_open_files: Least recently used files beyond this number are closed. None: beyond a number of all stores of
+            this process together, so that it takes no more descriptors for a thousand datasets than for ten.
         indexed_by: The command that indexes these files, which must not change while they are read: a change is a
             StaleIndexError that names it. None: they may change between reads.
     """
@@ -124,22 +158,23 @@ class LocalFiles:
     merge_gap_bytes = 8192
     solo_bytes = 16384
 
-    def __init__(self, *, max_open_files: int = 40, indexed_by: str | None = None) -> None:
+    def __init__(self, *, max_open_files: int | None = None, indexed_by: str | None = None) -> None:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open: dict[str, _OpenFile] = {}
+        self._me = weakref.ref(self)
+        self._room = _shared_room if max_open_files is None else _Room(max_open_files)
+        _rooms.add(self._room)
         self._cold = True
-        _all.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self._max_open_files, self._indexed_by)
 
     def _file(self, path: str) -> _OpenFile:
-        with self._lock:
+        with self._room.lock:
             file = self._open.get(path)
             if file is not None:
-                self._open.move_to_end(path)
+                self._room.use(self._me, path)
                 return file
         file = _open(path)
         if self._indexed_by is not None:
@@ -147,11 +182,9 @@ class LocalFiles:
             if file.version is None:
                 file.version = self._versions.setdefault(path, _Version(path, file.descriptor))
             self._look_at(path, file)
-        with self._lock:
+        with self._room.lock:
             self._open[path] = file
-            self._open.move_to_end(path)
-            while len(self._open) > self._max_open_files:
-                self._open.popitem(last=False)
+            self._room.use(self._me, path)
         return file
 
     def _look_at(self, path: str, file: _OpenFile) -> None:
@@ -240,7 +273,7 @@ class LocalFiles:
 
         Skipped for files beyond what may stay open: opening each twice would cost more than it brings.
         """
-        if len(set(files)) > self._max_open_files or not hasattr(os, "posix_fadvise"):
+        if len(set(files)) > self._room.files or not hasattr(os, "posix_fadvise"):
             return
         current = -1
         handle: _OpenFile | None = None
@@ -259,8 +292,9 @@ class LocalFiles:
         for pause in _PAUSES_SECONDS:
             _logger.warning("reading %s @ %d failed (%s); trying again in %g s", path, offset, error.strerror, pause)
             time.sleep(pause)
-            with self._lock:
+            with self._room.lock:
                 self._open.pop(path, None)
+                self._room.leave(self._me, path)
             file = self._file(path)
             try:
                 return _finish(path, file.descriptor, b"", offset, size)
@@ -274,7 +308,9 @@ class LocalFiles:
 
     def close(self) -> None:
         """Close every file that no reader is using."""
-        with self._lock:
+        with self._room.lock:
+            for path in self._open:
+                self._room.leave(self._me, path)
             self._open.clear()
 
 
@@ -300,13 +336,13 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
 
 
 def _renew_locks() -> None:
-    for files in tuple(_all):
-        files._lock = threading.Lock()
+    for room in tuple(_rooms):
+        room.lock = threading.Lock()
 
 
 # In a forked child nobody is left to release what another thread held. Open files are shared: `pread` moves nothing.
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _restore(max_open_files: int, indexed_by: str | None) -> LocalFiles:
+def _restore(max_open_files: int | None, indexed_by: str | None) -> LocalFiles:
     return LocalFiles(max_open_files=max_open_files, indexed_by=indexed_by)

@@ -8,6 +8,7 @@ Python hands out without copying.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,16 @@ class Spans:
     """(n,) span of each range, in the order in which the ranges were given."""
     offset: Int64Array
     """(n,) where the range begins in its span."""
+
+    def cut(self, data: Sequence[bytes], size: Int64Array) -> list[bytes | None]:
+        """The bytes of each range, in the order in which they were given: of the bytes of all spans.
+
+        Args:
+            data: Of each span.
+            size: (n,) bytes of each range.
+        """
+        places = zip(self.span.tolist(), self.offset.tolist(), (self.offset + size).tolist(), strict=True)
+        return [data[span][begin:end] for span, begin, end in places]
 
 
 def coalesce(file: Int64Array, start: Int64Array, size: Int64Array, *, merge_gap_bytes: int, solo_bytes: int) -> Spans:

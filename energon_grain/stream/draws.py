@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,13 @@ class Draws:
     index: npt.NDArray[np.int64]
     epoch: npt.NDArray[np.int64]
 
-    def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp]]]:
-        """Each leaf that is drawn, and the places of its draws in ascending order."""
+    def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
+        """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
         order = np.argsort(self.leaf, kind="stable")
-        leaves = self.leaf[order]
-        bounds = np.flatnonzero(np.diff(leaves)) + 1
-        return [(int(self.leaf[places[0]]), places) for places in np.split(order, bounds) if len(places)]
+        draws = self[order]
+        cuts = [0, *(np.flatnonzero(np.diff(draws.leaf)) + 1).tolist(), len(order)]
+        parts = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
+        return [(int(draws.leaf[part.start]), order[part], draws[part]) for part in parts]
 
     def __len__(self) -> int:
         return len(self.leaf)

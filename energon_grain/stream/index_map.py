@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
+from energon_grain.samplers.weights import epoch_lengths, period
 from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.stream.draws import Draws
 
@@ -36,6 +37,16 @@ class EqualPasses:
         """Pass of a position."""
         return position // self.samples
 
+    @property
+    def period(self) -> int:
+        """1: passes are equal."""
+        return 1
+
+    def lengths(self, first: int, count: int) -> Int64Array:
+        """Positions of each of `count` passes from `first` on."""
+        del first
+        return np.full(count, self.samples, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class FractionalPasses:
@@ -54,6 +65,15 @@ class FractionalPasses:
     def epoch_at(self, position: int) -> int:
         """Pass of a position."""
         return math.ceil((position + 1) / self.samples) - 1
+
+    @property
+    def period(self) -> int:
+        """After so many passes their lengths are the same again."""
+        return period((self.samples,))
+
+    def lengths(self, first: int, count: int) -> Int64Array:
+        """Positions of each of `count` passes from `first` on."""
+        return epoch_lengths((self.samples,), first, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,6 +97,17 @@ class IndexMap:
     def length(self, pass_number: int) -> int | None:
         """Positions of a pass; None: endless."""
         return None if self.passes is None else self.passes.length(self._counted(pass_number))
+
+    @property
+    def period(self) -> int:
+        """Of a finite stream: after so many passes their lengths are the same again."""
+        assert self.passes is not None
+        return 1 if self.same_pass else self.passes.period
+
+    def lengths(self, first: int, count: int) -> Int64Array:
+        """Positions of each of `count` passes of a finite stream, from `first` on."""
+        assert self.passes is not None
+        return np.full(count, self.passes.length(0)) if self.same_pass else self.passes.lengths(first, count)
 
     def start(self, pass_number: int) -> int:
         """First position of a pass among those of all; 0 where the stream is endless, or each pass is the first."""

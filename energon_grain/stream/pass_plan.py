@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.stream.spec import StreamSpec
 
 
@@ -66,3 +69,8 @@ class PassPlan:
             rest = max(0, self.steps - pass_step)
             left = rest if left is None else min(left, rest)
         return left
+
+    def steps_of(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Steps of whole passes of these lengths, if nothing is dropped."""
+        steps = lengths // self.global_batch if self.drops_last else -(-lengths // self.global_batch)
+        return steps if self.steps is None else np.minimum(steps, self.steps)

@@ -146,6 +146,6 @@ def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
     if len(sources) == 1:
         return sources[0].sizes(draws.index)
     sizes = np.empty(len(draws), np.int64)
-    for leaf, places in draws.by_leaf():
-        sizes[places] = sources[leaf].sizes(draws.index[places])
+    for leaf, places, own in draws.by_leaf():
+        sizes[places] = sources[leaf].sizes(own.index)
     return sizes

@@ -90,12 +90,12 @@ class ReadAhead:
         """What to fetch; and for each piece of a sample which draw takes it and in which range it lies."""
         ranges: list[_Range] = []
         places_of, spans_of = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for leaf, places in draws.by_leaf():
+        for leaf, places, own in draws.by_leaf():
             found = self._sources.get(leaf)
             if found is None:
                 continue
             try:
-                extents = found.extents(draws.index[places])
+                extents = found.extents(own.index)
             except (EnergonGrainError, OSError):
                 continue
             for each in extents:

@@ -42,7 +42,7 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.which import SampleRecord, history_holds, which
+from energon_grain.stream.which import POSITIONS, SampleRecord, history_holds, which
 from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
 
 _logger = logging.getLogger("energon_grain")
@@ -59,9 +59,6 @@ def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: 
         )
         return None
     return ThreadPool(stage, workers, config.prefetch_bytes)
-
-
-_POSITIONS = 1 << 62
 
 
 def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
@@ -127,7 +124,7 @@ def _check_place(progress: Progress, spec: StreamSpec) -> None:
     """Refuse what no stream says."""
     if progress.history[0][0] > progress.step:
         raise StateError(f"the state's 'history' begins at step {progress.history[0][0]}, behind its {progress.step}")
-    if spec.order.start(progress.pass_number) + progress.item >= _POSITIONS:
+    if spec.order.start(progress.pass_number) + progress.item >= POSITIONS:
         raise StateError(f"the state's 'pass' is {progress.pass_number}: the order has no positions that far on")
 
 

@@ -11,6 +11,9 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.joined_leaf import ResolvedArray, ResolvedJoin
 from energon_grain.datasets.joining import JoinRow
@@ -21,6 +24,7 @@ from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.source import LazyRowSources, LazySources, PartValue, RawBatch, Source
+from energon_grain.sources.webdataset import WebDatasetSource, read_together
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -429,31 +433,47 @@ class PureStage:
 
     def _run(self, chunk: Chunk) -> Encoded:
         draws = chunk.draws
-        if len(self._loaders) == 1:
-            flow = self._encode(0, draws, chunk.groups, chunk.batch_of)
-            outcomes, restore_keys, drops = flow.outcomes(), flow.restore_keys, len(flow.dropped)
-        else:
-            outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
-            for leaf, places in draws.by_leaf():
-                flow = self._encode(leaf, draws[places], (), chunk.batches_of(places))
-                drops += len(flow.dropped)
-                for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
-                    outcomes[place] = outcome
-                    restore_keys[place] = key
+        outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
+        for leaf, places, own, raw in self.read(draws):
+            single = len(places) == len(draws)
+            groups, batch_of = (chunk.groups, chunk.batch_of) if single else ((), chunk.batches_of(places))
+            flow = self.load(leaf, raw, own, groups, batch_of)
+            for hook in self.hooks(leaf):
+                self.apply(flow, hook)
+            drops += len(flow.dropped)
+            if single:
+                outcomes, restore_keys = flow.outcomes(), flow.restore_keys
+                break
+            for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
+                outcomes[place] = outcome
+                restore_keys[place] = key
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
-    def _encode(
-        self, leaf: int, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
-    ) -> Flow:
-        flow = self.load(leaf, self.read(leaf, draws), draws, groups, batch_of)
-        for hook in self.hooks(leaf):
-            self.apply(flow, hook)
-        return flow
+    def read(self, draws: Draws) -> list[tuple[int, npt.NDArray[np.intp], Draws, RawBatch]]:
+        """The first step of `run`: each leaf that is drawn, the places of its draws, these, and the bytes.
 
-    def read(self, leaf: int, draws: Draws) -> RawBatch:
-        """The first step of `run`: the bytes of draws that are all of one leaf. Raises ReadError."""
-        return self.sources[leaf].read(draws.index)
+        Leaves whose ranges are coalesced alike are read together.
+
+        Raises:
+            ReadError: Bytes could not be read.
+        """
+        if len(self.sources) == 1:
+            return [(0, np.arange(len(draws)), draws, self.sources[0].read(draws.index))]
+        parts = draws.by_leaf()
+        read: dict[int, RawBatch] = {}
+        together: dict[tuple[int, int], list[tuple[int, Draws]]] = {}
+        for leaf, _, own in parts:
+            source = self.sources[leaf]
+            if type(source) is WebDatasetSource:
+                together.setdefault(source.coalescing, []).append((leaf, own))
+            else:
+                read[leaf] = source.read(own.index)
+        for alike in together.values():
+            sources = [cast("WebDatasetSource", self.sources[leaf]) for leaf, _ in alike]
+            batches = read_together(sources, [own.index for _, own in alike])
+            read.update(zip((leaf for leaf, _ in alike), batches, strict=True))
+        return [(leaf, places, own, read[leaf]) for leaf, places, own in parts]
 
     def load(
         self,

@@ -10,10 +10,15 @@ import numpy as np
 
 from energon_grain.errors import StateError
 from energon_grain.sources.source import Source
+from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.progress import Progress, Segment
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
+
+POSITIONS = 1 << 62
+"""The order has so many positions."""
+_PASSES_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ def which(spec: StreamSpec, sources: list[Source], share: Share, progress: Progr
     pass_number, item, size = _place(spec, share.hosts, progress.history, step)
     length = spec.order.length(pass_number)
     stop = item + size if length is None else min(item + size, length)
+    if spec.order.start(pass_number) + stop > POSITIONS:
+        raise StateError(f"which({step}): the order has no positions that far on: they are below 2**62")
     draws = spec.order.draw(np.arange(item, stop), pass_number)
     records: list[SampleRecord] = []
     for number, leaf, index, epoch in zip(
@@ -115,12 +122,31 @@ def _place(
     ahead = step - start
     if spec.order.passes is None:
         return 0, item + ahead * size, size
-    # A finite stream: walk to the pass of the step. Passes may differ in length, and so in steps.
-    while True:
-        shape = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
-        left = shape.remaining(pass_step, item)
-        assert left is not None
-        if ahead < left or (until is not None and pass_number >= until):
-            return pass_number, item + ahead * size, size
-        ahead -= left
-        pass_number, pass_step, item = pass_number + 1, 0, 0
+    plan = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
+    left = plan.remaining(pass_step, item)
+    assert left is not None
+    if ahead < left or (until is not None and pass_number >= until):
+        return pass_number, item + ahead * size, size
+    pass_number, ahead = _pass_of(spec.order, plan, pass_number + 1, ahead - left, until)
+    return pass_number, ahead * size, size
+
+
+def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
+    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `_place`."""
+    period = order.period
+    if period <= _PASSES_AT_ONCE and (steps := int(plan.steps_of(order.lengths(first, period)).sum())):
+        times = ahead // steps
+        if until is not None:
+            times = min(times, max(0, until - first) // period)
+        first, ahead = first + times * period, ahead - times * steps
+    while until is None or first < until:
+        count = _PASSES_AT_ONCE if until is None else min(_PASSES_AT_ONCE, until - first)
+        ends = np.cumsum(plan.steps_of(order.lengths(first, count)))
+        total = int(ends[-1])
+        if ahead < total:
+            place = int(np.searchsorted(ends, ahead, side="right"))
+            return first + place, ahead - int(ends[place - 1] if place else 0)
+        if not total:
+            raise StateError("no pass of this dataset has a step: a global batch takes more samples than there are")
+        first, ahead = first + count, ahead - total
+    return first, ahead

@@ -244,7 +244,8 @@ def test_planned_reads_cover_what_the_reader_reads(stage: tuple[PureStage, Any])
         for path, start, size in spans:
             with open(path, "rb") as file:
                 content.append(os.pread(file.fileno(), size, start))
-        for raw in reader.read(0, chunk.draws):
+        ((_, _, _, batch),) = reader.read(chunk.draws)
+        for raw in batch:
             assert any(raw.parts["txt"] in read for read in content)
 
 

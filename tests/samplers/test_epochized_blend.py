@@ -112,3 +112,10 @@ def test_far_apart_positions_need_no_table_of_all_epochs() -> None:
 def test_impossible_repetitions_are_refused(lengths: list[int], repetitions: list[int | str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EpochizedBlend(lengths, repetitions, lanes=4, key=1)
+
+
+@given(blends(), st.integers(0, 1 << 40), st.integers(1, 40))
+def test_lengths_of_many_epochs_are_those_of_each(blend: EpochizedBlend, first: int, count: int) -> None:
+    lengths = blend.lengths(first, count).tolist()
+    assert lengths == [blend.length(epoch) for epoch in range(first, first + count)]
+    assert blend.length(first) == blend.length(first + blend.period)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -139,6 +140,7 @@ def test_a_file_that_cannot_be_opened_for_a_moment_is_tried_again(
     monkeypatch.setattr(local, "_PAUSES_SECONDS", (0.0, 0.0))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = LocalFiles()
+    gc.collect()  # what other tests left open must not be closed while this one counts descriptors
     lowest_free = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limit[1]))

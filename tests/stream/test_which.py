@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import write_v2
 from stream_hosts import MakeDataset, Tolerant, config, global_batch, open_hosts, open_stream
 
 from energon_grain import SkipSample, StateError, Stream, TaskEncoder, get_val_dataset, merge_cursors
+from energon_grain.testing import make_text_dataset
 
 
 def test_which_tells_what_will_come_and_what_came(text_dataset: MakeDataset) -> None:
@@ -138,3 +142,41 @@ def test_which_does_not_guess_passes_that_had_another_limit(text_dataset: MakeDa
         except StateError:
             continue
         assert [record.key for record in records] == seen[step]
+
+
+FRACTIONS = {"blend_epochized": [{"path": "a", "repetitions": 0.37}, {"path": "b", "repetitions": 1.5}]}
+
+
+@pytest.mark.parametrize("options", [{"last_batch": "drop"}, {"last_batch": "pad"}])
+def test_passes_of_different_lengths_are_told_apart_however_far(tmp_path: Path, options: dict[str, Any]) -> None:
+    """From the beginning, and from a state so far on that nobody could count the passes before it one by one."""
+    make_text_dataset(tmp_path / "a", n=41, shards=1, seed=1)
+    make_text_dataset(tmp_path / "b", n=33, shards=1)
+    path = write_v2(tmp_path, train=FRACTIONS)
+    stream = open_stream(path, worker_config=config(), batch_size=5, task_encoder=Tolerant(), repeat=False, **options)
+    delivered: list[list[str]] = []
+    for _ in range(100):  # 41 * 0.37 = 15.17 and 33 * 1.5 = 49.5 samples: then lengths begin anew
+        for batch in stream:
+            mask = [True] * 5 if batch.__valid__ is None else batch.__valid__
+            delivered.append([key for key, real in zip(batch.__key__, mask, strict=True) if real])
+    for step in (0, 7, 301, len(delivered) - 1):
+        assert [record.key for record in stream.which(step)] == delivered[step]
+    cursor = stream.cursor()
+    cursor |= {"pass": cursor["pass"] + 100 * (10**8 - 1), "step": len(delivered) * 10**8}
+    del cursor["check"]
+    stream.restore(cursor)
+    assert stream.cursor()["history"] == cursor["history"], "steps before it are still told"
+    told = [[record.key for record in stream.which(len(delivered) * 10**8 + step)] for step in range(30)]
+    coming = itertools.islice((batch for _ in range(30) for batch in stream), 30)
+    for keys, batch in zip(told, coming, strict=True):
+        mask = [True] * 5 if batch.__valid__ is None else batch.__valid__
+        assert [key for key, real in zip(batch.__key__, mask, strict=True) if real] == keys
+
+
+def test_steps_beyond_all_positions_are_refused(text_dataset: MakeDataset) -> None:
+    path = text_dataset(53)
+    for options in ({}, {"repeat": False}):
+        streams = open_hosts(path, 1, 32, **options)
+        with pytest.raises(StateError, match=r"which\(10{18}\): .* below 2\*\*62"):
+            streams[0].which(10**18)
+        assert len(streams[0].which(10**16)) in range(1, 33)
