@@ -46,7 +46,10 @@ def _content(path: Path) -> str:
     if path.suffix == ".sqlite":  # the library's version and its count of changes: bytes 24 to 28 and 92 to 100
         content = content[:24] + content[28:92] + content[100:]
     elif path.suffix in (".json", ".uuid"):
-        content = _RANDOM.sub("*", content.decode()).encode()
+        text = _RANDOM.sub("*", content.decode())
+        if ".yaml.cache" in path.parts[-3]:  # what was joined goes by random names, and so do sums over them
+            text = re.sub(r'"[0-9a-f]{16,64}"', '"*"', text)
+        content = text.encode()
     elif path.suffix == ".bin":
         content = b"%d" % len(content)  # Energon's join index holds hashes of uuids
     return hashlib.blake2b(content, digest_size=8).hexdigest()
