@@ -226,9 +226,11 @@ def _columns(
     """
     if same:
         width = len(name) // max(1, count)
-        return {names[number]: values[place::width] for place, number in enumerate(name[:width].tolist())}
+        first: list[int] = name[:width].tolist()
+        return {names[number]: values[place::width] for place, number in enumerate(first)}
+    numbers: list[int] = name.tolist()
     columns: dict[str, list[bytes | None]] = {}
-    for number, sample, value in zip(name.tolist(), owner.tolist(), values, strict=True):
+    for number, sample, value in zip(numbers, owner.tolist(), values, strict=True):
         column = columns.get(names[number])
         if column is None:
             column = columns[names[number]] = [None] * count

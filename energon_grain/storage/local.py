@@ -162,7 +162,7 @@ class LocalFiles:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
         self._open: dict[str, _OpenFile] = {}
-        self._me = weakref.ref(self)
+        self._me: weakref.ref[LocalFiles] = weakref.ref(self)
         self._room = _shared_room if max_open_files is None else _Room(max_open_files)
         _rooms.add(self._room)
         self._cold = True
