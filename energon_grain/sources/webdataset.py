@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Unpack
 
@@ -47,8 +48,12 @@ class WebDatasetSource(IndexedSource):
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
         super().__init__(path, **options)
         self._store = self._folder.store
-        self._paths = self._folder.shards(self._index.shards)
         self._verified = np.zeros(len(self._index.shards), np.bool_)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        """Of all shards; made on first use, which takes a second for a million of them."""
+        return self._folder.shards(self._index.shards)
 
     @property
     def run_samples(self) -> int | None:
@@ -221,9 +226,11 @@ def _columns(
     """
     if same:
         width = len(name) // max(1, count)
-        return {names[number]: values[place::width] for place, number in enumerate(name[:width].tolist())}
+        first: list[int] = name[:width].tolist()
+        return {names[number]: values[place::width] for place, number in enumerate(first)}
+    numbers: list[int] = name.tolist()
     columns: dict[str, list[bytes | None]] = {}
-    for number, sample, value in zip(name.tolist(), owner.tolist(), values, strict=True):
+    for number, sample, value in zip(numbers, owner.tolist(), values, strict=True):
         column = columns.get(names[number])
         if column is None:
             column = columns[names[number]] = [None] * count

@@ -111,9 +111,9 @@ def _open(path: str) -> _OpenFile:
 
 
 def _shared_open_files() -> int:
-    """A quarter of what this process may have open, at most 2,048."""
+    """A quarter of what this process may have open, at most 512."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 2048 if allowed == resource.RLIM_INFINITY else max(16, min(2048, allowed // 4))
+    return 512 if allowed == resource.RLIM_INFINITY else max(16, min(512, allowed // 4))
 
 
 class _Room:
@@ -162,7 +162,7 @@ class LocalFiles:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
         self._open: dict[str, _OpenFile] = {}
-        self._me = weakref.ref(self)
+        self._me: weakref.ref[LocalFiles] = weakref.ref(self)
         self._room = _shared_room if max_open_files is None else _Room(max_open_files)
         _rooms.add(self._room)
         self._cold = True

