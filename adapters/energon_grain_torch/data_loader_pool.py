@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import wait
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
+from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -112,6 +113,24 @@ class _ChunkSampler:
             yield chunk
 
 
+def _way_to_start(sources: Sequence[Source], context: Any) -> Any:
+    """How to start workers: connections to object stores do not outlive a fork."""
+    if not any(isinstance(source, FetchedAhead) and source.remote_files for source in sources):
+        return context
+    if _is_fork(multiprocessing if context is None else context):
+        if context is None:
+            return "forkserver"
+        raise ConfigError(
+            "multiprocessing_context='fork': these data lie in an object store, and connections to stores do not "
+            "outlive a fork; use 'forkserver' (the default for them) or 'spawn', or a loader with threads"
+        )
+    return context
+
+
+def _is_fork(context: Any) -> bool:
+    return (context if isinstance(context, str) else context.get_start_method()) == "fork"
+
+
 class DataLoaderPool:
     """The worker processes of one `DataLoader`, which live as long as this. See `stream.worker_pool.WorkerPool`.
 
@@ -120,17 +139,17 @@ class DataLoaderPool:
         sources: The main process's sources.
         workers: How many processes.
         multiprocessing_context: How they are started: "fork", "forkserver", "spawn", a context, or None: as Python
-            does by default.
+            does by default; not by a fork where the data lie in an object store.
 
     Raises:
-        ConfigError: There is no such way to start processes.
+        ConfigError: There is no such way to start processes, or it is a fork of a process that uses object stores.
     """
 
     def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, multiprocessing_context: Any) -> None:
         self.workers = workers
         self._sources = sources
         self._dataset = ChunkDataset(dataclasses.replace(spec, program=None))
-        self._context = multiprocessing_context
+        self._context = _way_to_start(sources, multiprocessing_context)
         self._sampler = _ChunkSampler()
         self._loader: DataLoader[Any] | None = self._new_loader()
         self._results: Any = None
@@ -203,8 +222,7 @@ class DataLoaderPool:
         return encoded
 
     def _import_script(self) -> bool:
-        context: Any = multiprocessing if self._context is None else self._context
-        return (context if isinstance(context, str) else context.get_start_method()) != "fork"
+        return not _is_fork(multiprocessing if self._context is None else self._context)
 
     def _next_result(self, unless: threading.Event) -> SharedResult | None:
         while not unless.is_set():

@@ -39,7 +39,8 @@ def get_savable_loader(
             `NoCachePool`.
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
         multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
-            `multiprocessing` context; default: as Python does. The order does not depend on it.
+            `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where the data lie
+            in an object store. The order does not depend on it.
         **idle: See `IdleArguments`.
 
     Raises:

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from energon_grain.errors import WorkerError
 from energon_grain.formats.array_metadata import ArrayMetadata, read_array_metadata
 from energon_grain.forms import encode_json
+from energon_grain.sources.array_context import inherited
 from energon_grain.sources.array_helper import read_rows_by_helper
 from energon_grain.sources.array_reads import OpenArray, read_rows
 from energon_grain.sources.array_store import StoredArray
 from energon_grain.sources.source import SampleLocation, in_range
 from energon_grain.storage.location import join, located
 from energon_grain.storage.read_whole import read_beginning
-from energon_grain.storage.tensorstore_objects import inherited
 
 Int64Array = npt.NDArray[np.int64]
 

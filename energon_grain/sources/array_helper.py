@@ -14,7 +14,7 @@ import numpy.typing as npt
 from energon_grain.errors import ReadError
 from energon_grain.sources.array_reads import OpenArray, read_rows, separate_rows
 from energon_grain.sources.array_store import StoredArray
-from energon_grain.storage.helper_process import helper_process, serve_connections
+from energon_grain.sources.helper_process import helper_process, serve_connections
 
 Int64Array = npt.NDArray[np.int64]
 _Opened: TypeAlias = dict[bytes, OpenArray]

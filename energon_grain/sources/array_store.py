@@ -10,10 +10,10 @@ import numpy as np
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError
 from energon_grain.formats.array_metadata import ArrayMetadata
+from energon_grain.sources.array_context import shared_context
 from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.location import is_url
 from energon_grain.storage.storage_settings import StorageSettings, storage_settings
-from energon_grain.storage.tensorstore_objects import shared_context
 
 CACHE_BYTES = 256 << 20
 """Chunks that are kept, decompressed, for the next read: of all local arrays of a process together, and as much of all

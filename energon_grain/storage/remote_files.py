@@ -28,9 +28,9 @@ from energon_grain.storage.cached_object import CachedObject, Claim
 from energon_grain.storage.fetched_pieces import FetchedPieces, assembled
 from energon_grain.storage.held_ranges import held_ranges
 from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.object_versions import ObjectVersions, Version
 from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
-from energon_grain.storage.tensorstore_objects import UNVERSIONED
 
 BLOCK_BYTES = 256 << 10
 _ROUNDS = 4

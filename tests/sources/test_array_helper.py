@@ -21,7 +21,7 @@ from pathlib import Path
 from energon_grain.errors import *
 from energon_grain.sources.array import ArraySource
 from energon_grain.sources.array_group import ArrayGroupSource
-from energon_grain.storage.helper_process import helper_process
+from energon_grain.sources.helper_process import helper_process
 
 folder = Path(sys.argv[1])
 HELPER = "energon_grain.sources.array_helper"
