@@ -331,7 +331,7 @@ def _opened(url: str, spec: dict[str, Any], timeout_s: float) -> Any:
             return GCSStore(spec["bucket"], **options)
         if not _BUCKET.fullmatch(spec["bucket"]):
             raise ValueError(f'Invalid S3 bucket name: "{spec["bucket"]}"')
-        config: dict[str, Any] = {"region": spec.get("aws_region") or _region(spec["bucket"], timeout_s)}
+        config: Any = {"region": spec.get("aws_region") or _region(spec["bucket"], timeout_s)}
         if "endpoint" in spec:
             config["endpoint"] = spec["endpoint"]
         if spec.get("requester_pays"):

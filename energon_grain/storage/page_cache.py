@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import threading
 import time
 import zlib
@@ -40,6 +41,8 @@ _PAUSE_SECONDS = 60.0
 _TOUCH_SECONDS = 60.0
 _LOOK_SECONDS = 0.005
 _MAX_VERIFIED = 200_000
+_OPEN_SHARE = 8
+"""One in so many of the descriptors that a process may have is for pages that were read last."""
 _MAX_LOCKS = 256
 """Descriptors of a process for pages that it fetches: it may have 1,024, as a rule."""
 
@@ -73,6 +76,8 @@ class PageCache:
             ) from error
         self.locks = threading.BoundedSemaphore(_MAX_LOCKS)
         self.verified: dict[str, float] = {}  # when each page that was seen to be right is to be touched again
+        self.opened: dict[str, _OpenPage] = {}
+        self._max_open = max(8, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // _OPEN_SHARE)
         self._space = threading.Lock()
         self._used_bytes = limit_bytes  # so that the first write counts
         self._written_bytes = 0
@@ -84,6 +89,19 @@ class PageCache:
         identity = json.dumps([2, name, version.hex(), size_bytes, self.page_bytes])
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return CachedObject(self, os.path.join(self.folder, digest[:2], digest[2:]), size_bytes)
+
+    def remember(self, path: str, page: _OpenPage) -> None:
+        """Keep a page open for the next read, in place of the one that was opened first."""
+        with self._space:
+            self.opened[path] = page
+            if len(self.opened) > self._max_open:
+                del self.opened[next(iter(self.opened))]
+
+    def forget(self, path: str) -> None:
+        """A page is not what it was."""
+        self.verified.pop(path, None)
+        with self._space:
+            self.opened.pop(path, None)
 
     def make_room(self, size_bytes: int) -> bool:
         """Count bytes that are about to be written, and evict pages if they would pass the limit; whether they fit."""
@@ -127,6 +145,7 @@ class PageCache:
                 os.unlink(path)
                 used -= size
                 self.verified.pop(path, None)
+                self.opened.pop(path, None)
                 os.rmdir(os.path.dirname(path))  # the last page of an object
         return used
 
@@ -211,37 +230,48 @@ class CachedObject:
 
     def _read(self, page: int, start: int, stop: int) -> bytes | None:
         """Bytes [start, stop) of a page. All of it is read, and checked, the first time."""
-        path, verified = self.path(page), self._cache.verified
+        cache, path = self._cache, self.path(page)
         try:
-            descriptor = open_unlinked(path, os.O_RDONLY)
-        except OSError:
-            verified.pop(path, None)
-            return None
-        try:
-            now, known = time.monotonic(), verified.get(path)
-            if known is None:
-                size = self.page_size(page)
-                data = os.pread(descriptor, size + _SUM_BYTES + 1, 0)
-                if len(data) != size + _SUM_BYTES or _sum(memoryview(data)[:size]) != data[size:]:
+            opened = cache.opened.get(path)
+            if opened is None:
+                opened = _OpenPage(path)
+                if path not in cache.verified and not self._is_right(opened, page):
                     os.unlink(path)
                     return None
-                data = data[start:stop]
-            else:
-                data = os.pread(descriptor, stop - start, start)
-                if len(data) != stop - start:
-                    verified.pop(path, None)
-                    return None
-            if known is None or now > known:
-                if len(verified) > _MAX_VERIFIED:
-                    verified.clear()
-                verified[path] = now + _TOUCH_SECONDS
+                cache.remember(path, opened)
+            data = os.pread(opened.descriptor, stop - start, start)
+            now = time.monotonic()
+            if now > cache.verified.get(path, 0.0):
+                if len(cache.verified) > _MAX_VERIFIED:
+                    cache.verified.clear()
+                cache.verified[path] = now + _TOUCH_SECONDS
                 with contextlib.suppress(OSError):  # of somebody else's page, say
-                    os.utime(descriptor)
-            return data
+                    os.utime(opened.descriptor)
         except OSError:
+            data = None
+        if data is None or len(data) != stop - start:
+            cache.forget(path)
             return None
-        finally:
-            os.close(descriptor)
+        return data
+
+    def _is_right(self, opened: _OpenPage, page: int) -> bool:
+        size = self.page_size(page)
+        data = os.pread(opened.descriptor, size + _SUM_BYTES + 1, 0)
+        return len(data) == size + _SUM_BYTES and _sum(memoryview(data)[:size]) == data[size:]
+
+
+class _OpenPage:
+    """An open page, closed when the last reader lets go of it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = open_unlinked(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 class Claim:

@@ -1,10 +1,10 @@
 """Objects of stores as a `ByteStore`: few large requests side by side, and every block fetched once a host.
 
-Ranges are rounded to blocks of 256 KiB. Blocks that the cache on local disk has cost one `pread`; the others are
-fetched in runs, several at a time, kept, and handed to whoever asked. A block that another thread or process of this
-machine is fetching is waited for instead.
+Ranges are rounded to blocks of 256 KiB, the pages of the cache on local disk. Those that it has cost one `pread`; the
+others are fetched in runs, several at a time, kept, and handed to whoever asked. A page that another thread or process
+of this machine is fetching is waited for instead.
 
-The first time that an object is asked for, its version (entity tag or generation) is learnt. From then on every answer
+The first time that an object is asked for, its version (the entity tag) is learnt. From then on every answer
 must be of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells
 no versions nothing is kept on disk, and a change is not noticed.
 """

@@ -9,7 +9,7 @@ import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_failures_are_told_to_workers(files: RemoteFiles, bucket: Bucket, method
 def test_a_killed_worker_leaves_nothing_behind(files: RemoteFiles, bucket: Bucket, method: str) -> None:
     url = f"{bucket.url}/x.tar"
     bucket.server.delay(0.05)
-    worker = multiprocessing.get_context(method).Process(target=read_for_ever, args=(files, url))
+    worker = cast("Any", multiprocessing.get_context(method)).Process(target=read_for_ever, args=(files, url))
     worker.start()
     try:
         while fetched(bucket) < 3 * BLOCK_BYTES:
