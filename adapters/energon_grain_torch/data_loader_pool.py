@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
 from energon_grain.sources.joined import holds_arrays
+from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.chunk import Chunk, Encoded
@@ -114,15 +115,17 @@ class _ChunkSampler:
 
 
 def _way_to_start(sources: Sequence[Source], context: Any) -> Any:
-    """How to start workers: TensorStore, which opened the arrays among the sources, does not outlive a fork."""
-    if not any(map(holds_arrays, sources)):
+    """How to start workers: what reads object stores and arrays does not outlive a fork."""
+    if not any(
+        holds_arrays(source) or (isinstance(source, FetchedAhead) and source.remote_files) for source in sources
+    ):
         return context
     if _is_fork(multiprocessing if context is None else context):
         if context is None:
             return "forkserver"
         raise ConfigError(
-            "multiprocessing_context='fork': the data are arrays, and TensorStore, which opened them, does not outlive "
-            "a fork; use 'forkserver' (the default for them) or 'spawn', or a loader with threads"
+            "multiprocessing_context='fork': these data are arrays, or lie in an object store, and what reads those "
+            "does not outlive a fork; use 'forkserver' (the default for them) or 'spawn', or a loader with threads"
         )
     return context
 
@@ -139,10 +142,10 @@ class DataLoaderPool:
         sources: The main process's sources.
         workers: How many processes.
         multiprocessing_context: How they are started: "fork", "forkserver", "spawn", a context, or None: as Python
-            does by default; not by a fork where there are arrays among the data.
+            does by default; not by a fork where there are arrays among the data, or data in an object store.
 
     Raises:
-        ConfigError: There is no such way to start processes, or it is a fork of a process that has opened arrays.
+        ConfigError: There is no such way to start processes, or it is a fork of a process that has opened such data.
     """
 
     def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, multiprocessing_context: Any) -> None:

@@ -39,8 +39,8 @@ def get_savable_loader(
             `NoCachePool`.
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
         multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
-            `multiprocessing` context; default: as Python does, or "forkserver" where that is a fork and there are
-            arrays among the data. The order does not depend on it.
+            `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
+            arrays among the data or data in an object store. The order does not depend on it.
         **idle: See `IdleArguments`.
 
     Raises:

@@ -37,9 +37,9 @@ from energon_grain.storage.location import is_url, located
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.storage_settings import storage_settings
-from energon_grain.storage.tensorstore_objects import UNVERSIONED
 
 if TYPE_CHECKING:
     from energon_grain.storage.object_bytes import ObjectStream

@@ -1,8 +1,7 @@
-"""Sections of `~/.aws/credentials` and `~/.aws/config`: which of them TensorStore is to take credentials from.
+"""Sections of `~/.aws/credentials` and `~/.aws/config`: which of them credentials are taken from.
 
-Left to itself it asks the AWS library for a section and for files without names, and finds none; and what it misses it
-says on the standard error stream. So section and files are named to it. Of the files only names of sections and of
-their entries are looked at here.
+Neither obstore nor TensorStore looks there by itself. Keys that stand in a section are read here; sections that stand
+for a role, a program or a single sign-on are left to boto3, where it is installed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from energon_grain.errors import ConfigError
 
@@ -19,7 +20,7 @@ _SUFFICIENT = frozenset(("aws_access_key_id", "credential_process", "role_arn"))
 
 
 def aws_credentials(url: str, profile: str | None) -> dict[str, str] | None:
-    """What TensorStore is to be told about credentials; None: neither the environment nor `~/.aws` holds any.
+    """Where credentials are to be taken from; None: neither the environment nor `~/.aws` holds any.
 
     Args:
         url: Of the bucket, for messages.
@@ -50,15 +51,51 @@ def aws_credentials(url: str, profile: str | None) -> dict[str, str] | None:
         )
     if not entries:
         return None
-    if not _SUFFICIENT & frozenset().union(*entries):
+    if not _SUFFICIENT & set().union(*entries):
         return {"type": "default", "profile": name}
     # A file that is not there would be complained of.
     named_files = {file: os.path.expanduser(path) if sections[file] else os.devnull for file, path in files.items()}
     return {"type": "profile", "profile": name, **named_files}
 
 
-def _sections_of(path: str) -> dict[str, frozenset[str]]:
-    """Names of the entries of each section; nothing where there is no file that can be read."""
+def store_credentials(url: str, told: Mapping[str, str] | None) -> dict[str, Any]:
+    """What `obstore.store.S3Store` is to be given.
+
+    Args:
+        url: Of the bucket, for messages.
+        told: As `aws_credentials` gives it.
+
+    Raises:
+        ConfigError: The profile needs boto3, which is not installed.
+    """
+    if told is None:
+        # Left to itself the store asks the role of the machine, which takes seconds where there is none.
+        return {"skip_signature": True} if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" else {}
+    if told["type"] == "anonymous":
+        return {"skip_signature": True}
+    if told["type"] == "environment":
+        return {}
+    files = (told[file] for file in ("config_file", "credentials_file") if file in told)
+    entries: dict[str, str] = {}
+    for file in files:
+        entries |= _sections_of(file).get(told["profile"], {})
+    if "aws_access_key_id" in entries and "role_arn" not in entries:
+        keys = {"access_key_id": "aws_access_key_id", "secret_access_key": "aws_secret_access_key"}
+        keys["session_token"] = "aws_session_token"
+        return {name: entries[entry] for name, entry in keys.items() if entry in entries}
+    try:
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise ConfigError(
+            f"{url}: the profile {told['profile']!r} gives no keys itself, and what it stands for is asked by boto3: "
+            "`pip install boto3`"
+        ) from error
+    return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=told["profile"]))}
+
+
+def _sections_of(path: str) -> dict[str, dict[str, str]]:
+    """The entries of each section; nothing where there is no file that can be read."""
     try:
         return _parsed(path, os.stat(path).st_mtime_ns)
     except OSError:
@@ -66,14 +103,15 @@ def _sections_of(path: str) -> dict[str, frozenset[str]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(path: str, changed_ns: int) -> dict[str, frozenset[str]]:
-    sections: dict[str, set[str]] = {}
-    entries: set[str] = set()
+def _parsed(path: str, changed_ns: int) -> dict[str, dict[str, str]]:
+    sections: dict[str, dict[str, str]] = {}
+    entries: dict[str, str] = {}
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             header = _HEADER.match(line)
             if header is not None:
-                entries = sections.setdefault(header[1], set())
+                entries = sections.setdefault(header[1], {})
             elif not line[0].isspace():  # else it goes on with the entry above
-                entries.add(line.partition("=")[0].strip().lower())
-    return {name: frozenset(found) for name, found in sections.items()}
+                name, _, value = line.partition("=")
+                entries[name.strip().lower()] = value.strip()
+    return sections

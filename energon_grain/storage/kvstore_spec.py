@@ -1,4 +1,4 @@
-"""From URLs to TensorStore's key-value stores."""
+"""From URLs to stores: what kind they are and how they are reached, in the words of TensorStore's specifications."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOOGLE = "https://storage.googleapis.com"
 
 
 def kvstore_spec(url: str, settings: StorageSettings) -> tuple[dict[str, Any], str]:
-    """The store that a URL lies in, as TensorStore describes it, and the key there.
+    """The store that a URL lies in, and the key there.
 
     The key of a folder ends without a slash, as the URL does.
 
@@ -100,15 +100,6 @@ def has_lists(url: str, settings: StorageSettings) -> bool:
     return kvstore_spec(url, settings)[0]["driver"] != "http"
 
 
-def context_spec(settings: StorageSettings) -> dict[str, Any]:
-    """What stores of a process share: requests at a time. Repeating failed ones is the client's work, not theirs."""
-    spec: dict[str, Any] = {}
-    for driver in ("s3", "gcs", "http"):
-        spec[f"{driver}_request_concurrency"] = {"limit": settings.requests_in_flight}
-        spec[f"{driver}_request_retries"] = {"max_retries": 0}
-    return spec
-
-
 def _s3(bucket: str, store: StoreSettings) -> dict[str, Any]:
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket}
     endpoint = store.endpoint or _endpoint_of_environment()
@@ -139,12 +130,12 @@ def _endpoint_of_environment() -> str | None:
 
 def _gcs(bucket: str, store: StoreSettings) -> dict[str, Any]:
     if store.anonymous:
-        # TensorStore's own driver always looks for credentials; public objects are plain files of the web.
+        # Public objects are plain files of the web.
         return {"driver": "http", "base_url": f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}/"}
     for name in ("endpoint", "region", "profile", "requester_pays"):
         if getattr(store, name):
             raise ConfigError(
                 f"gs://{bucket}: the storage settings give a {name}, which Google's store takes from the environment "
-                "(TENSORSTORE_GCS_HTTP_URL, GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
+                "(GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
             )
     return {"driver": "gcs", "bucket": bucket}

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from energon_grain.errors import ConfigError
 
 STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
-"""Schemes that are read by TensorStore. `file://` is a path of this machine."""
+"""Schemes of stores. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import random
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,10 +18,8 @@ import msgspec
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
-from energon_grain.storage.helper_objects import HelperObjects
-from energon_grain.storage.object_error import GIVEN_UP, ObjectError
+from energon_grain.storage.object_stores import GIVEN_UP, Fetched, ObjectError, ObjectStores
 from energon_grain.storage.storage_settings import StorageSettings
-from energon_grain.storage.tensorstore_objects import Fetched, Objects, TensorStoreObjects, inherited
 
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
@@ -61,7 +60,7 @@ _all: weakref.WeakSet[ObjectClient] = weakref.WeakSet()
 
 
 class ObjectClient:
-    """Objects of stores. Thread-safe and picklable; a forked process may go on to use it.
+    """Objects of stores. Thread-safe and picklable. A process that was forked after its use gets a WorkerError.
 
     Attributes:
         settings: How stores are reached.
@@ -78,7 +77,8 @@ class ObjectClient:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self.settings.requests_in_flight)
         self._threads: ThreadPoolExecutor | None = None
-        self._objects: Objects = HelperObjects(self.settings) if inherited() else TensorStoreObjects(self.settings)
+        self._stores = ObjectStores(self.settings)
+        self._waiting = _Waiting()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
@@ -90,15 +90,17 @@ class ObjectClient:
             RangeError: The object ends before.
             ReadError: It cannot be read; names object and range.
         """
-
-        def ask(objects: Objects, timeout_s: float) -> Fetched | None:
-            return objects.read(wanted.url, wanted.start, wanted.stop, wanted.known, timeout_s)
-
-        found = self._repeated(ask, f"reading {wanted}")
+        found = self._repeated(
+            lambda: self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known), f"reading {wanted}"
+        )
         if found is not None and found.data is not None:
             with self._lock:
                 self.traffic.bytes_read += len(found.data)
         return found
+
+    def look(self, url: str) -> Fetched | None:
+        """Size and generation of an object, without its bytes; None: there is none. Raises ReadError."""
+        return self._repeated(lambda: self._stores.look(url), f"looking at {url}")
 
     def map(self, function: Callable[[Any], _Result], items: Sequence[Any]) -> list[_Result]:
         """Call a function that makes requests for each of several items, side by side; give the results in order.
@@ -122,15 +124,15 @@ class ObjectClient:
 
     def list(self, url: str) -> list[str]:
         """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
-        return self._repeated(lambda objects, timeout_s: objects.list(url, timeout_s), f"listing {url}")
+        return self._repeated(lambda: self._stores.list(url), f"listing {url}")
 
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole or not at all; give its generation. Raises ReadError."""
-        return self._repeated(lambda objects, timeout_s: objects.write(url, data, timeout_s), f"writing {url}")
+        return self._repeated(lambda: self._stores.write(url, data), f"writing {url}")
 
     def delete(self, url: str) -> None:
         """Remove an object, if it is there. Raises ReadError."""
-        self._repeated(lambda objects, timeout_s: objects.delete(url, timeout_s), f"removing {url}")
+        self._repeated(lambda: self._stores.delete(url), f"removing {url}")
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -138,7 +140,7 @@ class ObjectClient:
                 self._threads = ThreadPoolExecutor(self.settings.requests_in_flight, thread_name_prefix="objects")
             return self._threads
 
-    def _repeated(self, ask: Callable[[Objects, float], _Result], doing: str) -> _Result:
+    def _repeated(self, ask: Callable[[], _Result], doing: str) -> _Result:
         settings = self.settings
         began, pause_s, attempt = time.monotonic(), settings.first_pause_s, 1
         while True:
@@ -160,7 +162,7 @@ class ObjectClient:
             pause(pause_s * random.uniform(0.5, 1.0))  # so that many readers do not come back all at once
             pause_s = min(2 * pause_s, settings.longest_pause_s)
 
-    def _once(self, ask: Callable[[Objects, float], _Result], *, repeated: bool) -> _Result:
+    def _once(self, ask: Callable[[], _Result], *, repeated: bool) -> _Result:
         while not self._slots.acquire(timeout=LOOK_SECONDS):
             _check_wanted()
         try:
@@ -168,9 +170,46 @@ class ObjectClient:
             with self._lock:
                 self.traffic.requests += 1
                 self.traffic.repeated += repeated
-            return ask(self._objects, self.settings.timeout_s)
+            return self._awaited(self._waiting.submit(ask))
         finally:
             self._slots.release()
+
+    def _awaited(self, asked: Future[_Result]) -> _Result:
+        """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""
+        end = time.monotonic() + self.settings.timeout_s
+        while True:
+            try:
+                return asked.result(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+            except TimeoutError:
+                _check_wanted()
+                if time.monotonic() >= end:
+                    raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
+
+
+class _Waiting:
+    """Threads that wait for stores, and that nobody has to wait for, not even the end of the program."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Call a function in a thread that is idle, or in a new one."""
+        future: Future[_Result] = Future()
+        self._calls.put((future, call))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="object-request", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, call
+            self._idle.release()
 
 
 def _check_wanted() -> None:
@@ -194,7 +233,7 @@ def shared_client(settings: StorageSettings) -> ObjectClient:
 def _after_fork() -> None:
     global _shared_lock
     _shared_lock = threading.Lock()
-    # Threads are not copied, and whoever held a lock is not there. Registered after TensorStore's own note of the fork.
+    # Threads are not copied, and whoever held a lock is not there.
     for client in tuple(_all):
         client._begin()
 

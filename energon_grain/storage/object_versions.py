@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from energon_grain.errors import MissingObjectError, RangeError, StaleIndexError
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
-from energon_grain.storage.object_error import SIZE_TOLD
-from energon_grain.storage.tensorstore_objects import Fetched
+from energon_grain.storage.object_stores import Fetched
 
-_NO_OBJECT_BYTES = 1 << 61
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 
 
@@ -83,44 +81,9 @@ class ObjectVersions:
         return known
 
     def _measured(self, path: str) -> Version:
-        """Size and version of an object. TensorStore has no request for that.
-
-        A read far behind the end is refused, and most stores give the size in what they say; it is believed only
-        where the last byte is found there. Else the end is searched for.
-        """
-        try:
-            _there(path, self._client.read(ObjectRange(path, _NO_OBJECT_BYTES, _NO_OBJECT_BYTES + 1)))
-        except RangeError as error:
-            told = SIZE_TOLD.search(str(error))
-            if told is not None:
-                size = int(told[1])
-                try:
-                    last = _there(path, self._client.read(ObjectRange(path, max(size - 1, 0) if size else None)))
-                except RangeError:
-                    last = None
-                if last is not None and len(last.data or b"") == min(size, 1):
-                    return Version(size, last.generation)
-        low, high = 0, _NO_OBJECT_BYTES  # the size is at least `low` and below `high`
-        probe = 1 << 20
-        while high - low > 1:
-            if self._reaches(path, probe):
-                low = probe
-            else:
-                high = probe
-            probe = min(low * 4, high - 1) if high == _NO_OBJECT_BYTES else (low + high) // 2
-            probe = max(probe, low + 1)
-        last = _there(path, self._client.read(ObjectRange(path, low - 1) if low else ObjectRange(path)))
-        if len(last.data or b"") != min(low, 1):
-            raise StaleIndexError(f"{path}: was replaced while its size was looked for; begin anew")
-        return Version(low, last.generation)
-
-    def _reaches(self, path: str, size: int) -> bool:
-        """Whether an object has at least so many bytes."""
-        try:
-            _there(path, self._client.read(ObjectRange(path, size - 1, size)))
-        except RangeError:
-            return False
-        return True
+        found = _there(path, self._client.look(path))
+        assert found.size_bytes is not None
+        return Version(found.size_bytes, found.generation)
 
     def tail(self, path: str, start: int) -> bytes:
         """The bytes of an object from `start` to its end, in one request, from which its version is learnt."""

@@ -1,8 +1,8 @@
 """Other tools' names for stores: profiles of the Multi-Storage Client (`msc://`) and remotes of rclone (`rclone://`).
 
 Energon reads `msc://profile/path`, `rclone://` as an older name of the same, and `dss://name@version/path`. Where data
-lies and how it is reached is taken from the files that configure these profiles; keys that stand there are not, as
-TensorStore takes them from the store's usual environment only.
+lies and how it is reached is taken from the files that configure these profiles; keys that stand there are not: they
+come from the store's usual environment only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Objects of stores as a `ByteStore`: few large requests side by side, and every block fetched once a host.
 
-Ranges are rounded to blocks of 256 KiB. Blocks that the cache on local disk has cost one `pread`; the others are
-fetched in runs, several at a time, kept, and handed to whoever asked. A block that another thread or process of this
-machine is fetching is waited for instead.
+Ranges are rounded to blocks of 256 KiB, the pages of the cache on local disk. Those that it has cost one `pread`; the
+others are fetched in runs, several at a time, kept, and handed to whoever asked. A page that another thread or process
+of this machine is fetching is waited for instead.
 
-The first time that an object is asked for, its version (entity tag or generation) is learnt. From then on every answer
+The first time that an object is asked for, its version (the entity tag) is learnt. From then on every answer
 must be of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells
 no versions nothing is kept on disk, and a change is not noticed.
 """
@@ -15,6 +15,7 @@ import functools
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -22,20 +23,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, ReadError
-from energon_grain.storage.block_cache import BlockCache
-from energon_grain.storage.cached_object import CachedObject, Claim
-from energon_grain.storage.fetched_pieces import FetchedPieces, assembled
-from energon_grain.storage.held_ranges import held_ranges
+from energon_grain.errors import ReadError
+from energon_grain.storage.held_ranges import HeldRanges, held_ranges
 from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.object_versions import ObjectVersions, Version
+from energon_grain.storage.page_cache import CachedObject, Claim, PageCache
 from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
-from energon_grain.storage.tensorstore_objects import UNVERSIONED
 
 BLOCK_BYTES = 256 << 10
 _ROUNDS = 4
-_OBJECTS_AT_ONCE = 64
-"""Each takes two descriptors while it is read: a process may have 1,024, as a rule."""
+_UNLIMITED = 1 << 62
 _marks = itertools.count()
 
 
@@ -56,7 +54,7 @@ class RemoteFiles:
     def __init__(self, settings: StorageSettings) -> None:
         self.settings = settings
         self._client = shared_client(settings)
-        self._cache = block_cache(settings)
+        self._cache = page_cache(settings)
         self.versions = ObjectVersions(self._client)
         self._held = held_ranges(settings.ahead_bytes)
         self._mark = f"{next(_marks)} "
@@ -103,17 +101,7 @@ class RemoteFiles:
                 )
         if self._cache is None or any(version.generation == UNVERSIONED for version in versions.values()):
             return self._held_or_fetched(paths, versions, ranges)
-        if len(versions) <= _OBJECTS_AT_ONCE:
-            return self._cached(self._cache, paths, versions, ranges)
-        found: list[bytes] = [b""] * len(ranges)
-        numbers = list(versions)
-        for at in range(0, len(numbers), _OBJECTS_AT_ONCE):
-            some = {number: versions[number] for number in numbers[at : at + _OBJECTS_AT_ONCE]}
-            places = [place for place, (number, _, _) in enumerate(ranges) if number in some]
-            own = self._cached(self._cache, paths, some, [ranges[place] for place in places])
-            for place, data in zip(places, own, strict=True):
-                found[place] = data
-        return found
+        return self._cached(self._cache, paths, versions, ranges)
 
     @property
     def keeps_on_disk(self) -> bool:
@@ -163,7 +151,7 @@ class RemoteFiles:
             return True
         kept = True
         with cached.claim(missing) as claim:
-            for first, last in self._runs(claim.blocks):
+            for first, last in self._runs(claim.pages):
                 begin = first * BLOCK_BYTES
                 data = self.versions.read(path, version, begin, min(last * BLOCK_BYTES, version.size_bytes))
                 kept = claim.put(first, data) and kept
@@ -177,7 +165,7 @@ class RemoteFiles:
 
     def _cached(
         self,
-        cache: BlockCache,
+        cache: PageCache,
         paths: Sequence[str],
         versions: dict[int, Version],
         ranges: list[tuple[int, int, int]],
@@ -201,7 +189,7 @@ class RemoteFiles:
         found: list[bytes | None],
     ) -> None:
         """Fill in what the cache did not have."""
-        pieces = {number: FetchedPieces() for number in cached}
+        fetched = HeldRanges(_UNLIMITED)
         for _ in range(_ROUNDS):
             left = [place for place, data in enumerate(found) if data is None]
             blocks: dict[int, list[int]] = {}
@@ -212,13 +200,16 @@ class RemoteFiles:
             with ExitStack() as stack:
                 claims: dict[int, Claim] = {}
                 for number, wanted in blocks.items():
-                    had = pieces[number]
-                    ask = [block for block in sorted(set(wanted)) if had.at(block * BLOCK_BYTES, 1 << 62) is None]
+                    ask = (
+                        page
+                        for page in sorted(set(wanted))
+                        if fetched.missing(paths[number], page * BLOCK_BYTES, page * BLOCK_BYTES + 1)
+                    )
                     claims[number] = stack.enter_context(cached[number].claim(ask))
-                self._fetch_claimed(paths, versions, claims, pieces)
+                self._fetch_claimed(paths, versions, claims, fetched)
             for place in left:
                 number, begin, end = ranges[place]
-                found[place] = assembled(cached[number], pieces[number], begin, end)
+                found[place] = _assembled(cached[number], fetched, paths[number], begin, end)
             waiting = {ranges[place][0] for place in left if found[place] is None}
             if not waiting:
                 return
@@ -234,24 +225,19 @@ class RemoteFiles:
         paths: Sequence[str],
         versions: dict[int, Version],
         claims: dict[int, Claim],
-        pieces: dict[int, FetchedPieces],
+        fetched: HeldRanges,
     ) -> None:
         """Fetch the blocks that nobody else is fetching, and keep them."""
-        runs = [(number, *run) for number, claim in claims.items() for run in self._runs(claim.blocks)]
+        runs = [(number, *run) for number, claim in claims.items() for run in self._runs(claim.pages)]
 
-        def fetch(run: tuple[int, int, int]) -> bytes:
+        def fetch(run: tuple[int, int, int]) -> None:
             number, first, last = run
             end = min(last * BLOCK_BYTES, versions[number].size_bytes)
             data = self.versions.read(paths[number], versions[number], first * BLOCK_BYTES, end)
             claims[number].put(first, data)
-            return data
+            fetched.add(paths[number], first * BLOCK_BYTES, data)
 
-        fetched = self._client.map(fetch, runs)
-        for number in claims:
-            own = [
-                (first * BLOCK_BYTES, data) for (of, first, _), data in zip(runs, fetched, strict=True) if of == number
-            ]
-            pieces[number].add(own)
+        self._client.map(fetch, runs)
 
     def _runs(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """Ascending blocks as ranges [first, last), none of more bytes than a request may have."""
@@ -289,20 +275,38 @@ class RemoteFiles:
             step = self.settings.request_bytes
             merged += [(number, at, min(at + step, end)) for at in range(begin, end, step)]
 
-        def fetch(wanted: tuple[int, int, int]) -> bytes:
-            number, begin, end = wanted
-            return self.versions.read(paths[number], versions[number], begin, end)
+        fetched = HeldRanges(_UNLIMITED)
 
-        pieces: dict[int, FetchedPieces] = {number: FetchedPieces() for number in versions}
-        fetched = self._client.map(fetch, merged)
-        for number, own in pieces.items():
-            own.add((begin, data) for (of, begin, _), data in zip(merged, fetched, strict=True) if of == number)
-        found = [assembled(None, pieces[number], begin, end) for number, begin, end in ranges]
+        def fetch(wanted: tuple[int, int, int]) -> None:
+            number, begin, end = wanted
+            fetched.add(paths[number], begin, self.versions.read(paths[number], versions[number], begin, end))
+
+        self._client.map(fetch, merged)
+        found = [fetched.read(paths[number], begin, end) for number, begin, end in ranges]
         assert None not in found
         return found  # type: ignore[return-value]
 
 
-def block_cache(settings: StorageSettings) -> BlockCache | None:
+def _assembled(cached: CachedObject, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
+    """Bytes [start, stop) from what was fetched and what is cached; None where something is missing."""
+    parts: list[bytes] = []
+    at = start
+    while at < stop:
+        gaps = fetched.missing(path, at, stop)
+        end = gaps[0][0] if gaps else stop
+        if end == at:
+            end = gaps[0][1]
+            part = cached.read(at, end)
+        else:
+            part = fetched.read(path, at, end)
+        if part is None:
+            return None
+        parts.append(part)
+        at = end
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def page_cache(settings: StorageSettings) -> PageCache | None:
     """The cache of this process for these settings; None where they want none.
 
     Raises:
@@ -310,18 +314,12 @@ def block_cache(settings: StorageSettings) -> BlockCache | None:
     """
     if settings.cache_bytes == 0:
         return None
-    return _cache_in(os.path.join(settings.cache_folder, "blocks"), settings.cache_bytes)
+    return _cache_in(os.path.join(settings.cache_folder, "pages"), settings.cache_bytes)
 
 
 @functools.cache
-def _cache_in(folder: str, limit_bytes: int | None) -> BlockCache:
+def _cache_in(folder: str, limit_bytes: int | None) -> PageCache:
+    cache = PageCache(folder, limit_bytes=limit_bytes or sys.maxsize, page_bytes=BLOCK_BYTES)
     if limit_bytes is None:
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot make the cache folder {folder}: {error.strerror}; name another as `cache_dir` in the storage "
-                "settings"
-            ) from error
-        limit_bytes = int(shutil.disk_usage(folder).total * DEFAULT_CACHE_SHARE)
-    return BlockCache(folder, limit_bytes=limit_bytes, block_bytes=BLOCK_BYTES)
+        cache.limit_bytes = int(shutil.disk_usage(folder).total * DEFAULT_CACHE_SHARE)
+    return cache

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.kvstore_spec import context_spec, has_lists, kvstore_spec
+from energon_grain.storage.kvstore_spec import has_lists, kvstore_spec
 from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
 
 VARIABLES = (
@@ -197,13 +197,6 @@ def test_what_google_takes_from_the_environment_is_refused(store: StoreSettings)
         ConfigError, match=r"gs://b: the storage settings give a (endpoint|region|profile),.*leave it out"
     ):
         spec("gs://b/a", gs_b=store)
-
-
-def test_the_client_alone_repeats_requests() -> None:
-    context = context_spec(StorageSettings(requests_in_flight=5))
-    for driver in ("s3", "gcs", "http"):
-        assert context[f"{driver}_request_concurrency"] == {"limit": 5}
-        assert context[f"{driver}_request_retries"] == {"max_retries": 0}
 
 
 @pytest.mark.parametrize("url", ["https://h/a?token=x", "https://h/a#b", "https://me:secret@h/a"])

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from object_server import Bucket
 
+from energon_grain import ConfigError
 from energon_grain.conversion import convert_dataset
 from energon_grain_torch import WorkerConfig, get_loader, get_train_dataset
 
 
 @pytest.mark.parametrize("container", ["tar", "array_record"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", [None, "forkserver", "spawn"])
 def test_workers_read_what_is_in_a_bucket(
-    text_dataset: Callable[..., Path], bucket: Bucket, tmp_path: Path, method: str, container: str
+    text_dataset: Callable[..., Path], bucket: Bucket, tmp_path: Path, method: str | None, container: str
 ) -> None:
     root = text_dataset(53)
     if container == "array_record":
@@ -38,7 +39,7 @@ def test_workers_read_what_is_in_a_bucket(
     assert found == batches(0)
 
 
-def test_forked_workers_read_lines_and_ask_for_no_index(bucket: Bucket) -> None:
+def test_workers_read_lines_and_ask_for_no_index(bucket: Bucket) -> None:
     bucket.put("x.jsonl", b"".join(b'{"n": %d}\n' % number for number in range(53)))
 
     def batches(workers: int, **options: Any) -> list[list[int]]:
@@ -53,6 +54,18 @@ def test_forked_workers_read_lines_and_ask_for_no_index(bucket: Bucket) -> None:
         with get_loader(dataset, **options) as loader:
             return [[int(number) for number in batch["json"]["n"]] for batch in islice(loader, 40)]
 
-    found = batches(2, multiprocessing_context="fork")
+    found = batches(2, multiprocessing_context="forkserver")
     assert len(bucket.server.requests("x.jsonl.idx")) == 1
     assert found == batches(0)
+
+
+def test_a_fork_is_refused_with_the_reason(text_dataset: Callable[..., Path], bucket: Bucket) -> None:
+    dataset = get_train_dataset(
+        bucket.upload(text_dataset(53)),
+        worker_config=WorkerConfig(0, 1, 2),
+        batch_size=4,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=4,
+    )
+    with pytest.raises(ConfigError, match=r"connections to stores do not outlive a fork; use 'forkserver'"):
+        next(iter(get_loader(dataset, multiprocessing_context="fork")))
