@@ -111,9 +111,9 @@ def _open(path: str) -> _OpenFile:
 
 
 def _shared_open_files() -> int:
-    """A quarter of what this process may have open, at most 512."""
+    """A quarter of what this process may have open, at most 1024."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 512 if allowed == resource.RLIM_INFINITY else max(16, min(512, allowed // 4))
+    return 1024 if allowed == resource.RLIM_INFINITY else max(16, min(1024, allowed // 4))
 
 
 class _Room:

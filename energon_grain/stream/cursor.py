@@ -8,17 +8,20 @@
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
 without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
 (filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
-that were jumped over. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
-setting that differs. `check` is the checksum over all of that: BLAKE2b of eight bytes, of its JSON with sorted keys and
-no spaces. A cursor without one, as older releases wrote it, is taken as it is.
+that were jumped over. A *saved* cursor also has a `"manifest"`, from which a mismatch names each setting that differs:
+its JSON, packed by zlib, in base64; as older releases wrote it, as it is. `check` is the checksum over all of that:
+BLAKE2b of eight bytes, of its JSON with sorted keys and no spaces. A cursor without one, as older releases wrote it, is
+taken as it is.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
 import reprlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -43,11 +46,12 @@ _FIELDS = frozenset(
 )
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
+_MANIFEST_BYTES = 1 << 30
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def to_cursor(
-    progress: Progress, share: Share, fingerprint: str, *, held: str = "", manifest: dict[str, Any] | None = None
+    progress: Progress, share: Share, fingerprint: str, *, held: str = "", manifest: str | None = None
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
     cursor: Cursor = {
@@ -69,6 +73,22 @@ def to_cursor(
         cursor["manifest"] = manifest
     cursor["check"] = _checksum(cursor)
     return cursor
+
+
+def pack_manifest(manifest: Mapping[str, Any]) -> str:
+    """A manifest as a saved cursor holds it: of a thousand leaves it is long, and says the same for each."""
+    return base64.b64encode(zlib.compress(json.dumps(manifest, separators=(",", ":")).encode())).decode()
+
+
+def _unpacked_manifest(packed: str) -> Any:
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(base64.b64decode(packed, validate=True), _MANIFEST_BYTES)
+        if not unpacking.eof:
+            raise ValueError(f"it is cut short, or unpacks to more than {_MANIFEST_BYTES} bytes")
+        return json.loads(text)
+    except (ValueError, zlib.error, RecursionError) as error:
+        raise StateError(f"the state's 'manifest' is damaged: {error}") from error
 
 
 def _checksum(cursor: Mapping[str, Any]) -> str:
@@ -203,6 +223,9 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     if cursor.get("fingerprint") == fingerprint:
         return
     saved = cursor.get("manifest")
+    if isinstance(saved, str):
+        saved = _unpacked_manifest(saved)
+        manifest = json.loads(json.dumps(manifest))  # as it would have been saved
     lines = _differences(saved, manifest, "") if isinstance(saved, Mapping) else []
     told = "\n".join(f"  {line}" for line in lines) or (
         f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
@@ -313,7 +336,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "drops": (lambda value: isinstance(value, str), "a text"),
     "held": (lambda value: isinstance(value, str), "a text"),
     "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
-    "manifest": (lambda value: isinstance(value, Mapping), "an object"),
+    "manifest": (lambda value: isinstance(value, str | Mapping), "a text, or an object of an older release,"),
 }
 """What each field may be, and how to say so."""
 

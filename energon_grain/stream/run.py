@@ -27,7 +27,7 @@ from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.compile import compile_dataset
-from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, to_cursor
+from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
 from energon_grain.stream.end_of_life import UnderWay, close_with
 from energon_grain.stream.global_seeding import assembly_seeds_globals, stage_seeds_globals
 from energon_grain.stream.operators.program import goes_on, write_states
@@ -172,6 +172,7 @@ class Stream:
         self._prefetch_factor = max(1, prefetch_factor)
         self._workers = min(config.num_workers, os.cpu_count() or 1)
         self._fingerprint = spec.fingerprint()
+        self._manifest: str | None = None
         lock = threading.RLock()
         self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
@@ -450,7 +451,9 @@ class Stream:
         Args:
             with_manifest: Add what lets a later mismatch be explained; for states that are kept.
         """
-        manifest = self.spec.manifest() if with_manifest else None
+        if with_manifest and self._manifest is None:
+            self._manifest = pack_manifest(self.spec.manifest())
+        manifest = self._manifest if with_manifest else None
         return to_cursor(self._progress, self.share, self._fingerprint, held=self._held(), manifest=manifest)
 
     def _held(self) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from metadatasets import write_v2
 from stream_hosts import MakeDataset, config, global_batch, open_hosts, open_stream
 
 from energon_grain import BlendDataset, FingerprintError, StateError, Stream, get_train_dataset, merge_cursors
 from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.testing import make_text_dataset
 
 
 def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
@@ -119,3 +124,22 @@ def test_every_state_has_the_same_keys(text_dataset: MakeDataset) -> None:
     assert stream.cursor() == fresh
     with pytest.raises(StateError, match="'drops' is 5"):
         stream.restore({**fresh, "drops": 5})
+
+
+def test_a_manifest_of_many_datasets_is_short_and_still_names_what_differs(tmp_path: Path) -> None:
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=5 + i, shards=1) for i in range(40)]
+    blend = {"blend": [{"path": os.fspath(path), "weight": 1} for path in paths]}
+    [stream], [other] = (open_hosts(write_v2(tmp_path, train=blend), 1, 5, seed=seed) for seed in (0, 1))
+    state = json.loads(json.dumps(stream.cursor(with_manifest=True)))
+    plain = json.dumps(stream.spec.manifest())
+    assert len(state["manifest"]) < len(plain) / 2
+    with pytest.raises(FingerprintError, match="  seed: saved 0, now 1\n"):
+        other.restore(state)
+    del state["check"]
+    older = state | {"manifest": stream.spec.manifest()}
+    with pytest.raises(FingerprintError, match="  seed: saved 0, now 1\n"):
+        other.restore(older)
+    stream.restore(older)
+    for damaged in ("?", "", state["manifest"][:-8], base64.b64encode(zlib.compress(b"[" * 9)).decode()):
+        with pytest.raises(StateError, match="the state's 'manifest' is damaged"):
+            other.restore(state | {"manifest": damaged})

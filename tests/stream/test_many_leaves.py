@@ -59,7 +59,8 @@ def test_samples_read_together_are_those_read_alone(tmp_path: Path) -> None:
         source = EnergonDataSource(path)
         for sample in source.__getitems__(range(len(source))):
             alone[os.fspath(path), sample.__key__] = sample.text
-    blend = MetadatasetV2(splits={"train": {"blend": [{"path": str(path), "weight": 1} for path in paths]}})
+    train: Any = {"blend": [{"path": str(path), "weight": 1} for path in paths]}
+    blend = MetadatasetV2(splits={"train": train})
     dataset = get_train_dataset(blend, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None)
     seen = set()
     for batch in islice(get_savable_loader(dataset), 200):
@@ -73,7 +74,8 @@ def test_an_error_names_the_dataset_it_is_in(tmp_path: Path) -> None:
     paths = [make_text_dataset(tmp_path / f"d{i}", n=10, shards=1) for i in range(5)]
     (gone,) = paths[3].glob("*.tar")
     gone.unlink()
-    blend = MetadatasetV2(splits={"train": {"blend": [{"path": str(path), "weight": 1} for path in paths]}})
+    train: Any = {"blend": [{"path": str(path), "weight": 1} for path in paths]}
+    blend = MetadatasetV2(splits={"train": train})
     dataset = get_train_dataset(blend, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None)
     with pytest.raises(ReadError, match=rf"{gone}.*put it back.*prepare {paths[3]} --force-overwrite"):
         list(islice(get_savable_loader(dataset), 10))
