@@ -30,7 +30,7 @@ from energon_grain.formats.nv_meta import (
     write_uuid,
 )
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.formats.tar.index import encode_tar_index, tar_index_path
+from energon_grain.formats.tar.index import tar_index_path, write_tar_index
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare.scan import ScanTask, ShardIdentity, load_scan
@@ -38,9 +38,7 @@ from energon_grain.storage.atomic import (
     atomic_write,
     atomic_write_bytes,
     atomic_write_text,
-    naming_when_full,
     remove_temporaries,
-    sync_files,
     sync_folder,
 )
 from energon_grain.storage.location import join
@@ -83,12 +81,13 @@ def stage_indices(
     """
     (staging / META_FOLDER).mkdir(exist_ok=True)
     columnar, shards = columnar_folder(staging), [task.name for task in scans]
-    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
         database = pool.submit(_stage_sqlite, staging, shards, scans, sqlite_build_path) if sqlite else None
-        put: list[str] = []
-        loaded = _load_and_stage(staging, scans, put) if tar_indices else _load(scans)
-        header = write_columnar(columnar, shards, loaded, unique_keys=True)
+        described = scans if tar_indices else {}
+        indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in described.items()]
+        header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
+        put = [future.result() for future in indices]
         put += [] if database is None else database.result()
     put += [_relative(staging, columnar / header.generation), _relative(staging, columnar / HEADER_NAME)]
     return put, header.generation
@@ -126,7 +125,7 @@ def stage_definition(staging: Path, name: str, definition: DatasetDefinition) ->
 
 
 def finish_staging(root: Path, staging: Path, first_shard: str) -> None:
-    """Give the staged files the permissions of the data, and make them survive a power cut.
+    """Give the staged files the permissions of the data, and make their folder entries survive a power cut.
 
     `.nv-meta` gets the mode of the dataset's folder and every file that of the first shard; both stay writable for
     their owner.
@@ -135,18 +134,12 @@ def finish_staging(root: Path, staging: Path, first_shard: str) -> None:
     file_mode = (root / first_shard).stat().st_mode & 0o666 | 0o600
     with contextlib.suppress(PermissionError):
         (root / META_FOLDER).chmod(folder_mode & 0o7777)
-    indices: list[str] = []
-    folders: list[Path] = []
     for folder, _, files in os.walk(staging):
         for file in files:
             os.chmod(os.path.join(folder, file), file_mode)
-        indices += [os.path.join(folder, file) for file in files if file.endswith(".tar.idx")]
         if Path(folder) != staging:
             os.chmod(folder, folder_mode & 0o777)
-        folders.append(Path(folder))
-    sync_files(indices)  # the others were flushed when they were written
-    for folder in folders:
-        sync_folder(folder)
+        sync_folder(Path(folder))
 
 
 def _load(scans: Mapping[ScanTask, ShardIdentity]) -> Iterator[ShardScan]:
@@ -174,18 +167,11 @@ def _stage_sqlite(
     return [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
 
 
-def _load_and_stage(staging: Path, scans: Mapping[ScanTask, ShardIdentity], put: list[str]) -> Iterator[ShardScan]:
-    """The same as `_load`; and each `.tar.idx` is written on the way, and its path added to `put`.
-
-    Not flushed: `finish_staging` does that for all of them.
-    """
-    for task, scan in zip(scans, _load(scans), strict=True):
-        path = tar_index_path(staging / task.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with naming_when_full(path):
-            path.write_bytes(encode_tar_index(path, scan.sample_start))
-        put.append(_relative(staging, path))
-        yield scan
+def _stage_tar_index(staging: Path, task: ScanTask, identity: ShardIdentity) -> str:
+    path = tar_index_path(staging / task.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tar_index(path, _load_one(task, identity).sample_start)
+    return _relative(staging, path)
 
 
 def _relative(staging: Path, path: Path) -> str:

@@ -8,12 +8,10 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
-_SYNCED_AT_ONCE = 8
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -92,22 +90,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def sync_files(paths: Sequence[str]) -> None:
-    """Make the content of files survive a power cut, several at a time: most of it is waiting for the disk.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE, thread_name_prefix="sync") as pool:
-        for _ in pool.map(_sync_file, paths):
-            pass
-
-
-def _sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -124,7 +124,7 @@ def check_page_runs(page: Path, tmp_path: Path) -> None:
     environment = dict(os.environ)
     environment["PATH"] = os.pathsep.join([str(command_folder(tmp_path)), environment["PATH"]])
     environment["PYTHONPATH"] = os.pathsep.join(
-        [str(REPOSITORY), str(REPOSITORY / "adapters"), environment.get("PYTHONPATH", "")]
+        [*(str(REPOSITORY / folder) for folder in ("", "adapters", "tests")), environment.get("PYTHONPATH", "")]
     ).rstrip(os.pathsep)
     environment["JAX_PLATFORMS"] = "cpu"
     folder = tmp_path / "page"

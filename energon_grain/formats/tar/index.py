@@ -47,25 +47,21 @@ def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
     return starts
 
 
-def encode_tar_index(path: str | os.PathLike[str], sample_start: npt.NDArray[np.int64]) -> bytes:
-    """The bytes of a `.tar.idx`.
+def write_tar_index(path: str | os.PathLike[str], sample_start: npt.NDArray[np.int64]) -> None:
+    """Write a `.tar.idx`, whole or not at all.
 
     Args:
-        path: The index file, see `tar_index_path`, as errors name it.
+        path: The index file, see `tar_index_path`.
         sample_start: (n+1,) as in `ShardScan`.
 
     Raises:
         IndexFileError: The offsets are not ascending multiples of 512, or there is none.
+        OSError: The file cannot be written.
     """
     defect = _defect(sample_start) if len(sample_start) else (0, "there must be at least one offset")
     if defect is not None:
         raise IndexFileError(f"{path}: refused to write an index with a wrong offset {defect[0]}: {defect[1]}")
-    return sample_start.astype("<i8").tobytes()
-
-
-def write_tar_index(path: str | os.PathLike[str], sample_start: npt.NDArray[np.int64]) -> None:
-    """Write a `.tar.idx`, whole or not at all. See `encode_tar_index`; raises OSError where it cannot be written."""
-    atomic_write_bytes(path, encode_tar_index(path, sample_start))
+    atomic_write_bytes(path, sample_start.astype("<i8").tobytes())
 
 
 def _defect(starts: npt.NDArray[np.int64]) -> tuple[int, str] | None:
