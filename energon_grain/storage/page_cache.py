@@ -22,7 +22,7 @@ import resource
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from filelock import FileLock, Timeout
 
@@ -269,9 +269,9 @@ class _OpenPage:
         self.descriptor = -1
         self.descriptor = open_unlinked(path, os.O_RDONLY)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone when programs end
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            close(self.descriptor)
 
 
 class Claim:

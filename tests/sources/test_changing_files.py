@@ -14,6 +14,7 @@ from records import msgpack_record, write_records
 
 from energon_grain import StaleIndexError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.prepare import prepare_dataset
+from energon_grain.storage import local
 from energon_grain.testing import write_tars
 
 N = 120
@@ -133,8 +134,9 @@ def test_shards_that_were_replaced_by_a_rename_are_read_on(tmp_path: Path) -> No
     assert dict(pairs(loader, 300)) == right
 
 
-def test_shards_that_were_replaced_and_must_be_opened_anew(tmp_path: Path) -> None:
+def test_shards_that_were_replaced_and_must_be_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More shards than stay open."""
+    monkeypatch.setattr(local, "_shared_room", local._Room(40))
     samples = [{"__key__": f"k{i:03}", "txt": f"text {i:03}"} for i in range(100)]
     for number, sample in enumerate(samples):
         write_tars(tmp_path, [sample], name=f"s-{number:03}.tar")

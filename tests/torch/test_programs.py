@@ -25,7 +25,6 @@ PROGRAMS = {program.stem: program for program in sorted((HERE / "programs").glob
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
 NEEDS = {"trainers_lightning": "lightning"}
 NOT_ENERGONS = {
-    "data_prep_api_prepare": "it returns one of the two values that its page unpacks",
     "error_handling_fatal": "its page imports a name that is not there",
     "joining_custom_type": "it refuses the `split_config` that its page gives a join",
     "joining_nonmatch": "its `nonmatch: none` cannot be read",

@@ -17,7 +17,7 @@ def prepare(path, template_folder, workers):
             progress.append(length)
             yield element
 
-    parts, duplicates = energon.BaseWebdatasetFactory.prepare_dataset(
+    parts = energon.BaseWebdatasetFactory.prepare_dataset(
         path,
         tars,
         split_parts_ratio=[("train", 1), ("val", 0), ("test", 0)],
@@ -29,7 +29,7 @@ def prepare(path, template_folder, workers):
     )
     for file in template_folder.glob("*"):
         shutil.copy(file, path / ".nv-meta" / file.name)
-    return parts, duplicates, progress
+    return parts, progress
 
 
 templates = Path("templates")
@@ -38,9 +38,8 @@ templates.mkdir()
     "sample_type: {__module__: megatron.energon, __class__: TextSample}\nfield_map: {text: txt}\n"
 )
 
-parts, duplicates, progress = prepare(Path("bare"), templates, workers=2)
+parts, progress = prepare(Path("bare"), templates, workers=2)
 assert parts == {"txt", "json"}
-assert not duplicates
 assert progress == [3, 3, 3]
 assert prepare(Path("bare"), templates, workers=2) is None
 
