@@ -58,6 +58,6 @@ def test_forks_are_refused_before_they_are_made(tmp_path: Path) -> None:
     for context in ("fork", multiprocessing.get_context("fork")):
         with (
             get_loader(dataset, multiprocessing_context=context) as loader,
-            pytest.raises(ConfigError, match="these data are arrays, .* does not outlive a fork; use 'forkserver'"),
+            pytest.raises(ConfigError, match=r"these data are arrays, .* does not outlive a fork; use 'forkserver'"),
         ):
             next(loader)
