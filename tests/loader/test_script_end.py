@@ -73,28 +73,33 @@ print("ended", time.time())
     ],
 )
 def test_nothing_is_said_and_nothing_stays(
-    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str, num_workers: int, end: str
+    text_dataset: Callable[..., Path],
+    run_script: RunScript,
+    tmp_path: Path,
+    worker_type: str,
+    num_workers: int,
+    end: str,
 ) -> None:
-    check(run_script, text_dataset(53), worker_type, num_workers, end)
+    check(run_script, tmp_path, text_dataset(53), worker_type, num_workers, end)
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_the_loader_at_the_end_of_a_script(
-    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str
+    text_dataset: Callable[..., Path], run_script: RunScript, tmp_path: Path, worker_type: str
 ) -> None:
-    check(run_script, text_dataset(53), worker_type, 2, "loader")
+    check(run_script, tmp_path, text_dataset(53), worker_type, 2, "loader")
 
 
-def check(run_script: RunScript, path: Path, worker_type: str, num_workers: int, end: str) -> None:
+def check(run_script: RunScript, folder: Path, path: Path, worker_type: str, num_workers: int, end: str) -> None:
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     done = run_script(SCRIPT, path, worker_type, num_workers, end)
     assert done.stderr == ""
     assert done.returncode == (3 if end == "exit" else 0)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if is_worker(p)]
+    assert not [p for p in psutil.process_iter(["cmdline", "cwd"]) if is_orphan_of(p, folder)]
     if Path("/dev/shm").is_dir():
         assert {name for name in set(os.listdir("/dev/shm")) - before if "energon" in name} == set()
 
 
-def is_worker(process: psutil.Process) -> bool:
-    """Whether a worker process has lost its parent."""
-    return "energon_grain.stream.worker_process" in " ".join(process.info["cmdline"] or []) and process.ppid() == 1
+def is_orphan_of(process: psutil.Process, folder: Path) -> bool:
+    """Whether it is a worker process of the script that ran in a folder."""
+    return process.info["cwd"] == str(folder) and "worker_process" in " ".join(process.info["cmdline"] or [])
