@@ -65,6 +65,9 @@ def _answer(pipe: BinaryIO, arena: int, parts: list[memoryview]) -> None:
         os.ftruncate(arena, total)
     write_parts(arena, parts)
     answer = pickle.dumps(sizes)
-    pipe.write(HEADER.pack(len(answer)))
-    pipe.write(answer)
-    pipe.flush()
+    try:
+        pipe.write(HEADER.pack(len(answer)))
+        pipe.write(answer)
+        pipe.flush()
+    except BrokenPipeError:  # the parent was closed, or has ended, and wants no more answers
+        os._exit(0)
