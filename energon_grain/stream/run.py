@@ -30,8 +30,7 @@ from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
 from energon_grain.stream.end_of_life import UnderWay, close_with
 from energon_grain.stream.global_seeding import assembly_seeds_globals, stage_seeds_globals
-from energon_grain.stream.operators.program import goes_on, write_states
-from energon_grain.stream.packed_integers import pack_integers
+from energon_grain.stream.operators.program import goes_on
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.pass_steps import pass_steps
 from energon_grain.stream.processes import ProcessPool
@@ -41,6 +40,7 @@ from energon_grain.stream.restore_sample import SampleRestorer
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.which import POSITIONS, SampleRecord, history_holds, which
 from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
@@ -462,7 +462,7 @@ class Stream:
         if lanes is None or program is None:
             return ""
         if self._written[0] is not lanes:
-            self._written = lanes, pack_integers(write_states(program, lanes))
+            self._written = lanes, pack_integers(encode_lanes(program.root.state_form, lanes))
         return self._written[1]
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:

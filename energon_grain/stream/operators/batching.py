@@ -8,11 +8,11 @@ from typing import Any
 
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making
-from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Reference, State
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many
 
 
 class _Bucket:
@@ -167,20 +167,10 @@ class BatchNode(MadeOfSeveral):
         below, making = (None, None) if state is None else state
         return _Batch(self, lane, self.child.open(lane, below), Making(self, lane, making))
 
-    def held(self, state: State) -> Iterable[Position]:
-        """Of a batch that is still being handed out, and below."""
-        yield from self.child.held(state[0])
-        yield from self.held_in_making(state[1])
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
+    @property
+    def state_form(self) -> Form:
         """The state below, and that of the making."""
-        self.child.write(state[0], writer)
-        self.write_making(state[1], writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        below = self.child.read(reader)
-        return below, self.read_making(reader)
+        return self.child.state_form, self.making_form
 
     def children(self) -> tuple[Node]:
         """The only one."""
@@ -267,31 +257,16 @@ class GroupNode(MadeOfSeveral):
             operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
         return operator
 
+    @property
+    def state_form(self) -> Form:
+        """The state below, that of the making, and the buckets."""
+        return self.child.state_form, self.making_form, Many(self.members_form)
+
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
         """An item as the criterion left it, which may write into it."""
         value = self.child.rebuild(reference, lane)
         lane.call(self.criterion, self.criterion_key(lane), NumberOf(self.child, reference), value)
         return value
-
-    def held(self, state: State) -> Iterable[Position]:
-        """All buckets, and below."""
-        yield from self.child.held(state[0])
-        yield from self.held_in_making(state[1])
-        for references in state[2]:
-            for reference in references:
-                yield from self.child.positions(reference)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """The state below, that of the making, and the buckets."""
-        self.child.write(state[0], writer)
-        self.write_making(state[1], writer)
-        self.write_groups(state[2], writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        below = self.child.read(reader)
-        making = self.read_making(reader)
-        return below, making, self.read_groups(reader)
 
     def children(self) -> tuple[Node]:
         """The only one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +12,9 @@ import numpy.typing as npt
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.index_map import IndexMap
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Position
+from energon_grain.stream.operators.operator import Item
+from energon_grain.stream.state import Form, Number, Place
 
 FeedState = tuple[int, int]
 """(pass, rounds of it that were taken)."""
@@ -78,35 +77,19 @@ class FeedNode:
         """A lane's end of the feed."""
         return lane.reader.open(self, lane, state)  # type: ignore[return-value]
 
-    def held(self, state: FeedState) -> Iterable[Position]:
-        """Nothing: what was read ahead is read again."""
-        del state
-        return ()
+    @property
+    def state_form(self) -> Form:
+        """Pass and rounds; what was read ahead is read again."""
+        return Number(), Number()
 
-    def write(self, state: FeedState, writer: IntegerWriter) -> None:
-        """Pass and rounds."""
-        writer.integer(state[0])
-        writer.integer(state[1])
-
-    def read(self, reader: IntegerReader) -> FeedState:
-        """Pass and rounds."""
-        return reader.integer(), reader.integer()
-
-    def write_reference(self, reference: int, writer: IntegerWriter) -> None:
+    @property
+    def reference_form(self) -> Form:
         """The position."""
-        writer.position(self.index, reference)
-
-    def read_reference(self, reader: IntegerReader) -> int:
-        """The position."""
-        return reader.position(self.index)
+        return Place(self.index)
 
     def number(self, reference: int) -> int:
         """The position."""
         return reference
-
-    def positions(self, reference: int) -> Iterable[Position]:
-        """The position."""
-        return ((self.index, reference),)
 
     def rebuild(self, reference: int, lane: Lane) -> Any:
         """The sample."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.hook_call import HookGenerator
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, Operator, Reference, State
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Number, Same
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,40 +53,19 @@ class IterateNode:
         began, call, made = (None, 0, 0) if state is None else state
         return _Iterate(self, lane, self.child.open(lane, began), call, made)
 
-    def held(self, state: State) -> Iterable[Position]:
-        """What is held below where the present call began."""
-        return self.child.held(state[0])
+    @property
+    def state_form(self) -> Form:
+        """The state below where the present call began, its number, and items that came of it."""
+        return self.child.state_form, Number(), Number()
 
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """Where the call began, its number, and items that came of it."""
-        self.child.write(state[0], writer)
-        writer.integer(state[1])
-        writer.integer(state[2])
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        return self.child.read(reader), reader.integer(), reader.integer()
-
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """Both numbers, and the state below."""
-        writer.integer(reference[0])
-        writer.integer(reference[1])
-        if writer.is_new(self.key, reference[2]):
-            self.child.write(reference[2], writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """What `write_reference` wrote."""
-        made, call = reader.integer(), reader.integer()
-        return made, call, reader.once(self.key, lambda: self.child.read(reader))
+    @property
+    def reference_form(self) -> Form:
+        """Both numbers, and the state below: which samples it takes, only running the function tells."""
+        return Number(), Number(), Same(self.key, self.child.state_form)
 
     def number(self, reference: Reference) -> int:
         """A hash of both numbers."""
         return fold(reference[1], reference[0])
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """None that could be told without running the function: `rebuild` reads on its own."""
-        del reference
-        return ()
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The call run again, up to the item."""

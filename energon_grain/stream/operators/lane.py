@@ -13,8 +13,9 @@ from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
-from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Node, Operator, Reference, State
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Position, positions
 
 if TYPE_CHECKING:
     from energon_grain.stream.operators.feed import FeedNode
@@ -70,6 +71,14 @@ class Surroundings:
     failing: bool = False
     replaying: bool = False
     batch: int | None = None
+    _forms: dict[int, Form] = field(default_factory=dict[int, Form])
+
+    def first_position(self, node: Node, reference: Reference) -> Position | None:
+        """The first sample that an item of `node` is made of; None: only making it would tell."""
+        form = self._forms.get(id(node))
+        if form is None:  # of a blend of a thousand datasets it is large
+            form = self._forms[id(node)] = node.reference_form
+        return next(positions(form, reference), None)
 
     def succeeded(self, hook: str) -> None:
         """A hook works again (""; those of the pure stage): its failures are no longer in a row."""
@@ -151,7 +160,7 @@ class Lane:
         Raises:
             FatalSampleError: The error is one that no policy may skip, or too much was dropped in a row.
         """
-        first = next(iter(node.positions(reference)), None)
+        first = self.around.first_position(node, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
         leaf = -1 if first is None else self.around.leaf_of(first)
         if not self.around.replaying:
@@ -221,7 +230,7 @@ class Lane:
 
     def reopen(self, node: Node, state: State) -> Operator:
         """An operator of this lane behind a state, whose held samples are read now."""
-        self.samples = self.around.read([*node.held(state)])
+        self.samples = self.around.read([*positions(node.state_form, state)])
         operator = node.open(self, state)
         self.samples = {}
         return operator

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import HookGenerator
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Position, Reference
+from energon_grain.stream.operators.operator import Item, Node, Reference
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many, Number
 
 Members = tuple[Reference, ...]
-MakingState = tuple[int, Members, int]
-"""(calls so far, members of a generator that still runs, items that came of it)."""
+MakingState = tuple[int] | tuple[int, int, Members]
+"""(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
 
 
 class MadeOfSeveral:
@@ -43,14 +42,24 @@ class MadeOfSeveral:
         """Key of the hook's random numbers."""
         return fold(self.key, lane.number, lane.pass_number)
 
+    @property
+    def members_form(self) -> Form:
+        """References of several items."""
+        return Many(self.child.reference_form)
+
+    @property
+    def making_form(self) -> Form:
+        """See `MakingState`."""
+        return (Number(), Number(), self.members_form) if self.generates else (Number(),)
+
+    @property
+    def reference_form(self) -> Form:
+        """Both numbers and the members."""
+        return Number(), Number(), self.members_form
+
     def number(self, reference: Reference) -> int:
         """A hash of both numbers."""
         return fold(reference[0], reference[1])
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """Those of all members."""
-        for member in reference[2]:
-            yield from self.child.positions(member)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook called again."""
@@ -63,58 +72,6 @@ class MadeOfSeveral:
         generator = lane.run(self.hook, self.hook_key(lane), [call], values)
         generator.skip(made)
         return generator.again(made)
-
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """Both numbers and the members."""
-        writer.integer(reference[0])
-        writer.integer(reference[1])
-        self.write_members(reference[2], writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """What `write_reference` wrote."""
-        call, made = reader.integer(), reader.integer()
-        return call, made, self.read_members(reader)
-
-    def write_members(self, members: Members, writer: IntegerWriter) -> None:
-        """Their number and references."""
-        writer.integer(len(members))
-        for member in members:
-            self.child.write_reference(member, writer)
-
-    def read_members(self, reader: IntegerReader) -> Members:
-        """What `write_members` wrote."""
-        return tuple(self.child.read_reference(reader) for _ in range(reader.integer()))
-
-    def write_groups(self, groups: tuple[Members, ...], writer: IntegerWriter) -> None:
-        """Their number, and the members of each."""
-        writer.integer(len(groups))
-        for members in groups:
-            self.write_members(members, writer)
-
-    def read_groups(self, reader: IntegerReader) -> tuple[Members, ...]:
-        """What `write_groups` wrote."""
-        return tuple(self.read_members(reader) for _ in range(reader.integer()))
-
-    def write_making(self, state: MakingState, writer: IntegerWriter) -> None:
-        """Calls, items of the running one, and its members."""
-        calls, members, made = state
-        writer.integer(calls)
-        if self.generates:
-            writer.integer(made)
-            self.write_members(members, writer)
-
-    def read_making(self, reader: IntegerReader) -> MakingState:
-        """What `write_making` wrote."""
-        calls = reader.integer()
-        if not self.generates:
-            return calls, (), 0
-        made = reader.integer()
-        return calls, self.read_members(reader), made
-
-    def held_in_making(self, state: MakingState) -> Iterable[Position]:
-        """Samples of a generator that still runs."""
-        for member in state[1]:
-            yield from self.child.positions(member)
 
 
 class Making:
@@ -138,7 +95,7 @@ class Making:
         self._generator: HookGenerator | None = None
         self._ready: Item | None = None
         if state is not None:
-            self._calls, members, made = state
+            self._calls, made, members = (*state, 0, ()) if len(state) == 1 else state
             if members:
                 self._calls -= 1
                 self.start(members, [node.rebuild_member(member, lane) for member in members])
@@ -189,4 +146,4 @@ class Making:
 
     def state(self) -> MakingState:
         """The place behind the last item."""
-        return self._calls, self._members, self._made
+        return (self._calls, self._made, self._members) if self._node.generates else (self._calls,)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import Batches, HookGenerator
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Reference, State
 from energon_grain.stream.operators.transparent import Transparent
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many, Marked, Number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +35,10 @@ class MapNode(Transparent):
         """The map of a lane."""
         return _Map(self, lane, self.child.open(lane, state))
 
-    def held(self, state: State) -> Iterable[Position]:
+    @property
+    def state_form(self) -> Form:
         """As below."""
-        return self.child.held(state)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """As below."""
-        self.child.write(state, writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """As below."""
-        return self.child.read(reader)
+        return self.child.state_form
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook applied to what is below."""
@@ -139,61 +131,25 @@ class GenerateNode:
         """The generator of a lane."""
         if state is None:
             return _Generate(self, lane, self.child.open(lane, None))
-        below, source, made, batches = state
+        below, running = state
         operator = _Generate(self, lane, self.child.open(lane, below))
-        if source is not None:
+        for made, source, batches in running:
             operator.resume(source, self.child.rebuild(source, lane), made, batches)
         return operator
 
-    def held(self, state: State) -> Iterable[Position]:
-        """The item that is being worked on, and what is held below."""
-        yield from self.child.held(state[0])
-        if state[1] is not None:
-            yield from self.child.positions(state[1])
+    @property
+    def state_form(self) -> Form:
+        """The state below, and of a generator that runs the reference of what it makes next."""
+        return self.child.state_form, Many(self.reference_form)
 
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """The state below; 0, or 1 + the number of items made so far and the reference of the next one."""
-        below, source, made, batches = state
-        self.child.write(below, writer)
-        if source is None:
-            writer.integer(0)
-        else:
-            writer.integer(1)
-            self.write_reference((made, source, batches), writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        below = self.child.read(reader)
-        if not reader.integer():
-            return below, None, 0, ()
-        made, source, batches = self.read_reference(reader)
-        return below, source, made, batches
-
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """Twice the number, one more where there are batches; the reference below; then how many batches, and those."""
-        number, source, batches = reference
-        writer.integer(2 * number + bool(batches))
-        self.child.write_reference(source, writer)
-        if batches:
-            writer.integer(len(batches))
-            for made, batch in batches:
-                writer.integer(made)
-                writer.integer(batch)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """What `write_reference` wrote."""
-        number, has_batches = divmod(reader.integer(), 2)
-        source = self.child.read_reference(reader)
-        count = reader.integer() if has_batches else 0
-        return number, source, tuple((reader.integer(), reader.integer()) for _ in range(count))
+    @property
+    def reference_form(self) -> Form:
+        """A number among what came of one item, that item's, and where the hook asked: numbers and batches."""
+        return Marked(self.child.reference_form, Many((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
         """A hash of both."""
         return fold(self.child.number(reference[1]), reference[0])
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """As below."""
-        return self.child.positions(reference[1])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The hook run again, up to the item."""
@@ -274,8 +230,9 @@ class _Generate:
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        batches = () if self._generator is None else self._generator.draw.batches
-        return self._child.state(), self._source, self._made, batches
+        if self._generator is None:
+            return self._child.state(), ()
+        return self._child.state(), ((self._made, self._source, self._generator.draw.batches),)
 
     def expect(self, items: float) -> None:
         self._child.expect(items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +9,15 @@ import numpy as np
 
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Router
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.operator import (
     Item,
     Node,
     Operator,
-    Position,
     Reference,
     State,
-    check_number,
 )
+from energon_grain.stream.state import Form, Number, OneOf
 
 _LABELS_AHEAD = 64
 
@@ -32,23 +29,14 @@ class _OfSeveral:
 
     nodes: tuple[Node, ...]
 
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
+    @property
+    def reference_form(self) -> Form:
         """Number of the child, and its reference."""
-        writer.integer(reference[0])
-        self.nodes[reference[0]].write_reference(reference[1], writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """What `write_reference` wrote."""
-        child = check_number(reader.integer(), len(self.nodes), "child")
-        return child, self.nodes[child].read_reference(reader)
+        return OneOf(tuple(node.reference_form for node in self.nodes))
 
     def number(self, reference: Reference) -> int:
         """A hash of both."""
         return fold(self.nodes[reference[0]].number(reference[1]), reference[0])
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """The child's."""
-        return self.nodes[reference[0]].positions(reference[1])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The child's."""
@@ -88,43 +76,23 @@ class BlendNode(_OfSeveral):
 
     def open(self, lane: Lane, state: State | None) -> Operator:
         """The blend of a lane."""
-        rounds, passes, below = (0, (0,) * len(self.nodes), None) if state is None else state
+        rounds, places = (0, ((0, None),) * len(self.nodes)) if state is None else state
         first = lane.at_pass(0)
-        children = [
-            node.open(first, None if below is None else below[number]) for number, node in enumerate(self.nodes)
-        ]
-        return _Blend(self, lane, children, rounds, list(passes))
+        children = [node.open(first, below) for node, (_, below) in zip(self.nodes, places, strict=True)]
+        return _Blend(self, lane, children, rounds, [pass_number for pass_number, _ in places])
+
+    @property
+    def state_form(self) -> Form:
+        """Rounds, and pass and state of each child."""
+        return Number(), tuple((Number(), node.state_form) for node in self.nodes)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The child's."""
         return self.nodes[reference[0]].rebuild(reference[1], lane.at_pass(0))
 
-    def held(self, state: State) -> Iterable[Position]:
-        """Of all children."""
-        for node, below in zip(self.nodes, state[2], strict=True):
-            yield from node.held(below)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """Rounds, and pass and state of each child."""
-        rounds, passes, below = state
-        writer.integer(rounds)
-        for node, pass_number, child in zip(self.nodes, passes, below, strict=True):
-            writer.integer(pass_number)
-            node.write(child, writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        rounds = reader.integer()
-        passes: list[int] = []
-        below: list[State] = []
-        for node in self.nodes:
-            passes.append(reader.integer())
-            below.append(node.read(reader))
-        return rounds, tuple(passes), tuple(below)
-
 
 class _Blend:
-    __slots__ = ("_children", "_first", "_labels", "_lane", "_node", "_passes", "_rounds", "_states")
+    __slots__ = ("_children", "_first", "_labels", "_lane", "_node", "_passes", "_places", "_rounds")
 
     def __init__(self, node: BlendNode, lane: Lane, children: list[Operator], rounds: int, passes: list[int]) -> None:
         self._node = node
@@ -134,7 +102,12 @@ class _Blend:
         self._passes = passes
         self._first = 0
         self._labels: list[int] = []
-        self._states: list[State] = [child.state() for child in children]
+        self._places: list[State] = [(0, None)] * len(children)
+        for number in range(len(children)):
+            self._note(number)
+
+    def _note(self, number: int) -> None:
+        self._places[number] = self._passes[number], self._children[number].state()
 
     def next(self) -> Item | None:
         place = self._rounds - self._first
@@ -149,14 +122,14 @@ class _Blend:
             self._passes[label] += 1
             child.begin(self._passes[label])
         self._rounds += 1
-        self._states[label] = child.state()
+        self._note(label)
         return (label, item[0]), item[1]
 
     def begin(self, pass_number: int) -> None:
         del pass_number
 
     def state(self) -> State:
-        return self._rounds, tuple(self._passes), tuple(self._states)
+        return self._rounds, tuple(self._places)
 
     def expect(self, items: float) -> None:
         for child, share in zip(self._children, self._node.shares, strict=True):
@@ -188,24 +161,10 @@ class ConcatNode(_OfSeveral):
         children = [node.open(lane, child) for node, child in zip(self.nodes, below, strict=True)]
         return _Concat(children, at, pass_number)
 
-    def held(self, state: State) -> Iterable[Position]:
-        """Of all children."""
-        for node, below in zip(self.nodes, state[2], strict=True):
-            yield from node.held(below)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
+    @property
+    def state_form(self) -> Form:
         """Number of the present child, pass, and the state of each child."""
-        at, pass_number, below = state
-        writer.integer(at)
-        writer.integer(pass_number)
-        for node, child in zip(self.nodes, below, strict=True):
-            node.write(child, writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        at = check_number(reader.integer(), len(self.nodes), "child")
-        pass_number = reader.integer()
-        return at, pass_number, tuple(node.read(reader) for node in self.nodes)
+        return Number(len(self.nodes)), Number(), tuple(node.state_form for node in self.nodes)
 
 
 class _Concat:

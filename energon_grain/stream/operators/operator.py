@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_grain.stream.state import Form
+
 if TYPE_CHECKING:
-    from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
     from energon_grain.stream.operators.lane import Lane
 
 Reference = Any
 State = Any
 """Nested tuples of integers and references: immutable, cheap to take after every item."""
 Item = tuple[Reference, Any]
-Position = tuple[int, int]
-"""(number of a feed, position in its stream)."""
 
 
 class Operator(Protocol):
@@ -65,36 +64,22 @@ class Node(Protocol):
         """
         ...
 
-    def held(self, state: State) -> Iterable[Position]:
-        """Samples that `open` needs."""
+    @property
+    def state_form(self) -> Form:
+        """What states of `open`'s operator look like."""
         ...
 
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """Write a state of `open`'s operator as integers."""
-        ...
-
-    def read(self, reader: IntegerReader) -> State:
-        """The state that `write` wrote."""
-        ...
-
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
-        """Write a reference as integers."""
-        ...
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """The reference that `write_reference` wrote."""
+    @property
+    def reference_form(self) -> Form:
+        """What references of its items look like."""
         ...
 
     def number(self, reference: Reference) -> int:
         """64-bit number of an item among those of its lane; it keys random numbers of hooks on it."""
         ...
 
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """Samples that `rebuild` needs."""
-        ...
-
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The value of an item again, from `lane.samples`."""
+        """The value of an item again, from `lane.samples`: those that its reference is made of."""
         ...
 
     def children(self) -> Iterable[Node]:
@@ -118,16 +103,3 @@ class NumberOf:
 
     def __getitem__(self, place: int, /) -> int:
         return self._node.number(self._reference)
-
-
-def check_number(value: int, end: int, what: str) -> int:
-    """A small number that was read from a state.
-
-    Raises:
-        StateError: It is not below `end`.
-    """
-    from energon_grain.errors import StateError
-
-    if value >= end:
-        raise StateError(f"a saved state has {what} {value} of {end}: it belongs to another graph, or is damaged")
-    return value

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import reprlib
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
 from energon_grain.stream.operators.made_of_several import MadeOfSeveral, Making, Members
-from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, NumberOf, Operator, Reference, State
 from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many, Number
 
 _TYPICAL_GROUP = 8
 
@@ -84,31 +83,11 @@ class PackNode(MadeOfSeveral):
         )
         return operator
 
-    def held(self, state: State) -> Iterable[Position]:
-        """Buffer, groups that wait, and what is held below."""
-        below, making, _, buffer, groups = state
-        yield from self.child.held(below)
-        yield from self.held_in_making(making)
-        for members in (buffer, *groups):
-            for reference in members:
-                yield from self.child.positions(reference)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """The state below, that of the making, calls of the selector, buffer and groups."""
-        below, making, rounds, buffer, groups = state
-        self.child.write(below, writer)
-        self.write_making(making, writer)
-        writer.integer(rounds)
-        self.write_members(buffer, writer)
-        self.write_groups(groups, writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        below = self.child.read(reader)
-        making = self.read_making(reader)
-        rounds = reader.integer()
-        buffer = self.read_members(reader)
-        return below, making, rounds, buffer, self.read_groups(reader)
+    @property
+    def state_form(self) -> Form:
+        """The state below, that of the making, calls of the selector, buffer, and groups that wait."""
+        groups = Many(self.members_form)
+        return self.child.state_form, self.making_form, Number(), self.members_form, groups
 
     def children(self) -> tuple[Node]:
         """The only one."""

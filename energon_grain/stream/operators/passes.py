@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Item, Node, Operator, Reference, State
 from energon_grain.stream.operators.transparent import Transparent
+from energon_grain.stream.state import Form, Number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,19 +41,10 @@ class RepeatNode(Transparent):
             child.begin(child_pass)
         return _Repeat(self, lane, child, done, child_pass)
 
-    def held(self, state: State) -> Iterable[Position]:
-        """The child's."""
-        return self.child.held(state[2])
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
+    @property
+    def state_form(self) -> Form:
         """Passes done, pass and state of the child."""
-        writer.integer(state[0])
-        writer.integer(state[1])
-        self.child.write(state[2], writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        return reader.integer(), reader.integer(), self.child.read(reader)
+        return Number(), Number(), self.child.state_form
 
 
 class _Repeat:
@@ -124,6 +114,11 @@ class CutNode(Transparent):
         made, child_pass, child = (0, below.pass_number, None) if state is None else state
         return _Cut(self, lane, self.child.open(below, child), made, child_pass)
 
+    @property
+    def state_form(self) -> Form:
+        """Items of this pass, and pass and state of the child."""
+        return Number(), Number(), self.child.state_form
+
     def _below(self, lane: Lane) -> Lane:
         """The lane as the child sees it: what goes on knows no passes of what cuts it."""
         return lane.at_pass(0) if self.goes_on else lane
@@ -131,20 +126,6 @@ class CutNode(Transparent):
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The child's."""
         return self.child.rebuild(reference, self._below(lane))
-
-    def held(self, state: State) -> Iterable[Position]:
-        """The child's."""
-        return self.child.held(state[2])
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
-        """Items of this pass, and pass and state of the child."""
-        writer.integer(state[0])
-        writer.integer(state[1])
-        self.child.write(state[2], writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        return reader.integer(), reader.integer(), self.child.read(reader)
 
 
 class _Cut:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from energon_grain.errors import EmptyDatasetError, StateError
 from energon_grain.stream.dropped import raise_if_fatal
 from energon_grain.stream.lanes import Taken
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane, Surroundings
-from energon_grain.stream.operators.operator import Node, Operator, Position, Reference, State
+from energon_grain.stream.operators.operator import Node, Operator, Reference, State
 from energon_grain.stream.operators.passes import CutNode
 from energon_grain.stream.operators.sample_reader import AheadReader
 from energon_grain.stream.restore_key import RestoreKey, with_restore_key
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
-
-_TOO_LARGE = 1 << 63
+from energon_grain.stream.state import positions
 
 
 class LaneProgram:
@@ -84,9 +82,7 @@ class LaneProgram:
         """
         lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
         lanes = [lane for lane in lanes if self._operators[lane] is None]
-        held: list[Position] = []
-        for lane in lanes:
-            held += self._root.held(self._states[lane])
+        held = [*positions((self._root.state_form,) * len(lanes), tuple(self._states[lane] for lane in lanes))]
         samples = self._around.read(held) if held else {}
         with rebuilding(self._around):
             for lane in lanes:
@@ -172,29 +168,10 @@ def rebuilding(around: Surroundings) -> Generator[None]:
             ) from error
 
 
-def checked_reference(program: Program, reference: Reference) -> Reference:
-    """A reference of one of the program's items.
-
-    Raises:
-        ValueError: It cannot be one.
-    """
-    writer = IntegerWriter()
-    program.root.write_reference(reference, writer)
-    if any(type(value) is not int or not 0 <= value < _TOO_LARGE for value in writer.values):
-        raise ValueError("a number in it is out of range")
-    reader = IntegerReader(writer.values)
-    if program.root.read_reference(reader) != reference:
-        raise ValueError("it has another shape")
-    reader.end()
-    if any(position < 0 for _, position in program.root.positions(reference)):
-        raise ValueError("a position in it is negative")
-    return reference
-
-
 def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
     """An item again, from its restore key."""
     at = Lane(lane, pass_number, around.direct, around)
-    at.samples = around.read([*program.root.positions(reference)])
+    at.samples = around.read([*positions(program.root.reference_form, reference)])
     with rebuilding(around):
         value = program.root.rebuild(reference, at)
     return with_restore_key(value, ("item", pass_number, lane, reference))
@@ -203,26 +180,3 @@ def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane:
 def goes_on(node: Node) -> bool:
     """Whether a pass goes on where the last one ended, so that states outlive passes."""
     return (isinstance(node, CutNode) and node.goes_on) or any(goes_on(child) for child in node.children())
-
-
-def write_states(program: Program, states: Iterable[State]) -> list[int]:
-    """States of lanes as integers: for each lane how many follow, and those."""
-    values: list[int] = []
-    for state in states:
-        writer = IntegerWriter()
-        program.root.write(state, writer)
-        values.append(len(writer.values))
-        values += writer.values
-    return values
-
-
-def read_state(program: Program, values: list[int]) -> State:
-    """The state of one lane.
-
-    Raises:
-        StateError: The integers are not those of a state of this program.
-    """
-    reader = IntegerReader(values)
-    state = program.root.read(reader)
-    reader.end()
-    return state

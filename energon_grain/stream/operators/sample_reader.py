@@ -14,9 +14,10 @@ from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
 from energon_grain.stream.operators.feed import FeedLane, FeedNode, FeedState
 from energon_grain.stream.operators.lane import Lane, Samples
 from energon_grain.stream.operators.lane_ahead import LaneReadAhead, joined_draws
-from energon_grain.stream.operators.operator import Operator, Position
+from energon_grain.stream.operators.operator import Operator
 from energon_grain.stream.plan import draw_sizes
 from energon_grain.stream.read_ahead import ReadAhead
+from energon_grain.stream.state import Position
 
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64

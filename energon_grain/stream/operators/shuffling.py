@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Operator, Position, State
+from energon_grain.stream.operators.operator import Item, Node, Operator, State
 from energon_grain.stream.operators.transparent import Transparent
+from energon_grain.stream.state import Form, Many, Number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,25 +38,10 @@ class ShuffleNode(Transparent):
         held = [(reference, self.child.rebuild(reference, lane)) for reference in references]
         return _Shuffle(self, lane, child, windows, held)
 
-    def held(self, state: State) -> Iterable[Position]:
-        """The rest of the window, and below."""
-        yield from self.child.held(state[0])
-        for reference in state[2]:
-            yield from self.child.positions(reference)
-
-    def write(self, state: State, writer: IntegerWriter) -> None:
+    @property
+    def state_form(self) -> Form:
         """The state below, windows so far, and the rest of this one."""
-        self.child.write(state[0], writer)
-        writer.integer(state[1])
-        writer.integer(len(state[2]))
-        for reference in state[2]:
-            self.child.write_reference(reference, writer)
-
-    def read(self, reader: IntegerReader) -> State:
-        """What `write` wrote."""
-        below = self.child.read(reader)
-        windows = reader.integer()
-        return below, windows, tuple(self.child.read_reference(reader) for _ in range(reader.integer()))
+        return self.child.state_form, Number(), Many(self.child.reference_form)
 
 
 class _Shuffle:

@@ -10,10 +10,10 @@ from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.operators.lane import Samples, Surroundings
-from energon_grain.stream.operators.operator import Position
 from energon_grain.stream.operators.sample_reader import DirectReader, read_positions
 from energon_grain.stream.spec import HookSpec, Program
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.state import Position
 from energon_grain.stream.statistics import Statistics
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from energon_grain.stream.operators.integers import IntegerReader, IntegerWriter
 from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Node, Position, Reference
+from energon_grain.stream.operators.operator import Node, Reference
+from energon_grain.stream.state import Form
 
 
 class Transparent:
@@ -26,21 +25,14 @@ class Transparent:
         """As below."""
         return self.child.items()
 
-    def write_reference(self, reference: Reference, writer: IntegerWriter) -> None:
+    @property
+    def reference_form(self) -> Form:
         """The child's."""
-        self.child.write_reference(reference, writer)
-
-    def read_reference(self, reader: IntegerReader) -> Reference:
-        """The child's."""
-        return self.child.read_reference(reader)
+        return self.child.reference_form
 
     def number(self, reference: Reference) -> int:
         """The child's."""
         return self.child.number(reference)
-
-    def positions(self, reference: Reference) -> Iterable[Position]:
-        """The child's."""
-        return self.child.positions(reference)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The child's."""
