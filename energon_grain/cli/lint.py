@@ -185,12 +185,12 @@ def _leaves(
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], TreeLeaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
+    from energon_grain.datasets.compile import compile_dataset
     from energon_grain.datasets.get_datasets import LeafOptions, validation_datasets
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
     from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.metadataset.flat import leaves_of
     from energon_grain.metadataset.load import load_metadataset
-    from energon_grain.stream.compile import compile_dataset
 
     options = LeafOptions(
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),

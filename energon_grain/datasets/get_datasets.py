@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
-from energon_grain.datasets.batching import LastBatch, choose_last_batch
+from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
@@ -40,6 +40,7 @@ from energon_grain.metadataset.tree import (
     TreeNode,
 )
 from energon_grain.storage.location import check_url, is_url
+from energon_grain.stream.spec import LastBatch
 from energon_grain.transforms.decode import SampleDecoder
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joining import JoinRow, bind_joiner
 from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.metadataset.open_join import open_join
 from energon_grain.metadataset.place import asked_at
 from energon_grain.metadataset.tree import AuxReference, Join
@@ -18,6 +17,10 @@ from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.transforms.decode import SampleDecoder
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.lowering import Lowering, Part
+    from energon_grain.datasets.task_encoder import TaskEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,10 @@ class JoinedLeafDataset(SavableDataset):
     def aux(self) -> Mapping[str, AuxReference]:
         """None: joined samples have no auxiliary stores."""
         return {}
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        return to.leaf(self)
 
     def resolve(self) -> ResolvedJoin:
         """Read the datasets' configurations and open the join index.

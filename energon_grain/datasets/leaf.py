@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
 from energon_grain.datasets.containers import Chosen, Container, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.formats.nv_meta import DatasetKind
@@ -22,6 +21,10 @@ from energon_grain.metadataset.tree import AuxReference
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.lowering import Lowering, Part
+    from energon_grain.datasets.task_encoder import TaskEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +93,10 @@ class LeafDataset(SavableDataset):
         subset = "" if self.subset is None else str(self.subset)
         written = Path(self.path).name if self.written is None else self.written
         return ("path", written, self.split_part, subset)
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        return to.leaf(self)
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.

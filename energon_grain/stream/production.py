@@ -12,15 +12,13 @@ import numpy as np
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
+from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.end_of_life import UnderWay, interrupts_held
-from energon_grain.stream.lanes import LaneAssembly, Taken
-from energon_grain.stream.operators.program import LaneProgram
-from energon_grain.stream.operators.sample_reader import AheadReader
-from energon_grain.stream.operators.surroundings import surroundings
+from energon_grain.stream.feed import AheadReader
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.plan import local_end, plan_chunks
 from energon_grain.stream.progress import Progress

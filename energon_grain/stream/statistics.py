@@ -8,10 +8,10 @@ import threading
 from collections import Counter
 from typing import Any
 
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
 from energon_grain.errors import FatalSampleError, SkipSample
 from energon_grain.stream.dropped import Dropped, release_frames
+from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
@@ -190,7 +190,7 @@ class Statistics:
         in_a_row[hook] += 1
         if kind is not None and self._untried:
             self._alike[kind] += 1
-            default = failure_tolerance == TaskEncoder.__default_failure_tolerance__ and what not in self._worked
+            default = failure_tolerance == DEFAULT_FAILURE_TOLERANCE and what not in self._worked
             if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
                 forget_traceback(error)  # which is in the log
                 raise FatalSampleError(

@@ -1,22 +1,61 @@
-"""Shuffling what lanes make, where the order is no longer arithmetic on positions."""
+"""The shuffle buffer, without a buffer wherever the order is arithmetic."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.lowering import LanePart, Lowering, Part
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
-from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Operator, State
-from energon_grain.stream.operators.transparent import Transparent
+from energon_grain.samplers.window_shuffle import WindowShuffle
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, State
 from energon_grain.stream.state import Form, Many, Number
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class ShuffleBufferDataset(SavableDataset):
+    """The samples of an endless or finite dataset, mixed over at least `size` neighbours.
+
+    No buffer is held: the positions below are permuted, so the state of a shuffled stream is its position.
+
+    Args:
+        dataset: What is shuffled.
+        size: Samples that mix at least; 1: none.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `size` is not a positive number.
+    """
+
+    dataset: SavableDataset
+    size: int
+
+    def __init__(self, dataset: SavableDataset, size: int, *, worker_config: WorkerConfig | None = None) -> None:
+        check_size(self, "size", size, "samples")
+        describe(self, dataset, worker_config, dataset=dataset, size=size)
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        part = to.lower(self.dataset, outermost=self.size == 1 and to.outermost)
+        if self.size == 1:
+            return part
+        mixture = {"shuffle": self.size, "of": part.mixture}
+        key = to.key("shuffle")
+        if isinstance(part, LanePart):
+            return LanePart(ShuffleLanes(part.operator, -(-self.size // to.lanes), key), mixture, part.batches)
+        part.routes = part.over(WindowShuffle(self.size, key=key, passes=part.passes))
+        part.mixture = mixture
+        return part
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class ShuffleNode(Transparent):
+class ShuffleLanes(LaneOperator):
     """Each `window` consecutive items of a lane in a random order.
 
     Attributes:
@@ -25,11 +64,12 @@ class ShuffleNode(Transparent):
         key: 64-bit key of the node.
     """
 
-    child: Node
+    chooses: ClassVar[bool] = True
+    child: LaneOperator
     window: int
     key: int
 
-    def open(self, lane: Lane, state: State | None) -> Operator:
+    def open(self, lane: Lane, state: State | None) -> Items:
         """The shuffle of a lane."""
         if state is None:
             return _Shuffle(self, lane, self.child.open(lane, None), 0, [])
@@ -47,7 +87,7 @@ class ShuffleNode(Transparent):
 class _Shuffle:
     __slots__ = ("_child", "_key", "_node", "_rest", "_windows")
 
-    def __init__(self, node: ShuffleNode, lane: Lane, child: Operator, windows: int, rest: list[Item]) -> None:
+    def __init__(self, node: ShuffleLanes, lane: Lane, child: Items, windows: int, rest: list[Item]) -> None:
         self._node = node
         self._child = child
         self._key = fold(node.key, lane.number, lane.pass_number)

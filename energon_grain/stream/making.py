@@ -7,8 +7,7 @@ from typing import Any
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hook_call import HookGenerator
-from energon_grain.stream.operators.lane import Lane
-from energon_grain.stream.operators.operator import Item, Node, Reference
+from energon_grain.stream.lanes import Item, Lane, LaneOperator, Reference
 from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Number
 
@@ -17,8 +16,8 @@ MakingState = tuple[int] | tuple[int, int, Members]
 """(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
 
 
-class MadeOfSeveral:
-    """Base of such nodes. A reference is (number of the call, number among the items of the call, members).
+class MadeOfSeveral(LaneOperator):
+    """Base of such operators. A reference is (number of the call, number among the items of the call, members).
 
     Attributes:
         child: Of whose items these are made.
@@ -29,7 +28,7 @@ class MadeOfSeveral:
 
     __slots__ = ()
 
-    child: Node
+    child: LaneOperator
     hook: HookSpec
     generates: bool
     key: int
@@ -75,7 +74,7 @@ class MadeOfSeveral:
 
 
 class Making:
-    """Calls the hook of a node in one lane and hands out what comes of it.
+    """Calls the hook of an operator in one lane and hands out what comes of it.
 
     Args:
         node: Whose hook it is.
@@ -115,7 +114,7 @@ class Making:
         try:
             self._ready = reference, self._lane.call(node.hook, self._key, [call], values)
         except Exception as error:
-            self._lane.drop(node, reference, node.hook, error, values)  # type: ignore[arg-type]
+            self._lane.drop(node, reference, node.hook, error, values)
 
     def next(self) -> Item | None:
         """What is ready, if anything is."""
@@ -132,7 +131,7 @@ class Making:
             return None
         except Exception as error:
             self.stop()
-            self._lane.drop(self._node, reference, self._node.hook, error, None)  # type: ignore[arg-type]
+            self._lane.drop(self._node, reference, self._node.hook, error, None)
             return None
         self._made += 1
         if self._lane.around.failing:

@@ -9,12 +9,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.metadataset.flat import FlatLeaf, flatten
 from energon_grain.metadataset.load import load_dataset, load_metadataset
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
-from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.spec import StreamSpec
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
