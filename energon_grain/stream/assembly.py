@@ -27,7 +27,7 @@ from energon_grain.stream.feed import AheadReader, DirectReader, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
 from energon_grain.stream.restore_key import RestoreKey, with_restore_key
 from energon_grain.stream.share import Share
-from energon_grain.stream.spec import HookSpec, Program
+from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
 from energon_grain.stream.statistics import Statistics
@@ -402,12 +402,6 @@ def surroundings(
         patience: Samples in a row that may be dropped.
     """
 
-    def on_drop(leaf: int, hook: HookSpec, error: Exception, value: Any) -> None:
-        statistics.drop_item(leaf, hook.name, hook.failure_tolerance, error, value)
-
-    def on_decline(dropped: Dropped) -> None:
-        statistics.drop(dropped)
-
     def read(positions: list[Position]) -> Samples:
         return read_positions(positions, program.feeds, stage.sources, stage.run, pace)
 
@@ -418,8 +412,7 @@ def surroundings(
         return int(feed.draw(np.array([position[1]])).leaf[0])
 
     return Surroundings(
-        on_drop=on_drop,
-        on_decline=on_decline,
+        on_drop=statistics.drop,
         on_success=statistics.worked,
         on_restore_error=on_restore_error,
         read=read,

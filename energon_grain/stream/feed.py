@@ -181,7 +181,7 @@ class FeedLane:
                 if self.lane.around.failing:
                     self.lane.around.succeeded("")
                 return entry
-            self.lane.declined(entry[1])
+            self.lane.dropped(entry[1])
 
     def state(self) -> FeedState:
         """Pass and rounds."""

@@ -154,8 +154,7 @@ class Surroundings:
     """What the lanes of one host share.
 
     Attributes:
-        on_drop: Called for each dropped item: (leaf of its first sample, hook, error, its value).
-        on_decline: Called with the `Dropped` of the pure stage.
+        on_drop: Called for each sample or item that is dropped.
         read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
         leaf_of: Number of the leaf of a position.
         hook_lock: Held around hooks that must not overlap in time with others.
@@ -171,8 +170,7 @@ class Surroundings:
         batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
     """
 
-    on_drop: Callable[[int, HookSpec, Exception, Any], None]
-    on_decline: Callable[[Dropped], None]
+    on_drop: Callable[[Dropped], None]
     on_success: Callable[[str], bool]
     on_restore_error: ErrorHandler
     read: Callable[[list[Position]], Samples]
@@ -276,17 +274,28 @@ class Lane:
         """
         first = self.around.first_position(node, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
-        leaf = -1 if first is None else self.around.leaf_of(first)
-        if not self.around.replaying:
-            self.around.failing = True
-            self.around.on_drop(leaf, hook, error, None if isinstance(error, SkipSample) else value)
-        self.count_drop()
+        if self.around.replaying:
+            self.count_drop()
+            return
+        self.dropped(
+            Dropped(
+                leaf=-1 if first is None else self.around.leaf_of(first),
+                hook=hook.name,
+                failure_tolerance=hook.failure_tolerance,
+                error=error,
+                key="",
+                shard="",
+                sample=None if isinstance(error, SkipSample) else value,
+                sources=getattr(value, "__sources__", None),
+                what="item",
+            )
+        )
 
-    def declined(self, dropped: Dropped) -> None:
-        """Count a sample that the pure stage dropped."""
+    def dropped(self, dropped: Dropped) -> None:
+        """Count a sample or item that was dropped. Raises as `drop`."""
         if not self.around.replaying:
             self.around.failing = True
-            self.around.on_decline(dropped)
+            self.around.on_drop(dropped)
         self.count_drop()
 
     def count_pass(self) -> None:
