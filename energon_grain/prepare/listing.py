@@ -15,7 +15,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
 from energon_grain.storage.glob_pattern import glob_to_regex
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",

@@ -18,7 +18,7 @@ from energon_grain.storage.object_client import ObjectClient, ObjectRange, share
 from energon_grain.storage.object_file import create_object, open_object
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
 """The folders that a pattern names before its first sign with a meaning."""
