@@ -349,7 +349,7 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
             config["request_payer"] = True
         return stores.S3Store(address.bucket, config=config, **_aws_credentials(address, url), **options)
     except BaseError as error:
-        raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from error
+        raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from None
 
 
 @functools.cache

@@ -80,6 +80,10 @@ class _Place:
     mark: bytes
     timeout_s: float
 
+    @property
+    def key(self) -> str:
+        return self.address.key
+
     def generation(self, told: Mapping[str, Any]) -> bytes:
         tag = told.get("e_tag")
         return UNVERSIONED if tag is None else self.mark + tag.encode()
@@ -160,19 +164,13 @@ class ObjectStores:
 
         place = self._place(url)
         options: dict[str, Any] = {}
-        there = None
-        if start is not None and start < 0 and place.address.kind == "azure":  # which knows no ranges from the end
-            there = self.look(url)
-            if there is None or there.size_bytes is None:
-                return None
-            start = max(0, there.size_bytes + start)
         if known is not None and known != UNVERSIONED and known.startswith(place.mark):
             options["if_none_match"] = known[len(place.mark) :].decode()
         if start is not None:
             options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
         with place.failures():
             try:
-                found = place.store.get(place.address.key, options=options)
+                found = place.store.get(place.key, options=options)
                 generation, size = place.generation(found.meta), found.meta["size"]
                 if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
                     return Fetched(None, generation)
@@ -185,7 +183,7 @@ class ObjectStores:
                 assert known is not None
                 return Fetched(None, known)
             except NotSupportedError:  # a web server that sends whole files only
-                whole = place.store.get(place.address.key)
+                whole = place.store.get(place.key)
                 if (start, stop) != (0, whole.meta["size"]):
                     raise
                 return Fetched(whole.bytes().to_bytes(), place.generation(whole.meta), stop)
@@ -202,8 +200,6 @@ class ObjectStores:
                     return None
                 raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
         first, last = found.range
-        if there is not None and size != there.size_bytes:
-            raise ObjectError("it was replaced meanwhile", passing=True)
         if stop is not None and stop > size:
             raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
         if len(data) != last - first:
@@ -218,12 +214,12 @@ class ObjectStores:
         with place.failures():
             try:
                 if place.address.kind != "http":
-                    told = place.store.head(place.address.key)
+                    told = place.store.head(place.key)
                 else:  # not all that serve files answer to HEAD
                     try:
-                        told = place.store.get(place.address.key, options={"range": (0, 1)}).meta
+                        told = place.store.get(place.key, options={"range": (0, 1)}).meta
                     except (GenericError, NotSupportedError):  # an empty one has no first byte
-                        told = place.store.get(place.address.key).meta
+                        told = place.store.get(place.key).meta
             except FileNotFoundError as error:
                 if _is_no_bucket(str(error)):
                     raise
@@ -236,11 +232,9 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = {
-                each["path"]: each["size"] for page in place.store.list(place.address.key or None) for each in page
-            }
+            found = {each["path"]: each["size"] for page in place.store.list(place.key or None) for each in page}
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
-        skipped = len(place.address.key) + 1 if place.address.key else 0
+        skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
         return sorted(path[skipped:] for path, size in found.items() if size or path not in folders)
 
@@ -248,13 +242,13 @@ class ObjectStores:
         """Put an object, whole; give its generation."""
         place = self._place(url)
         with place.failures():
-            return place.generation(place.store.put(place.address.key, data, use_multipart=False))
+            return place.generation(place.store.put(place.key, data, use_multipart=False))
 
     def delete(self, url: str) -> None:
         """Remove an object, if it is there."""
         place = self._place(url)
         with contextlib.suppress(FileNotFoundError), place.failures():
-            place.store.delete(place.address.key)
+            place.store.delete(place.key)
 
     def _place(self, url: str) -> _Place:
         if _forked:
@@ -264,10 +258,10 @@ class ObjectStores:
                 "(`multiprocessing_context='forkserver'`), or use threads"
             )
         global _used
-        _used = True
         address = address_of(url, self._settings)
         store = replace(address, key="")
         if store not in self._stores:
+            _used = True
             self._stores[store] = open_store(store, url, self._settings.timeout_s)
         mark = _mark_of_memory() if address.kind == "memory" else b""
         return _Place(address, self._stores[store], mark, self._settings.timeout_s)
