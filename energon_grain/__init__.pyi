@@ -157,7 +157,7 @@ from .sources.source import (
 from .sources.webdataset import WebDatasetSource as WebDatasetSource
 from .sources.webdataset_file_store import WebdatasetFileStore as WebdatasetFileStore
 from .storage.epath import EPath as EPath
-from .storage.storage_settings import (
+from .storage.settings import (
     StorageSettings as StorageSettings,
     StoreSettings as StoreSettings,
     use_storage as use_storage,

@@ -30,7 +30,7 @@ from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings, using_storage
+from energon_grain.storage.settings import StorageSettings, storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.collection import paused_collection

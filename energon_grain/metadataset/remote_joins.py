@@ -9,11 +9,11 @@ from pathlib import Path
 
 from energon_grain.errors import IndexFileError, MissingObjectError, RangeError
 from energon_grain.formats.join_rows import HEADER_NAME, JoinHeader, decode_join_header, join_file_sizes, stored_headers
-from energon_grain.storage.kvstore_spec import has_lists
+from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import Mirror, mirror_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _TAIL_BYTES = 64 << 10
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
-from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",

@@ -59,12 +59,12 @@ from energon_grain.prepare.staging import (
     stage_records_file,
     stage_splits,
 )
+from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
-from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition

@@ -51,7 +51,7 @@ from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_bytes import is_unchanged
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
+from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 MAX_PART_NAMES = 50
 TASKS_AHEAD = 1024

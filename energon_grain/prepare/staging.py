@@ -43,7 +43,7 @@ from energon_grain.storage.atomic import (
 )
 from energon_grain.storage.location import join
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.prepare.dataset_definition import DatasetDefinition

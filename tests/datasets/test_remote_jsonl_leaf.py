@@ -20,7 +20,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 LINES = [json.dumps({"n": i, "text": "ä" * (i % 90)}, ensure_ascii=False) for i in range(200)]

@@ -18,7 +18,7 @@ from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
 from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 COUNT = 90

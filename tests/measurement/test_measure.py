@@ -22,7 +22,7 @@ from energon_grain.measurement.advice import advise, advise_on_store, store_boun
 from energon_grain.measurement.figures import Figures
 from energon_grain.measurement.measure import measure_dataset, measure_stages
 from energon_grain.measurement.planned_reads import plan_reads, settled_pace
-from energon_grain.storage.storage_settings import storage_settings, using_storage
+from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.stage import PureStage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 

@@ -23,7 +23,7 @@ from energon_grain.metadataset.references import AuxReference
 from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
 from energon_grain.metadataset.subset import Subset
 from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, using_storage
+from energon_grain.storage.settings import StorageSettings, StoreSettings, using_storage
 
 
 def only_leaf(tree: TreeNode) -> LeafReference:

@@ -19,7 +19,7 @@ from stream_hosts import quiet
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.errors import ReadError
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.read_ahead import _well_cut
 from energon_grain.testing import make_blob_dataset

@@ -1,19 +1,23 @@
 """How object stores are reached: end points, regions, limits, and the cache on local disk.
 
 Credentials never stand here: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an instance's
-role, `GOOGLE_APPLICATION_CREDENTIALS`, …).
+role, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
+import re
 from collections.abc import Generator
+from typing import Any, TypeVar
 
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.forms import Form
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
@@ -22,14 +26,19 @@ SUBJECT = "storage settings"
 """What messages are about that concern no file."""
 DEFAULT_CACHE_SHARE = 0.1
 """Of the file system that the cache lies on, where `cache_bytes` says nothing."""
+_SHAPE = "a mapping, such as `stores: {'s3://bucket': {region: us-east-1}}`"
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_UNKNOWN = re.compile(r"unknown field `(.*?)`")
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one store is reached.
 
     Attributes:
-        endpoint: URL of the service, where it is not the usual one (MinIO, Ceph, R2, …); for `s3://` the default is
-            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`.
+        endpoint: URL of the service, where it is not the usual one: MinIO, Ceph, R2, … (for `s3://` the default is
+            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`), or that of an account of Azure
+            (`https://account.blob.core.windows.net`; default: the account in `$AZURE_STORAGE_ACCOUNT_NAME`).
         region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else it is
             asked for.
         anonymous: Send no credentials.
@@ -98,7 +107,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for prefix in self.stores:
             if not is_url(check_url(prefix)):
                 raise ConfigError(
-                    f"{SUBJECT}: $.stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                    f"{SUBJECT}: stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
                     "or what else the URLs begin with"
                 )
 
@@ -124,8 +133,8 @@ def check_endpoint(endpoint: str, name: str) -> None:
     shown = f"{scheme}://{host}" if scheme else host
     if user:
         raise ConfigError(
-            f"{name} {shown!r}: must have no user and password; give credentials in AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or in ~/.aws"
+            f"{name} {shown!r}: must have no user and password; give credentials in the environment, such as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in ~/.aws"
         )
     if scheme.lower() not in ("http", "https"):
         raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
@@ -133,6 +142,63 @@ def check_endpoint(endpoint: str, name: str) -> None:
 
 def _slashed(prefix: str) -> str:
     return prefix if prefix.endswith("/") else f"{prefix}/"
+
+
+_ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
+
+
+def read_settings(path: str) -> StorageSettings:
+    """Read a file with settings, in YAML.
+
+    Raises:
+        ConfigError: It cannot be read, a key is unknown or a value wrong; names the file, and the place in it.
+    """
+    import yaml
+
+    from energon_grain.storage.bounded_yaml import load_yaml
+
+    try:
+        with open(path, "rb") as file:
+            content = load_yaml(file.read())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold {_SHAPE}")
+    given: Any = content.get("stores", {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: $.stores: must be {_SHAPE}")
+    stores = {
+        str(prefix): _converted(_STORE, store, f"{path}: $.stores[{str(prefix)!r}]") for prefix, store in given.items()
+    }
+    return _converted(_ALL, {**content, "stores": stores}, f"{path}: $")
+
+
+def _converted(form: Form[_Settings], content: Any, place: str) -> _Settings:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{place}: must be a mapping, such as {{region: us-east-1}}")
+    try:
+        return form.from_value(content)
+    except msgspec.ValidationError as error:
+        what, _, inside = str(error).removeprefix(f"{SUBJECT}: ").partition(" - at `$")
+        unknown = _UNKNOWN.search(what)
+        if unknown is not None:
+            known = form.of.__struct_fields__
+            raise ConfigError(f"{place}.{unknown[1]}: there is no such key. {_advice(unknown[1], known)}") from None
+        raise ConfigError(f"{place}{inside.rstrip('`')}: {what}") from None
+
+
+def _advice(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"Did you mean `{close[0]}`?"
+    if _SECRET.search(key):
+        return (
+            "Credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
+            "section by `profile`"
+        )
+    return f"Known here: {', '.join(known)}"
 
 
 _chosen: StorageSettings | None = None
@@ -189,8 +255,4 @@ def _settings_file() -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _from_file(path: str | None) -> StorageSettings:
-    if path is None:
-        return StorageSettings()
-    from energon_grain.storage.settings_file import read_settings  # which takes their form from here
-
-    return read_settings(path)
+    return StorageSettings() if path is None else read_settings(path)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.storage_settings import (
+from energon_grain.storage.settings import (
     ENVIRONMENT,
     StorageSettings,
     StoreSettings,
@@ -106,6 +106,44 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
         storage_settings()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"attemps": 3}, r"\$.attemps: there is no such key. Did you mean `attempts`\?"),
+        ({"store": {}}, r"\$.store: there is no such key. Did you mean `stores`\?"),
+        ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known here: stores, requests_in_flight"),
+        ({"stores": {"s3://b": {"regoin": "x"}}}, r"\$.stores\['s3://b'\].regoin: .* Did you mean `region`\?"),
+        ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known here: endpoint, region"),
+        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: .*Credentials never stand here"),
+        ({"stores": {"s3://b": {"region": 3}}}, r"\$.stores\['s3://b'\].region: Expected `str | null`, got `int`$"),
+        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: must be a mapping, such as"),
+        ({"stores": {"s3://b": {"endpoint": "localhost:1"}}}, r"\['s3://b'\]: endpoint .* write http://localhost:1"),
+        ({"stores": {"data://v": {"location": "nowhere"}}}, r"\['data://v'\]: location 'nowhere': must be a URL"),
+        ({"stores": {"team": {}}}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ({"stores": ["s3://b"]}, r"\$.stores: must be a mapping"),
+        ({"attempts": "three"}, r"\$.attempts: Expected `int`, got `str`$"),
+        ({"attempts": 0}, r"\$: attempts=0: must be 1 or more"),
+        ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
+        ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
+        ({"timeout_s": 0}, "timeout_s=0.* must be positive"),
+        ({"first_pause_s": 2, "longest_pause_s": 1}, "first_pause_s=2.* between 0 and longest_pause_s=1"),
+        ({"first_pause_s": -1}, "between 0 and"),
+        ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
+        ("a: [", "not valid YAML"),
+        ("just text", r"must hold a mapping, such as `stores: \{'s3://bucket'"),
+        ("", "must hold a mapping"),
+    ],
+)
+def test_what_is_wrong_names_the_file_and_the_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch, content: Any, said: str
+) -> None:
+    file = write(home / "x.yaml", content)
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}") as failure:
+        storage_settings()
+    assert "storage settings" not in str(failure.value)
+
+
 @pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}])
 def test_settings_of_a_program_are_checked_too(changed: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="storage settings: "):
@@ -155,7 +193,7 @@ def test_settings_of_a_block_end_with_it(home: Path) -> None:
 @pytest.mark.parametrize(
     ("prefix", "store", "said"),
     [
-        ("team", {"region": "x"}, r"\$.stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ("team", {"region": "x"}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
         ("s3://b", {"endpoint": "localhost:5678"}, "'localhost:5678': must be a URL; write http://localhost:5678"),
         ("s3://b", {"endpoint": "ftp://host"}, "'ftp://host': must be a URL; write http://host"),
         ("data://v", {"location": "nowhere"}, "location 'nowhere': must be a URL .* s3://, .* file://"),
