@@ -122,10 +122,10 @@ from .metadataset.documents import (
     DatasetLoaderInterface as DatasetLoaderInterface,
     Metadataset as Metadataset,
     MetadatasetV2 as MetadatasetV2,
+    load_dataset as load_dataset,
+    prepare_metadataset as prepare_metadataset,
+    traverse_metadataset as traverse_metadataset,
 )
-from .metadataset.flat import traverse_metadataset as traverse_metadataset
-from .metadataset.load import load_dataset as load_dataset
-from .metadataset.prepare_joins import prepare_metadataset as prepare_metadataset
 from .samples.batch import Batch as Batch
 from .samples.sample import Sample as Sample, edataclass as edataclass
 from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.datasets.compile import compile_dataset
+from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.get_datasets import get_train_dataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.metadataset.flat import FlatLeaf, flatten
-from energon_grain.metadataset.load import load_dataset, load_metadataset
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
+from energon_grain.metadataset.documents import load_dataset, load_metadataset
+from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
+from energon_grain.metadataset.resolve import Leaf
 from energon_grain.stream.spec import StreamSpec
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
@@ -138,7 +141,7 @@ def summarize_mixture(
     """
     document = load_dataset(path)
     tree = load_metadataset(document, split_part=split)
-    endless = isinstance(tree, Blend)
+    endless = isinstance(tree, BlendDataset)
     dataset = get_train_dataset(
         document,
         split_part=split,
@@ -152,7 +155,7 @@ def summarize_mixture(
         trusted_modules=trusted_modules,
     )
     spec = compile_dataset(dataset)
-    flat = flatten(tree)
+    flat = list(flatten(tree))
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
     courses = leaf_shares(flat, sizes)
     leaves = tuple(
@@ -190,7 +193,7 @@ def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]
 
 
 def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bool) -> LeafSummary:
-    leaf = _reference(flat)
+    leaf = flat.leaf
     return LeafSummary(
         label=label,
         path=leaf.path,
@@ -206,19 +209,10 @@ def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bo
     )
 
 
-def _reference(flat: FlatLeaf) -> LeafReference:
-    """The leaf; of a join its primary, called by the names of all its datasets."""
-    if not isinstance(flat.leaf, Join):
-        return flat.leaf
-    join = flat.leaf
-    written = " + ".join(member.leaf.written for member in join.members)
-    return replace(join.primary, written=written, name=join.name, subset=join.subset, place=join.place)
-
-
 def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
-    """A label for each leaf, as short as it can be while none is there twice."""
-    leaves = [_reference(each) for each in flat]
-    labels = [leaf.name or leaf.written for leaf in leaves]
+    """A label for each leaf, as short as it can be while none is there twice; joins are called by all their members."""
+    leaves = [each.leaf for each in flat]
+    labels = [leaf.name or _written(leaf) for leaf in leaves]
     splits = {leaf.split_part for leaf in leaves}
     for number, leaf in enumerate(leaves):
         if len(splits) > 1:
@@ -231,14 +225,21 @@ def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
     ]
 
 
+def _written(leaf: Leaf) -> str:
+    if isinstance(leaf, JoinedLeafDataset):
+        return " + ".join(str(member.leaf.written) for member in leaf.members)
+    return str(leaf.written)
+
+
 def _node(
-    tree: TreeNode,
+    tree: SavableDataset,
     leaves: Iterator[tuple[int, tuple[_Course, int]]],
     weights: tuple[float, ...] = (),
     repetitions: float | None = None,
 ) -> tuple[NodeSummary, _Course]:
     """Summarise a node; `leaves` gives the next ones in document order."""
-    if isinstance(tree, LeafReference | Join):
+    children = children_of(tree)
+    if not children:
         number, (course, samples) = next(leaves)
         node = NodeSummary(
             kind="dataset",
@@ -250,14 +251,14 @@ def _node(
         )
         return node, course
     below: list[tuple[NodeSummary, _Course]] = []
-    for number, child in enumerate(tree.children):
-        said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, Blend) else ()
-        often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochized) else None
+    for number, child in enumerate(children):
+        said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
+        often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
         below.append(_node(child, leaves, said, often))
     course = _sum([course for _, course in below])
     kind: NodeKind = "concat"
-    if not isinstance(tree, Concat):
-        kind = "blend" if isinstance(tree, Blend) else "blend_epochized"
+    if not isinstance(tree, ConcatDataset):
+        kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
     node = NodeSummary(
         kind=kind,
         weights=weights,

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.joined_leaf import ResolvedArray, ResolvedJoin
-from energon_grain.datasets.joining import JoinRow
+from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import DecodingError
 from energon_grain.samples.columns import column_constructor

@@ -9,10 +9,10 @@ from metadatasets import write_v2
 
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker, open_aux, open_primary
 from energon_grain.datasets.file_store_views import DecodeFileStore
+from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.metadataset.documents import load_metadataset
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_metadataset
-from energon_grain.metadataset.tree import LeafReference
 from energon_grain.samples.types import TextSample
 from energon_grain.sources.file_store import SystemFileStore
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
@@ -29,11 +29,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def leaf(folder: Path, aux: str) -> LeafReference:
+def leaf(folder: Path, aux: str) -> LeafDataset:
     (folder / "sets").mkdir(exist_ok=True)
     file = write_v2(folder / "sets", train=f"{{path: ../main, aux: {aux}}}")
     (found,) = leaves_of(load_metadataset(file, split_part="train"))
-    assert isinstance(found, LeafReference)
+    assert isinstance(found, LeafDataset)
     return found
 
 

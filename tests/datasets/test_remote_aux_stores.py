@@ -14,10 +14,10 @@ from object_server import Bucket
 
 from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
 from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
+from energon_grain.metadataset.documents import load_metadataset
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_metadataset
-from energon_grain.metadataset.tree import LeafReference
 from energon_grain.sources.file_store import ObjectFileStore
 from energon_grain.sources.jsonl import JsonlFileStore
 from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
@@ -45,9 +45,9 @@ def put_metadataset(bucket: Bucket, aux: dict[str, Any]) -> None:
     bucket.put("meta.yaml", json.dumps(v2(train=leaf)).encode())
 
 
-def leaf(url: str) -> LeafReference:
+def leaf(url: str) -> LeafDataset:
     (found,) = leaves_of(load_metadataset(f"{url}/meta.yaml", split_part="train"))
-    assert isinstance(found, LeafReference)
+    assert isinstance(found, LeafDataset)
     return found
 
 

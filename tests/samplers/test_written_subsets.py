@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.subset import Subset, combine_subsets
+from energon_grain.samplers.subset import Subset, combine_subsets
 
 percents = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).filter(lambda pair: pair[0] < pair[1])
 
