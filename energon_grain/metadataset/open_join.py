@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, StaleIndexError
-from energon_grain.formats.join_index import cache_folder
-from energon_grain.formats.join_rows import JoinedMember, JoinHeader, JoinIndex, join_folder, joins_in, open_join_index
+from energon_grain.formats.join_index import (
+    JoinedMember,
+    JoinHeader,
+    JoinIndex,
+    cache_folder,
+    join_folder,
+    joins_in,
+    open_join_index,
+)
 from energon_grain.metadataset.remote_joins import fetch_join, stored_joins
 from energon_grain.metadataset.tree import ArrayReference, Join
-from energon_grain.prepare.join_build import (
-    JoinArray,
-    JoinedMembers,
-    build_join,
-    find_join_index,
-    name_of,
-    open_inputs,
-    primary_of,
-)
-from energon_grain.prepare.join_input import JoinInput, read_join_input
+from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.location import is_url
 
@@ -30,8 +30,8 @@ JOINED_ON_USE = 1_000_000
 
 def join_inputs(
     join: Join, *, split_config: str | None = None, dataset_config: str | None = None
-) -> tuple[JoinInput | JoinArray, ...]:
-    """Read which samples the datasets of a join have, and name its arrays.
+) -> tuple[JoinMember, ...]:
+    """Open the datasets and arrays of a join.
 
     Args:
         join: The join.
@@ -43,22 +43,15 @@ def join_inputs(
         SplitError: A dataset has no such split part.
         EmptyDatasetError: A split part is empty.
     """
-    inputs: list[JoinInput | JoinArray] = []
+    inputs: list[JoinMember] = []
     for member in join.members:
-        leaf = member.leaf
+        leaf, nonmatch = member.leaf, member.nonmatch
         if isinstance(leaf, ArrayReference):
-            inputs.append(JoinArray(path=leaf.path, keys=leaf.keys, nonmatch=member.nonmatch, written=leaf.written))
+            inputs.append(JoinedArray(leaf.path, leaf.keys, nonmatch=nonmatch, written=leaf.written))
             continue
-        inputs.append(
-            read_join_input(
-                leaf.path,
-                leaf.split_part,
-                split_config=leaf.split_config or split_config,
-                dataset_config=leaf.dataset_config or dataset_config,
-                nonmatch=member.nonmatch,
-                written=leaf.written,
-            )
-        )
+        splits, config = leaf.split_config or split_config, leaf.dataset_config or dataset_config
+        joined = partial(JoinedDataset, split_config=splits, dataset_config=config)
+        inputs.append(joined(leaf.path, leaf.split_part, nonmatch=nonmatch, written=leaf.written))
     return tuple(inputs)
 
 
@@ -88,8 +81,7 @@ def open_join(
         DuplicateKeyError: A dataset has a key twice.
         EmptyDatasetError: The join has no row.
     """
-    inputs = join_inputs(join, split_config=split_config, dataset_config=dataset_config)
-    samples = open_inputs(inputs)
+    samples = join_inputs(join, split_config=split_config, dataset_config=dataset_config)
     primary = primary_of(samples)
     cache = None if join.metadataset is None else cache_folder(join.metadataset)
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
@@ -108,10 +100,10 @@ def open_join(
         _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
     if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(primary)} samples of {primary.input.folder.location} are to be joined with other "
+            f"{join.place}: {len(primary)} samples of {primary.folder.location} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
-    return build_join(inputs, cache if cache is not None and is_writable(cache) else None)
+    return build_join(samples, cache if cache is not None and is_writable(cache) else None)
 
 
 def _fetched(metadataset: str, folder: Path) -> JoinIndex:
@@ -128,20 +120,17 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
     return open_join_index(folder, url=url)
 
 
-def _refuse_stale(prepared: Iterable[JoinHeader], samples: JoinedMembers, join: Join, mending: str) -> None:
+def _refuse_stale(prepared: Iterable[JoinHeader], samples: Sequence[JoinMember], join: Join, mending: str) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]
     for header in prepared:
-        if [_identity(member) for member in header.members] != [_identity(member) for member in now]:
+        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
+        if told[0] != told[1]:
             continue
         changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
         raise StaleIndexError(
             f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
         )
-
-
-def _identity(member: JoinedMember) -> tuple[str | None, ...]:
-    return member.path, member.split_part, member.nonmatch, member.array
 
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:

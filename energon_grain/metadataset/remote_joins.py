@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from energon_grain.errors import IndexFileError, MissingObjectError, RangeError
-from energon_grain.formats.join_rows import HEADER_NAME, JoinHeader, decode_join_header, join_file_sizes, stored_headers
+from energon_grain.formats.join_index import (
+    HEADER_NAME,
+    JoinHeader,
+    decode_join_header,
+    join_file_sizes,
+    stored_headers,
+)
 from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import Mirror, mirror_of
