@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, MissingObjectError, RangeError, StaleIndexError
-from energon_grain.formats.join_index import cache_folder
-from energon_grain.formats.join_rows import (
+from energon_grain.formats.join_index import (
     HEADER_NAME,
     JoinedMember,
     JoinHeader,
     JoinIndex,
+    cache_folder,
     decode_join_header,
     join_file_sizes,
     join_folder,
@@ -27,16 +27,8 @@ from energon_grain.formats.join_rows import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.prepare.join_build import (
-    JoinArray,
-    JoinedMembers,
-    build_join,
-    find_join_index,
-    name_of,
-    open_inputs,
-    primary_of,
-)
-from energon_grain.prepare.join_input import JoinInput, read_join_input
+from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.location import is_url
@@ -52,8 +44,8 @@ JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
 
 
-def join_inputs(join: JoinedLeafDataset) -> tuple[JoinInput | JoinArray, ...]:
-    """Read which samples the datasets of a join have, and name its arrays.
+def join_inputs(join: JoinedLeafDataset) -> tuple[JoinMember, ...]:
+    """Open the datasets and arrays of a join.
 
     Raises:
         DatasetNotFoundError: A dataset is missing or not prepared.
@@ -61,7 +53,7 @@ def join_inputs(join: JoinedLeafDataset) -> tuple[JoinInput | JoinArray, ...]:
         EmptyDatasetError: A split part is empty.
     """
     return tuple(
-        read_join_input(
+        JoinedDataset(
             leaf.path,
             leaf.split_part,
             split_config=leaf.split_config,
@@ -70,7 +62,7 @@ def join_inputs(join: JoinedLeafDataset) -> tuple[JoinInput | JoinArray, ...]:
             written=leaf.written,
         )
         if isinstance(leaf := member.leaf, LeafDataset)
-        else JoinArray(path=leaf.path, keys=leaf.keys, nonmatch=member.nonmatch, written=leaf.written)
+        else JoinedArray(leaf.path, leaf.keys, nonmatch=member.nonmatch, written=leaf.written)
         for member in join.members
     )
 
@@ -93,8 +85,7 @@ def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) ->
         DuplicateKeyError: A dataset has a key twice.
         EmptyDatasetError: The join has no row.
     """
-    inputs = join_inputs(join)
-    samples = open_inputs(inputs)
+    samples = join_inputs(join)
     primary = primary_of(samples)
     cache = None if join.metadataset is None else cache_folder(join.metadataset)
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
@@ -113,10 +104,10 @@ def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) ->
         _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
     if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(primary)} samples of {primary.input.folder.location} are to be joined with other "
+            f"{join.place}: {len(primary)} samples of {primary.folder.location} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
-    return build_join(inputs, cache if cache is not None and is_writable(cache) else None)
+    return build_join(samples, cache if cache is not None and is_writable(cache) else None)
 
 
 def _fetched(metadataset: str, folder: Path) -> JoinIndex:
@@ -134,21 +125,18 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
 
 
 def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: JoinedMembers, join: JoinedLeafDataset, mending: str
+    prepared: Iterable[JoinHeader], samples: Sequence[JoinMember], join: JoinedLeafDataset, mending: str
 ) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]
     for header in prepared:
-        if [_identity(member) for member in header.members] != [_identity(member) for member in now]:
+        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
+        if told[0] != told[1]:
             continue
         changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
         raise StaleIndexError(
             f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
         )
-
-
-def _identity(member: JoinedMember) -> tuple[str | None, ...]:
-    return member.path, member.split_part, member.nonmatch, member.array
 
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:

@@ -14,18 +14,23 @@ from pathlib import Path
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.open_join import can_hold_joins, fetch_join, join_inputs, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
-from energon_grain.formats.join_index import cache_folder, index_file_name
-from energon_grain.formats.join_rows import JoinIndex, join_folder, open_join_index, writing_joins
+from energon_grain.formats.join_index import (
+    JoinIndex,
+    cache_folder,
+    index_file_name,
+    join_folder,
+    open_join_index,
+    writing_joins,
+)
 from energon_grain.prepare.join_build import (
     JOIN_MEMORY_BYTES,
-    JoinInputs,
     build_join,
     energon_names_of,
     name_of,
     only_datasets,
-    open_inputs,
     write_energon_form,
 )
+from energon_grain.prepare.join_members import JoinMember
 from energon_grain.storage.location import absolute, is_url
 
 JoinProgress = Callable[[str, int, int], None]
@@ -124,7 +129,7 @@ class _Pending:
     folder: Path
     name: str
     keys: int
-    inputs: JoinInputs
+    inputs: Sequence[JoinMember]
     has_arrays: bool
     energon_names: list[str]
 
@@ -133,8 +138,7 @@ def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
     found: dict[tuple[Path, str], _Pending] = {}
     for join in joins:
         assert join.metadataset is not None  # it was read from a file
-        inputs = join_inputs(join)
-        samples = open_inputs(inputs)
+        samples = join_inputs(join)
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
             found[folder, name] = _Pending(
@@ -142,7 +146,7 @@ def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
                 folder=folder,
                 name=name,
                 keys=sum(each.total for each in samples),
-                inputs=inputs,
+                inputs=samples,
                 has_arrays=only_datasets(samples) is None,
                 energon_names=energon_names_of(samples),
             )
@@ -209,7 +213,7 @@ def _existing(pending: _Pending) -> JoinIndex | None:
         shutil.rmtree(join_folder(pending.folder, pending.name), ignore_errors=True)
         return None
     file = pending.folder / index_file_name(pending.name)
-    datasets = None if file.exists() else only_datasets(open_inputs(pending.inputs))
+    datasets = None if file.exists() else only_datasets(pending.inputs)
     if datasets is not None:  # Energon's `prepare` removes what it did not write
         write_energon_form(file, datasets, index.rows)
     return index
@@ -261,9 +265,9 @@ def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
             )
         elif not (join.folder / names[0]).exists():
             _link(ours, join.folder / names[0])
-        elif not _same_bytes(ours, join.folder / names[0]):
+        elif not (ours.samefile(theirs := join.folder / names[0]) or filecmp.cmp(ours, theirs, shallow=False)):
             notes.append(
-                f"{where}: {join.folder / names[0]}, which Energon would load, has other rows or another order and is "
+                f"{where}: {theirs}, which Energon would load, has other rows or another order and is "
                 "left as it is; remove it and prepare again to put ours in its place"
             )
     return notes
@@ -276,7 +280,3 @@ def _link(file: Path, name: Path) -> None:
         temporary = name.with_name(f".tmp_{name.name}")
         shutil.copyfile(file, temporary)
         os.replace(temporary, name)
-
-
-def _same_bytes(one: Path, other: Path) -> bool:
-    return one.samefile(other) or filecmp.cmp(one, other, shallow=False)

@@ -16,13 +16,12 @@ from metadatasets import write_v2
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.open_join import join_inputs, open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import adopt_join_index, energon_names_of
-from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.testing import write_tars
 
 PARTS = {"train": ("s0.tar", "s1.tar"), "val": ("s2.tar",)}
@@ -84,7 +83,7 @@ def test_clear_names_are_given_to_energon_too(meta: Path, tmp_path: Path) -> Non
     metadataset(meta, train={"join": [{"path": "a"}, {"path": "b"}]})
     report = prepare_metadataset(meta)
     assert report.notes == ()
-    samples = [JoinedSamples(member) for member in join_inputs(joins(meta)[0])]
+    samples = join_inputs(joins(meta)[0])
     (theirs,) = energon_names_of(samples)
     cache = Path(f"{meta}.cache")
     (ours,) = names(meta, "*.bin") - {theirs}
@@ -245,7 +244,7 @@ def energons(meta: Path) -> Energons:
     (join,) = joins(meta)
     prepare_metadataset(meta)
     index = open_join(join)
-    (theirs,) = energon_names_of([JoinedSamples(member) for member in join_inputs(join)])
+    (theirs,) = energon_names_of(join_inputs(join))
     data = (Path(f"{meta}.cache") / theirs).read_bytes()
     kept = JoinIndex(rows=np.array(index.rows), header=index.header)
     Path(f"{meta}.cache").rename(f"{meta}.old")
@@ -294,7 +293,7 @@ def test_incomplete_files_are_not(energons: Energons, rows: int) -> None:
     file, join, _, stored = energons
     head = file.read_bytes()[:16]
     file.write_bytes(head + stored[:rows].tobytes() if rows else b"")
-    samples = [JoinedSamples(member) for member in join_inputs(join)]
+    samples = join_inputs(join)
     assert adopt_join_index(file, samples) is None
     file.write_bytes(b"damaged")
     assert adopt_join_index(file, samples) is None
