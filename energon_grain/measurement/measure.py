@@ -137,13 +137,13 @@ def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Sequence[Chunk], 
 def _chunk_samples(stage: PureStage, chunk: Chunk, clock: StageClock) -> list[tuple[Any, tuple[Any, ...]]]:
     """(sample, restore key) of what came through, in the order of the chunk."""
     outcomes: list[tuple[Any, tuple[Any, ...]]] = [(None, ())] * len(chunk.draws)
-    single = len(stage.sources) == 1
     with clock.timed("storage"):
         read = stage.read(chunk.draws)
-    for leaf, places, draws, raw in read:
+    for kind, places, draws, raw in read:
         with clock.timed("decode"):
-            flow = stage.load(leaf, raw, draws, chunk.groups if single else (), chunk.batches_of(places))
-        for hook in stage.hooks(leaf):
+            groups = chunk.groups if len(places) == len(chunk.draws) else ()
+            flow = stage.load(kind, raw, draws, groups, chunk.batches_of(places))
+        for hook in stage.hooks(kind):
             with clock.timed(hook.name):
                 stage.apply(flow, hook)
             if not hook.concurrent:

@@ -90,7 +90,7 @@ class Production:
         statistics.begin(first=not (start.item or start.pass_number))
         self._finish = finish
         self._under_way = under_way
-        self._pace = ChunkPace(first=self._plan.batch_size)
+        self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
         self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         if self._ahead:
             under_way.add(self._ahead.close)
