@@ -26,7 +26,7 @@ endif
 
 help:
 	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
-	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX"
+	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX and Grain"
 	@echo "make test       the tests, with every warning an error"
 	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
 	@echo "make check      ruff, pyright, import-linter"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import grain
-
 from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader, get_savable_loader
+
+with needed_for("BatchIterDataset"):
+    import grain
 
 
 class BatchIterDataset(grain.IterDataset[Any]):
