@@ -14,14 +14,15 @@ PEERS_VENV ?= .venv-peers
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+# Not compiled: Python compiles what it imports, and of what is installed that is little.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Tests and benchmarks that need Megatron-Energon ask this variable for an interpreter that has it.
 ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup test golden check format docs bench peers clean
+.PHONY: help demo demo-torch setup environments test golden check format docs bench peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +45,8 @@ demo-torch: $(DEMO_TORCH_VENV)/.ready
 	$(DEMO_TORCH_VENV)/bin/python examples/digits/demo_torch.py
 
 setup: $(VENV)/.ready
+
+environments: $(VENV)/.ready $(DEMO_VENV)/.ready $(DEMO_TORCH_VENV)/.ready
 
 test: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)

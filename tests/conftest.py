@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from object_server import Bucket, ObjectServer, running_object_server
 from patience import PATIENCE_S
 
+from energon_grain import use_storage
 from energon_grain.formats.nv_meta import read_info
-from energon_grain.storage.storage_settings import use_storage
 from energon_grain.testing import make_text_dataset
 
 RunScript = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from energon_grain import (
+    CachePool,
+    ConfigError,
+    Cooker,
+    FileStore,
+    NoCachePool,
+    PrimaryFileStore,
+    SampleDecoder,
+    cooker,
+)
 from energon_grain.datasets.aux_cooking import BoundCooker, bind_cooker
 from energon_grain.datasets.aux_stores import open_aux, open_primary
-from energon_grain.datasets.cache_pool import CachePool, NoCachePool
-from energon_grain.datasets.cooker import Cooker, cooker
-from energon_grain.datasets.file_store_views import PrimaryFileStore
-from energon_grain.errors import ConfigError
-from energon_grain.sources.file_store import FileStore
 from energon_grain.testing import make_crude_dataset
-from energon_grain.transforms.decode import SampleDecoder
 
 Stores = dict[str, FileStore[Any]]
 

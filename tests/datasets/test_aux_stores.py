@@ -7,17 +7,20 @@ from pathlib import Path
 import pytest
 from metadatasets import write_v2
 
+from energon_grain import (
+    ConfigError,
+    DatasetNotFoundError,
+    DecodeFileStore,
+    SampleDecoder,
+    SystemFileStore,
+    TextSample,
+    WebdatasetFileStore,
+)
 from energon_grain.datasets.aux_stores import check_aux_has_a_cooker, open_aux, open_primary
-from energon_grain.datasets.file_store_views import DecodeFileStore
-from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
-from energon_grain.samples.types import TextSample
-from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
-from energon_grain.transforms.decode import SampleDecoder
 
 
 @pytest.fixture

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from energon_grain.datasets.cache_pool import DirectLazy, Lazy, MockLazy, NoCachePool, active_cache, using_cache
-from energon_grain.errors import KeyNotFoundError
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain import (
+    DirectLazy,
+    KeyNotFoundError,
+    Lazy,
+    MockLazy,
+    NoCachePool,
+    SourceInfo,
+    SystemFileStore,
+    WebdatasetFileStore,
+)
+from energon_grain.datasets.cache_pool import active_cache, using_cache
 from energon_grain.testing import make_crude_dataset
 
 

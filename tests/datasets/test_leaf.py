@@ -13,9 +13,15 @@ import pytest
 import yaml
 from metadatasets import write_v2
 
-from energon_grain import ConfigError, UntrustedCodeError, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_grain import (
+    ConfigError,
+    DefaultTaskEncoder,
+    UntrustedCodeError,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.formats.commit_journal import JOURNAL, PREPARE_FOLDER
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 

@@ -12,15 +12,25 @@ from forking import may_fork
 from metadatasets import v2
 from object_server import Bucket
 
-from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
+from energon_grain import (
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    KeyNotFoundError,
+    ObjectFileStore,
+    Stream,
+    WebdatasetFileStore,
+    WorkerConfig,
+    cooker,
+    get_train_dataset,
+    stateless,
+)
 from energon_grain.datasets.aux_stores import open_aux, open_primary
-from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
-from energon_grain.sources.file_store import ObjectFileStore
 from energon_grain.sources.jsonl import JsonlFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 
 COUNT = 30

@@ -16,16 +16,17 @@ from stream_hosts import config
 
 from energon_grain import (
     ConfigError,
+    Cooker,
     DefaultTaskEncoder,
     Sample,
     Stream,
     TaskEncoder,
     TextSample,
     UntrustedCodeError,
+    basic_sample_keys,
     get_train_dataset,
     get_val_dataset,
 )
-from energon_grain.datasets.cooker import Cooker, basic_sample_keys
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.source import LazyRowSources
 from energon_grain.testing import write_tars

@@ -58,6 +58,7 @@ from energon_grain import (
     BlendDataset,
     BlendEpochizedDataset,
     ConcatDataset,
+    EPath,
     HostsError,
     MapDataset,
     PackingDataset,
@@ -70,7 +71,6 @@ from energon_grain import (
     get_val_dataset,
     merge_cursors,
 )
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
 
 

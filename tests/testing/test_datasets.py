@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import energon_grain
-from energon_grain import Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
-from energon_grain.errors import ConfigError
+from energon_grain import ConfigError, Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.splits import read_split_config

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from energon_grain.errors import ConfigError
+from energon_grain import ConfigError
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.testing import write_tars
 
