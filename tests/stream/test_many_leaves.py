@@ -18,7 +18,7 @@ from energon_grain import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_grain.loader.data_source import EnergonDataSource
+from energon_grain.loader import EnergonDataSource
 from energon_grain.testing import make_text_dataset
 
 FEW_DESCRIPTORS = """

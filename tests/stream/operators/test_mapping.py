@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, take, with_roll
+from small_graphs import flat, mixed, ordered, require_exact_states, roll, take, with_roll
 from stream_hosts import MakeDataset, Tolerant
 
 from energon_grain import (
@@ -157,16 +157,3 @@ def test_maps_over_lanes_draw_different_numbers(text_dataset: MakeDataset) -> No
     twice = MapDataset(MapDataset(MapDataset(ordered(text_dataset(9)), as_often), with_roll), with_roll)
     items = list(twice)
     assert len({random for item in items for random in (item[0][1], item[1], item[0][0][2])}) == 3 * len(items)
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_items(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return FilterDataset(MapDataset(leaf, as_often), lambda value: value[2] % 3 > 0)
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single
