@@ -18,7 +18,6 @@ from energon_grain import (
     SystemFileStore,
     WebdatasetFileStore,
 )
-from energon_grain.datasets.cache_pool import active_cache, using_cache
 from energon_grain.testing import make_crude_dataset
 
 
@@ -112,13 +111,3 @@ def test_a_lazy_value_of_a_function() -> None:
     assert len({lazy, MockLazy("abc", length), MockLazy("ab", length), MockLazy("abc", len)}) == 3
     assert (lazy.ds, lazy.fname, lazy.pool) == (None, "abc", None)
     assert "fname='abc'" in repr(lazy)
-
-
-def test_hooks_see_the_pool_that_is_used() -> None:
-    pool = NoCachePool()
-    assert active_cache() == pool
-    with using_cache(pool):
-        assert active_cache() is pool
-        with using_cache(None):
-            assert active_cache() is not pool
-        assert active_cache() is pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
+    stateless,
 )
 
 
@@ -32,6 +34,26 @@ def test_a_generator_gives_any_number(text_dataset: MakeDataset) -> None:
     items = list(MapDataset(ordered(text_dataset(7)), as_often))
     assert [item[:2] for item in items] == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (5, 0), (6, 0), (6, 1)]
     assert len({item[2] for item in items}) == len(items)
+
+
+def several(value: Any) -> Iterator[Any]:
+    yield value
+    yield value
+
+
+class Several:
+    def __call__(self, value: Any) -> Iterator[Any]:
+        yield from several(value)
+
+
+@functools.wraps(several)
+def wrapped(value: Any) -> Any:
+    return several(value)
+
+
+@pytest.mark.parametrize("function", [several, Several(), functools.partial(several), wrapped, stateless(several)])
+def test_what_counts_as_a_generator(text_dataset: MakeDataset, function: Any) -> None:
+    assert list(MapDataset(ordered(text_dataset(3)), function)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_generators_of_generators(text_dataset: MakeDataset) -> None:
