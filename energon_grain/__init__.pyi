@@ -101,6 +101,7 @@ from .errors import (
     IndexFileError as IndexFileError,
     KeyNotFoundError as KeyNotFoundError,
     MissingObjectError as MissingObjectError,
+    MissingPackageError as MissingPackageError,
     RangeError as RangeError,
     ReadError as ReadError,
     RefusedError as RefusedError,

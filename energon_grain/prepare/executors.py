@@ -30,6 +30,7 @@ from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from energon_grain.errors import ConfigError, WorkerError
+from energon_grain.extras import needed_for
 
 _WORTH_FORKING_BYTES = 16 << 20
 _WORTH_STARTING_BYTES = 64 << 20
@@ -224,14 +225,13 @@ class RayExecutor(Executor):
         num_cpus: Cores that a task counts for; 0.5 runs two on a core, where reading headers waits for storage.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no cluster at the address.
+        ConfigError: There is no cluster at the address.
+        MissingPackageError: Ray is not installed.
     """
 
     def __init__(self, address: str = "auto", *, max_retries: int = 3, num_cpus: float = 1) -> None:
-        try:
+        with needed_for("running on a Ray cluster"):
             import ray
-        except ImportError as error:
-            raise ConfigError(f"Ray cannot be imported ({error}): pip install 'energon-grain[ray]'.") from error
         self._ray: Any = ray  # its types are not complete
         self._connected_here = not ray.is_initialized()
         if self._connected_here:

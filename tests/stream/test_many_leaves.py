@@ -26,7 +26,7 @@ from energon_grain import (
     stateless,
     use_storage,
 )
-from energon_grain.loader.data_source import EnergonDataSource
+from energon_grain.loader import EnergonDataSource
 from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
 
 FEW_DESCRIPTORS = """

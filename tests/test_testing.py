@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import struct
+import tarfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -10,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import energon_grain
-from energon_grain import Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
-from energon_grain.errors import ConfigError
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.splits import read_split_config
+from energon_grain import ConfigError, Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
+from energon_grain.testing import write_tars
 
 SAMPLE_TYPES = {
     "captioning": "CaptioningSample",
@@ -129,10 +130,12 @@ def test_blobs(tmp_path: Path) -> None:
 
 
 def test_splits(tmp_path: Path) -> None:
-    three = read_split_config(testing.make_text_dataset(tmp_path / "three", n=5, shards=3))
-    assert three.split_parts == {"train": ("shard_000.tar", "shard_001.tar"), "val": ("shard_002.tar",)}
-    one = read_split_config(testing.make_text_dataset(tmp_path / "one", n=5, shards=1))
-    assert one.split_parts == {"train": ("shard_000.tar",), "val": ("shard_000.tar",)}
+    def keys(root: Path) -> list[list[str]]:
+        return [[sample.__key__ for sample in load(root, part)] for part in ("train", "val")]
+
+    every = [f"{i:06d}" for i in range(5)]
+    assert keys(testing.make_text_dataset(tmp_path / "three", n=5, shards=3)) == [every[:3], every[3:]]
+    assert keys(testing.make_text_dataset(tmp_path / "one", n=5, shards=1)) == [every, every]
 
 
 def test_unprepared(tmp_path: Path) -> None:
@@ -174,7 +177,84 @@ def test_impossible_options_are_refused(tmp_path: Path, options: dict[str, Any])
         testing.make_text_dataset(tmp_path, **options)
 
 
-def test_crude_configuration(tmp_path: Path) -> None:
+def test_crude_samples(tmp_path: Path) -> None:
     root = testing.make_crude_dataset(tmp_path / "data", n=4, shards=2)
-    assert read_dataset_config(root).kind == "crude"
-    assert set(open_columnar(root).part_names) == {"txt", "json"}
+    assert all({"txt", "json"} <= sample.keys() for sample in load(root, "train", CrudeEncoder()))
+
+
+def test_avi_is_a_tree_of_chunks_with_an_index(tmp_path: Path) -> None:
+    root = testing.make_vid_qa_dataset(tmp_path / "data", n=1, shards=1)
+    (data,) = (content for name, content in members(root / "shard_000.tar").items() if name.endswith(".avi"))
+    assert data[:4] == b"RIFF"
+    assert data[8:12] == b"AVI "
+    assert struct.unpack("<I", data[4:8]) == (len(data) - 8,)
+    movie = data.index(b"movi")
+    index = data.index(b"idx1") + 8
+    pictures = struct.unpack_from("<I", data, index - 4)[0] // 16
+    assert pictures > 1
+    for number in range(pictures):
+        name, _, offset, size = struct.unpack_from("<4sIII", data, index + 16 * number)
+        start = movie + offset
+        assert name == data[start : start + 4] == b"00dc"
+        assert data[start + 8 : start + 10] == b"\xff\xd8"
+        assert data[start + 6 + size : start + 8 + size] == b"\xff\xd9"
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def keys_of(path: Path) -> list[str]:
+    return [name.rpartition(".")[0] for name in members(path)]
+
+
+def test_values_become_files(tmp_path: Path) -> None:
+    sample: dict[str, Any] = {
+        "__key__": "a/b",
+        "bin": b"\0\1",
+        "txt": "größe",
+        "cls": 7,
+        "json": {"a": [1, "é"]},
+        "npy": np.arange(3),
+    }
+    (path,) = write_tars(tmp_path, [sample])
+    found = members(path)
+    assert found["a/b.bin"] == b"\0\1"
+    assert found["a/b.txt"].decode() == "größe"
+    assert found["a/b.cls"] == b"7"
+    assert found["a/b.json"].decode() == '{"a": [1, "é"]}'
+    np.testing.assert_array_equal(np.load(io.BytesIO(found["a/b.npy"])), np.arange(3))
+
+
+@given(count=st.integers(0, 20), shards=st.integers(1, 6))
+def test_shards_are_even_runs(tmp_path_factory: pytest.TempPathFactory, count: int, shards: int) -> None:
+    root = tmp_path_factory.mktemp("tars")
+    paths = write_tars(root, ({"__key__": f"{i:02}", "cls": i} for i in range(count)), shards=shards)
+    keys = [keys_of(path) for path in paths]
+    assert [key for shard in keys for key in shard] == [f"{i:02}" for i in range(count)]
+    assert len(paths) == shards
+    assert max(map(len, keys)) - min(map(len, keys)) <= 1
+
+
+def test_samples_per_shard_and_names(tmp_path: Path) -> None:
+    samples = ({"__key__": str(i), "cls": i} for i in range(7))
+    paths = write_tars(tmp_path, samples, samples_per_shard=3, name="parts/{}/x.tar")
+    assert [str(path.relative_to(tmp_path)) for path in paths] == ["parts/0/x.tar", "parts/1/x.tar", "parts/2/x.tar"]
+    assert [len(keys_of(path)) for path in paths] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_formats(tmp_path: Path, tar_format: int) -> None:
+    key = "deep/" * 15 + "x" * 90 if tar_format != tarfile.USTAR_FORMAT else "x"
+    (path,) = write_tars(tmp_path, [{"__key__": key, "txt": "1"}], tar_format=tar_format)
+    assert keys_of(path) == [key]
+
+
+def test_impossible_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        write_tars(tmp_path, [], shards=1, samples_per_shard=1)
+    with pytest.raises(ConfigError, match="at least 1"):
+        write_tars(tmp_path, [], shards=0)
+    with pytest.raises(ConfigError, match="no `__key__`"):
+        write_tars(tmp_path, [{"txt": "1"}])
