@@ -15,7 +15,7 @@ from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.stream.pass_plan import first_pass_steps
+from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import names_of_leaves
 
 if TYPE_CHECKING:

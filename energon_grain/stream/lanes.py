@@ -21,7 +21,7 @@ from energon_grain.datasets.draw_context import Positions
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
+from energon_grain.stream.hooks import Batches, HookGenerator, MakesItems, call_hook
 from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Position, positions
 
