@@ -568,7 +568,7 @@ class Stream:
         return sample
 
     def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step, past or future, without reading data. See `stream.replay.which`."""
+        """The samples of the global batch of a step, past or future, without reading data. See `replay.which`."""
         return which(self.spec, self._stage.sources, self.share, self._progress, step)
 
     def stats(self) -> dict[str, Any]:
