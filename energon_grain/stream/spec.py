@@ -224,12 +224,12 @@ def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
     return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
 
 
-def _hooks(node: Any) -> Iterator[HookSpec]:
-    if isinstance(node, HookSpec):
-        yield node
-    elif isinstance(node, tuple):
-        for part in node:  # pyright: ignore[reportUnknownVariableType]
+def _hooks(value: Any) -> Iterator[HookSpec]:
+    if isinstance(value, HookSpec):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:  # pyright: ignore[reportUnknownVariableType]
             yield from _hooks(part)
-    elif dataclasses.is_dataclass(node) and not isinstance(node, type):
-        for field in dataclasses.fields(node):
-            yield from _hooks(getattr(node, field.name))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _hooks(getattr(value, field.name))
