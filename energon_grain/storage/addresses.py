@@ -26,18 +26,11 @@ from energon_grain.errors import ConfigError
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.storage.settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
 
-_KINDS = {
-    "s3": "s3",
-    "gs": "gcs",
-    "az": "azure",
-    "azure": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "http": "http",
-    "https": "http",
-    "memory": "memory",
-    "file": "file",
-}
+_KINDS = {"gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
+"""Schemes that differ from the kind of store that they stand for."""
+_PROVIDERS = dict.fromkeys(("s3", "s8k", "gcs_s3"), "s3://") | {"gcs": "gs://", "azure": "az://", "file": "file:///"}
+"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
+_Keys = tuple[tuple[str, Any], ...]
 _GOOGLE = "https://storage.googleapis.com"
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 _AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
@@ -65,7 +58,7 @@ class Address:
     bucket: str
     key: str
     store: StoreSettings
-    keys: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    keys: _Keys = field(default=(), repr=False)
 
     @property
     def service(self) -> str:
@@ -120,18 +113,16 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     """
     real, store, keys = _real(check_url(url), settings)
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
-    kind = _KINDS.get(scheme)
-    if kind is None:
+    kind = _KINDS.get(scheme, scheme)
+    if scheme not in STORE_SCHEMES and scheme != "file":
         known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
         own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
         raise ConfigError(
             f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
             "file:// is a path"
         )
-    if kind == "file":
-        return Address(kind, "", rest, store)
-    if kind == "memory":
-        return Address(kind, "", rest.strip("/"), store)
+    if kind in ("file", "memory"):
+        return Address(kind, "", rest if kind == "file" else rest.strip("/"), store)
     if kind == "http":
         parts = urlsplit(check_url(real))
         # Names are encoded again on their way.
@@ -144,9 +135,8 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     if kind == "gcs":
         if store.anonymous:
             # Public objects are plain files of the web, also where nobody may list them.
-            return Address(
-                "http", "", key, StoreSettings(endpoint=f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}")
-            )
+            endpoint = f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}"
+            return Address("http", "", key, StoreSettings(endpoint=endpoint))
         for name in ("endpoint", "region", "profile", "requester_pays"):
             if getattr(store, name):
                 raise ConfigError(
@@ -165,8 +155,8 @@ def address_of(url: str, settings: StorageSettings) -> Address:
             endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
         elif account and not endpoint:
             endpoint = f"https://{account}.blob.core.windows.net"
-    endpoint = endpoint and endpoint.rstrip("/")
-    return Address(kind, bucket, key, _over(StoreSettings(endpoint=endpoint, region=region), store), keys)
+    store = msgspec.structs.replace(store, endpoint=endpoint and endpoint.rstrip("/"), region=region)
+    return Address(kind, bucket, key, store, keys)
 
 
 def has_lists(url: str, settings: StorageSettings) -> bool:
@@ -183,10 +173,10 @@ def local_path(url: str) -> str | None:
     return os.path.normpath(address.key) if address.kind == "file" else None
 
 
-def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, tuple[tuple[str, Any], ...]]:
+def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
     """Where a URL of any name really lies, how the store there is reached, and credentials of a profile."""
     prefix, store = settings.store(url)
-    keys: tuple[tuple[str, Any], ...] = ()
+    keys: _Keys = ()
     scheme = scheme_of(url)
     if store.location is None and scheme in ("msc", "rclone", "dss"):
         name = url.partition("://")[2].partition("/")[0]
@@ -236,21 +226,8 @@ def _dataset_service(url: str, name: str) -> str:
     return f"file://{os.path.join(os.path.abspath(cache), dataset, version)}"
 
 
-_PROVIDERS = {
-    "s3": "s3://",
-    "s8k": "s3://",
-    "gcs_s3": "s3://",
-    "gcs": "gs://",
-    "azure": "az://",
-    "file": "file:///",
-}
-"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
-
-
 @functools.lru_cache(maxsize=64)
-def _profile(
-    prefix: str, name: str, environment: tuple[str | None, ...]
-) -> tuple[StoreSettings, tuple[tuple[str, Any], ...]]:
+def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tuple[StoreSettings, _Keys]:
     """What the Multi-Storage Client's files, or those of rclone that it reads, say of a profile; and its credentials.
 
     They are read once for each environment.
@@ -269,6 +246,9 @@ def _profile(
         files = (StorageClientConfig.read_msc_config()[0], read_rclone_config()[0])
         found = [profiles[name] for file in files if name in (profiles := (file or {}).get("profiles") or {})]
         profile: Mapping[str, Any] = expand_env_vars(dict(found[0])) if found else {}
+        provider = profile.get("storage_provider") or {}
+        kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
+        keys = _keys_of(profile.get("credentials_provider") or {})
     except Exception as error:  # of any kind; what they say may quote keys
         raise ConfigError(
             f"{prefix}: the Multi-Storage Client cannot read its configuration ({type(error).__name__}); "
@@ -279,45 +259,38 @@ def _profile(
             f"{prefix}: no configuration of the Multi-Storage Client (MSC_CONFIG, ~/.msc_config.yaml) or of rclone "
             f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {way_out}"
         )
-    provider = profile.get("storage_provider") or {}
-    kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
     if kind not in _PROVIDERS:
         raise ConfigError(
             f"{prefix}: the profile {name!r} is of type {kind!r}; read are {', '.join(_PROVIDERS)}; add it to {way_out}"
         )
-    location = _PROVIDERS[kind]
-    if location == "gs://":
-        options = {option: value for option, value in options.items() if option in ("base_path", "skip_signature")}
     endpoint = options.get("endpoint_url") or (_GOOGLE if kind == "gcs_s3" else None)
     if endpoint and not is_url(endpoint):
         endpoint = f"https://{endpoint}"  # rclone's need not be URLs
     store = StoreSettings(
-        location=location + str(options.get("base_path", "")).strip("/"),
-        endpoint=endpoint,
+        location=_PROVIDERS[kind] + str(options.get("base_path", "")).strip("/"),
+        endpoint=endpoint if kind != "gcs" else None,
         region=options.get("region_name"),
         profile=options.get("profile_name"),
         anonymous=options.get("signature_version") == "UNSIGNED" or bool(options.get("skip_signature")),
     )
-    return store, tuple(_keys_of(profile.get("credentials_provider") or {}).items())
+    return store, tuple(keys.items())
 
 
 def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
     """The credentials that a profile holds, as obstore takes them; nothing: those of the store's own chain."""
-    options = provider.get("options") or {}
-    match provider.get("type"):
-        case "S3Credentials":
-            keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
-            return {**keys, "token": options.get("session_token")}
-        case "AzureCredentials":
-            parts = {part.partition("=")[0]: part.partition("=")[2] for part in str(options["connection"]).split(";")}
-            key = parts.get("AccountKey")
-            return {"access_key": key} if key else {"sas_token": parts.get("SharedAccessSignature", "")}
-        case "GoogleServiceAccountCredentialsProvider":
-            if "file" in options:
-                return {"service_account": options["file"]}
-            return {"service_account_key": msgspec.json.encode(options["info"]).decode()}
-        case _:
-            return {}
+    kind, options = provider.get("type"), provider.get("options") or {}
+    if kind == "S3Credentials":
+        keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
+        return {**keys, "token": options.get("session_token")}
+    if kind == "AzureCredentials":
+        parts = {part.partition("=")[0]: part.partition("=")[2] for part in options["connection"].split(";")}
+        key = parts.get("AccountKey")
+        return {"access_key": key} if key else {"sas_token": parts["SharedAccessSignature"]}
+    if kind == "GoogleServiceAccountCredentialsProvider":
+        if "file" in options:
+            return {"service_account": options["file"]}
+        return {"service_account_key": msgspec.json.encode(options["info"]).decode()}
+    return {}
 
 
 def open_store(address: Address, url: str, timeout_s: float) -> Any:
@@ -333,7 +306,7 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
     store = address.store
     try:
         if address.kind == "memory":
-            return memory_store()
+            return _memory()
         if address.kind == "http":
             return stores.HTTPStore(str(store.endpoint), **options)
         if address.kind == "gcs":
@@ -353,8 +326,7 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
 
 
 @functools.cache
-def memory_store() -> Any:
-    """The store of `memory://`."""
+def _memory() -> Any:
     from obstore.store import MemoryStore
 
     return MemoryStore()
@@ -426,7 +398,7 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
     return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=name))}
 
 
-def _provider(keys: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def _provider(keys: _Keys) -> dict[str, Any]:
     """Credentials that come before all that the environment holds."""
     return {"credential_provider": lambda: {**dict(keys), "expires_at": None}} if keys else {}
 

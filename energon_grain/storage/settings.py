@@ -121,7 +121,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def store(self, url: str) -> tuple[str, StoreSettings]:
         """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
-        fitting = [prefix for prefix in self.stores if url == prefix.rstrip("/") or url.startswith(_slashed(prefix))]
+        fitting = [prefix for prefix in self.stores if f"{url}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
         return ("", StoreSettings()) if best is None else (best, self.stores[best])
 
@@ -138,10 +138,6 @@ def check_endpoint(endpoint: str, name: str) -> None:
         )
     if scheme.lower() not in ("http", "https"):
         raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
-
-
-def _slashed(prefix: str) -> str:
-    return prefix if prefix.endswith("/") else f"{prefix}/"
 
 
 _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)

@@ -276,6 +276,7 @@ def test_datasets_of_the_service_lie_below_its_cache(home: Path, monkeypatch: py
         ("profiles: [do-not-tell", r"cannot read its configuration \(ValueError\); `msc config validate` says why"),
         ("profiles: {team: {do-not-tell: 3}}", r"cannot read its configuration \(RuntimeError\)"),
         (msc("s3", base_path="${DO_NOT_TELL}"), r"cannot read its configuration \(ValueError\)"),
+        (msc("s3", {"type": "S3Credentials", "options": {}}, base_path="x"), r"configuration \(KeyError\)"),
     ],
 )
 def test_profiles_that_cannot_be_read(home: Path, text: str, said: str) -> None:
