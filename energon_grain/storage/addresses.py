@@ -8,6 +8,7 @@ keys in a profile of the Multi-Storage Client. None of them is ever part of a me
 from __future__ import annotations
 
 import configparser
+import contextlib
 import functools
 import os
 import re
@@ -39,7 +40,7 @@ _AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE":
 _SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_identity_token_file|sso_|login_|source_")
 """What an entry by which a section of `~/.aws` gives credentials begins with."""
 _RENEWED = timedelta(minutes=10)
-"""How often a section with a session token, which some program renews, is read again."""
+"""How long a session token, which some program renews, is taken to hold. obstore asks again some minutes earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,16 +375,18 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
         return {"skip_signature": True} if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" else {}
     name, entries = section
     if "aws_access_key_id" in entries and "role_arn" not in entries:
+        held = dict(entries)
 
         def keys() -> dict[str, Any]:
-            found = aws_section(url, address.store)
-            entries = {} if found is None else found[1]
-            token = entries.get("aws_session_token")
+            with contextlib.suppress(ConfigError):
+                found = aws_section(url, address.store)
+                if found is not None and {"aws_access_key_id", "aws_secret_access_key"} <= found[1].keys():
+                    held.update({"aws_session_token": ""} | found[1])  # else some program is writing it
             return {
-                "access_key_id": entries.get("aws_access_key_id", ""),
-                "secret_access_key": entries.get("aws_secret_access_key", ""),
-                "token": token,
-                "expires_at": datetime.now(UTC) + _RENEWED if token else None,
+                "access_key_id": held["aws_access_key_id"],
+                "secret_access_key": held.get("aws_secret_access_key", ""),
+                "token": held.get("aws_session_token") or None,
+                "expires_at": datetime.now(UTC) + _RENEWED if held.get("aws_session_token") else None,
             }
 
         return {"credential_provider": keys}
@@ -423,14 +426,15 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
     files = [os.environ.get(variable) or usual for variable, usual in _AWS_FILES.items()]
     for file in files:
         parser = configparser.RawConfigParser(default_section="", strict=False, allow_no_value=True)
-        path = Path(file).expanduser()
         try:
-            parser.read_string(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+            parser.read_string(Path(file).expanduser().read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
         except configparser.Error as error:  # what it says quotes lines
             raise ConfigError(f"{url}: {file}: not a file of profiles ({type(error).__name__})") from None
         for section in parser.sections():
             entries = {name: value or "" for name, value in parser[section].items()}
-            sections.setdefault(section.removeprefix("profile").strip(), {}).update(entries)
+            sections.setdefault(re.sub(r"^profile\s+", "", section).strip(), {}).update(entries)
     name = named or "default"
     if name in sections and (named or any(_SIGNS_IN.match(entry) for entry in sections[name])):
         return name, sections[name]

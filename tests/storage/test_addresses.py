@@ -338,6 +338,8 @@ def section(profile: str | None = None) -> str | None:
 
 def test_which_section_counts(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [section(name) for name in ("lab", "role", "work", None)] == ["lab", "role", "work", "default"]
+    put(aws / "config", (aws / "config").read_text() + f"[profiler]\n{KEYS}[profile  two words]\n{KEYS}")
+    assert [section(name) for name in ("profiler", "two words")] == ["profiler", "two words"]
     assert "aws_access_key_id" not in (aws_section("", StoreSettings(profile="work")) or ("", {}))[1]
     monkeypatch.setenv("AWS_PROFILE", "lab")
     assert section() == "lab"
@@ -378,8 +380,11 @@ def test_what_renews_a_section_is_read_again(aws: Path) -> None:
     first = ask()
     assert (first["access_key_id"], first["token"]) == ("k", "t")
     assert first["expires_at"] is not None
+    for half_written in ("", "[la", "[lab]\naws_access_key_id = new\n"):
+        put(aws / "credentials", half_written)
+        assert (ask()["access_key_id"], ask()["token"]) == ("k", "t")
     put(aws / "credentials", "[lab]\naws_access_key_id = new\naws_secret_access_key = s\n")
-    assert (ask()["access_key_id"], ask()["expires_at"]) == ("new", None)
+    assert (ask()["access_key_id"], ask()["token"], ask()["expires_at"]) == ("new", None, None)
 
 
 @pytest.mark.parametrize("profile", ["lab", None])
