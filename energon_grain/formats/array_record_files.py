@@ -25,6 +25,7 @@ import re
 from typing import Any
 
 from energon_grain.errors import ReadError
+from energon_grain.extras import needed_for
 from energon_grain.formats.open_files import OpenFiles
 
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -47,7 +48,8 @@ class ArrayRecordFile:
     __slots__ = ("_alone", "_path", "_reader", "records")
 
     def __init__(self, path: str) -> None:
-        from array_record.python.array_record_module import ArrayRecordReader
+        with needed_for("reading ArrayRecord files"):
+            from array_record.python.array_record_module import ArrayRecordReader
 
         self._path = path
         if not os.path.isfile(path):

@@ -313,7 +313,7 @@ def make_recipe(
     Raises:
         FieldMapError: The field map does not fit the sample type.
         UntrustedCodeError: A part is a pickle, or the sample type lies in a module that is not trusted.
-        ConfigError: A decoder needs a package that is not installed.
+        MissingPackageError: A decoder needs a package that is not installed.
     """
     sample_type = field_map = note = None
     parts: frozenset[str] | None = None

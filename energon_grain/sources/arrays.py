@@ -33,6 +33,7 @@ from energon_grain.errors import (
     StaleIndexError,
     WorkerError,
 )
+from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
 from energon_grain.samplers.hashing import fold
@@ -493,7 +494,8 @@ def _opening(location: str, driver: str, settings: StorageSettings | None) -> An
             f"{location}: this process was forked from one that had loaded TensorStore, whose threads do not outlive "
             "that; start processes by 'forkserver' or 'spawn' (`multiprocessing_context='forkserver'`), or use threads"
         )
-    import tensorstore
+    with needed_for("reading arrays"):
+        import tensorstore
 
     spec = {
         "driver": driver,

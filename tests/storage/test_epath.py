@@ -35,7 +35,7 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.prepare_joins import prepare_metadataset
+from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.preparation import prepare_jsonl
