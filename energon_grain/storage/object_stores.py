@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import WorkerError
@@ -149,7 +149,7 @@ class ObjectStores:
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
-        self._stores: dict[Address, Any] = {}
+        self._stores: dict[Any, Any] = {}
 
     def read(self, url: str, start: int | None, stop: int | None, known: bytes | None) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
@@ -259,12 +259,12 @@ class ObjectStores:
             )
         global _used
         address = address_of(url, self._settings)
-        store = replace(address, key="")
-        if store not in self._stores:
+        name = (address.kind, address.bucket, address.store, address.keys)
+        if name not in self._stores:
             _used = True
-            self._stores[store] = open_store(store, url, self._settings.timeout_s)
+            self._stores[name] = open_store(address, url, self._settings.timeout_s)
         mark = _mark_of_memory() if address.kind == "memory" else b""
-        return _Place(address, self._stores[store], mark, self._settings.timeout_s)
+        return _Place(address, self._stores[name], mark, self._settings.timeout_s)
 
 
 @functools.cache
