@@ -35,6 +35,8 @@ _DESCRIBING = Lock()
 _PLACE = "place"
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _EXPECTED = re.compile(r"Expected `([^`]+)`(?:, got .*|(.*))")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
 
 
 class Form(Generic[T]):
@@ -140,6 +142,10 @@ class Form(Generic[T]):
             # msgspec does not say which of the values of a mapping it is.
             message = f"{what} is expected for each value" if "[...]" in path else expected(what, value)
             message += self._meaning(str(steps[0])) if steps else ""
+        elif unknown_key := _UNKNOWN.fullmatch(message):
+            return wrong(place.at(*steps, unknown_key[1]), "there is no such key")
+        elif missing := _MISSING.fullmatch(message):
+            message = f"the key `{missing[1]}` is missing"
         return wrong(place.at(*steps), message)
 
     def schema(self, kinds: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
