@@ -56,11 +56,11 @@ class Form(Generic[T]):
     def __init__(self, of: type[T], convert: Callable[[Any, Any], Any] | None = None) -> None:
         self.of = of
         self._convert = convert
-        fields = msgspec.structs.fields(of) if isinstance(of, type) and issubclass(of, msgspec.Struct) else ()
-        fields = sorted(fields, key=lambda field: not field.required)
-        self._fields = {field.encode_name: field for field in fields if field.name != _PLACE}
-        self.keys = tuple(self._fields)
         with _DESCRIBING:
+            fields = msgspec.structs.fields(of) if hasattr(of, "__struct_fields__") else ()  # type: ignore[arg-type]
+            required_first = sorted(fields, key=lambda field: not field.required)
+            self._fields = {field.encode_name: field for field in required_first if field.name != _PLACE}
+            self.keys = tuple(self._fields)
             self._decode_json = msgspec.json.Decoder(of).decode
             self.from_msgpack = msgspec.msgpack.Decoder(of).decode
 

@@ -432,7 +432,7 @@ def get_val_datasets(
         "limit": limit,
     }
     return [
-        (_validation_run([each], worker_config, encoder, seed, lanes, **arguments), *leaves_of(each.dataset))
+        (_validation_run([each], worker_config, encoder, seed, lanes, **arguments), leaves_of(each.dataset)[0])
         for each in validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset)
     ]
 

@@ -122,7 +122,7 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
     if options and kind != "custom":
         raise unknown(place, next(iter(options)), _KEYS.keys)
     known = {key: value for key, value in values.items() if key in _KEYS.keys}
-    keys = msgspec.structs.asdict(_KEYS.read(known, place))
+    keys: dict[str, Any] = msgspec.structs.asdict(_KEYS.read(known, place))
     if class_ref is not None and keys["sample_type"] is None and class_ref.name in _LEGACY_CLASSES:
         keys["sample_type"] = ClassRef(module="megatron.energon", name=_LEGACY_CLASSES[class_ref.name])
     if keys["decoder"] is not None:
@@ -130,8 +130,9 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
         decoder, _ = _class_of(keys["decoder"], place.at("decoder"))
         if decoder is not None and not (decoder.is_ours and decoder.name == "SampleDecoder"):
             raise wrong(place.at("decoder"), f"only megatron.energon.SampleDecoder can be named here, not `{decoder}`")
+    keys["subflavors"] = keys["subflavors"] or {}
     config = DatasetConfig(
-        **{**keys, "subflavors": keys["subflavors"] or {}},
+        **keys,
         kind=kind,
         class_ref=class_ref,
         raw_bytes="decoder" in known and keys["decoder"] is None,
