@@ -220,7 +220,7 @@ def _read_older(value: Any, place: Place) -> Node:
     for number, each in enumerate(datasets):
         written = OLDER.read(each, at.at(number))
         if written.weight == 0:
-            raise wrong(written.at.at("weight"), "must be above 0; leave the dataset out instead")
+            raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
         named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
         children.append(Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight))
     return MetadatasetBlend(blend=tuple(children), place=place)
