@@ -239,7 +239,9 @@ class DatasetLoader(DatasetLoaderInterface):
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.node("")
+        node = self.node("")
+        assert isinstance(node, DatasetReference)
+        object.__setattr__(self, "path", str(node.path))
 
     @property
     def file(self) -> str | None:
@@ -250,7 +252,7 @@ class DatasetLoader(DatasetLoaderInterface):
         """As in the interface; every split part is taken to exist."""
         names = ("path", "split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config")
         said = {name: getattr(self, name) for name in names}
-        return read_node(said, self.place or Place(os.fspath(self.path)))
+        return read_node(said, self.place or Place(str(self.path)))
 
 
 DOCUMENT_FORMS: dict[str, type[MetadatasetV2 | Metadataset]] = {
