@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
-from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
@@ -36,12 +35,10 @@ from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.key_order import external_key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
 from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
-
-if TYPE_CHECKING:
-    from energon_grain.formats.tar.scan import ShardScan
-
 
 _LISTED = 5
 
@@ -284,9 +281,6 @@ def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
         StaleIndexError: It is gone, or its samples are not those that `.info.json` and its `.tar.idx` say.
         TarError: It is damaged.
     """
-    from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-    from energon_grain.formats.tar.scan import scan_tar
-
     location = dataset.shard(shard)
     advice = mending(dataset.location)
     try:
@@ -310,8 +304,6 @@ def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
 def _scan_records_checked(
     dataset: DataFolder, shard: str, count: int, records: RecordEncoding, first: int
 ) -> ShardScan:
-    from energon_grain.formats.array_record_scan import scan_records
-
     location = dataset.shard(shard)
     scan = scan_records(location, records, first=first)
     if len(scan) != count:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
-from energon_grain.formats.array_record_encoding import RecordEncoding, encode_records_file
+from energon_grain.formats.array_record import RecordEncoding, encode_records_file
 from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder, read_header
 from energon_grain.formats.commit_journal import PREPARE_FOLDER

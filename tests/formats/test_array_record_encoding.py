@@ -12,7 +12,7 @@ import pytest
 from records import encode_example
 
 from energon_grain.errors import FormatError, IndexFileError
-from energon_grain.formats.array_record_encoding import (
+from energon_grain.formats.array_record import (
     RECORD_ENCODINGS,
     RecordEncoding,
     encode_records_file,

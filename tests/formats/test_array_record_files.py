@@ -14,7 +14,8 @@ from hypothesis import given, strategies as st
 from records import write_records
 
 from energon_grain.errors import ReadError
-from energon_grain.formats.array_record_files import ArrayRecordFile, ArrayRecordFiles
+from energon_grain.formats.array_record import ArrayRecordFile
+from energon_grain.sources.array_record import OpenFiles
 
 COUNT = 2000
 OPTIONS = ("group_size:1,uncompressed", "group_size:1,zstd", "group_size:64,brotli")
@@ -77,29 +78,34 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     assert file.read([69, 71]) == [bytes([69]) * 1000, bytes([71]) * 1000]
 
 
+class Files(OpenFiles[ArrayRecordFile]):
+    def file(self, path: object) -> ArrayRecordFile:
+        return self.get(str(path)) or self.put(str(path), ArrayRecordFile(str(path)))
+
+
 def test_few_files_stay_open(paths: list[Path], tmp_path: Path) -> None:
     copies = [shutil.copy(paths[0], tmp_path / f"{number}.array_record") for number in range(6)]
-    files = ArrayRecordFiles(max_open_files=3)
-    opened = [files.file(str(path)) for path in copies]
-    assert [files.file(str(path)) is file for path, file in zip(copies[3:], opened[3:], strict=True)] == [True] * 3
-    assert files.file(str(copies[0])) is not opened[0]
+    files = Files(max_files=3)
+    opened = [files.file(path) for path in copies]
+    assert [files.file(path) is file for path, file in zip(copies[3:], opened[3:], strict=True)] == [True] * 3
+    assert files.file(copies[0]) is not opened[0]
     assert opened[0].read([5]) == [record(5)]  # who holds it reads on
-    few = ArrayRecordFiles(max_records=COUNT + 1)
-    first = few.file(str(copies[0]))
-    assert few.file(str(copies[1])) is not None
-    assert few.file(str(copies[0])) is not first
+    few = Files(max_records=COUNT + 1)
+    first = few.file(copies[0])
+    assert few.file(copies[1]) is not None
+    assert few.file(copies[0]) is not first
     files.close()
-    assert files.file(str(copies[5])) is not opened[5]
+    assert files.file(copies[5]) is not opened[5]
 
 
 def test_threads(paths: list[Path]) -> None:
-    files, wrong = ArrayRecordFiles(max_open_files=2), list[str]()
+    files, wrong = Files(max_files=2), list[str]()
 
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
         for _ in range(40):
             numbers = rng.integers(0, COUNT, 50).tolist()
-            if files.file(str(paths[rng.integers(3)])).read(numbers) != list(map(record, numbers)):
+            if files.file(paths[rng.integers(3)]).read(numbers) != list(map(record, numbers)):
                 wrong.append(f"seed {seed}")
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -113,20 +119,20 @@ def test_threads(paths: list[Path]) -> None:
 @may_fork
 def test_forked_processes(paths: list[Path]) -> None:
     """Children open files anew, and need none of the reader's threads."""
-    files = ArrayRecordFiles()
+    files = Files()
     every = list(range(0, COUNT, 3))
-    before = [files.file(str(path)) for path in paths]
+    before = [files.file(path) for path in paths]
     expected = [file.read(every) for file in before]
     for _ in range(3):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                anew = [files.file(str(path)) for path in paths]
+                anew = [files.file(path) for path in paths]
                 same = any(file in before for file in anew)
                 right = [file.read(every) for file in anew] == expected
                 code = 0 if right and not same else 2
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
-    assert [files.file(str(path)).read(every) for path in paths] == expected
+    assert [files.file(path).read(every) for path in paths] == expected

@@ -8,7 +8,7 @@ import pytest
 from records import encode_example, msgpack_record, write_records
 
 from energon_grain.errors import FormatError
-from energon_grain.formats.array_record_scan import count_records, scan_records
+from energon_grain.formats.array_record import count_records, scan_records
 
 
 def test_msgpack(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from records import encode_example
 
 from energon_grain.errors import FormatError
-from energon_grain.formats.array_record_encoding import read_example
+from energon_grain.formats.array_record import read_example
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 FEATURES = st.dictionaries(
