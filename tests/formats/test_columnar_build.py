@@ -14,9 +14,8 @@ from patience import PATIENCE_S
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import columnar_folder, read_header
+from energon_grain.formats.columnar_header import columnar_folder, index_cache_folder, read_header
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.tar.index import check_shards, tar_index_path, write_tar_index
 from energon_grain.formats.tar.scan import scan_tar

@@ -20,7 +20,7 @@ from energon_grain.errors import (
     IndexFileError,
     StaleIndexError,
 )
-from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.formats.columnar_header import index_cache_folder
 from energon_grain.formats.jsonl import (
     find_jsonl_index,
     jsonl_index_path,
