@@ -62,7 +62,7 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
         path: The file, or its URL.
 
     Yields:
-        Of some whole lines the offsets in the file, (n,), of those that hold a sample, and that of the first byte behind.
+        Of some whole lines the offsets in the file, (n,), of those with a sample, and that of the first byte behind.
 
     Raises:
         OSError: It cannot be read.
