@@ -14,19 +14,20 @@ PEERS_VENV ?= .venv-peers
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+# Not compiled: Python compiles what it imports, and of what is installed that is little.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Tests and benchmarks that need Megatron-Energon ask this variable for an interpreter that has it.
 ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup test golden check format docs bench peers clean
+.PHONY: help demo demo-torch setup environments test golden check format docs bench peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
-	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX"
+	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX and Grain"
 	@echo "make test       the tests, with every warning an error"
 	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
 	@echo "make check      ruff, pyright, import-linter"
@@ -44,6 +45,8 @@ demo-torch: $(DEMO_TORCH_VENV)/.ready
 	$(DEMO_TORCH_VENV)/bin/python examples/digits/demo_torch.py
 
 setup: $(VENV)/.ready
+
+environments: $(VENV)/.ready $(DEMO_VENV)/.ready $(DEMO_TORCH_VENV)/.ready
 
 test: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)

@@ -5,7 +5,8 @@
     │   ├── FieldMapError                      a field map does not fit the sample type or the grammar
     │   ├── SplitError                         a split configuration names what does not exist, or selects nothing
     │   ├── HostsError                         the number of hosts does not fit the lanes of the run
-    │   └── RefusedError                       what lies at a path already does not allow what is asked for
+    │   ├── RefusedError                       what lies at a path already does not allow what is asked for
+    │   └── MissingPackageError (ImportError)  a package that only an extra installs is not there
     ├── DatasetNotFoundError (FileNotFoundError)   no prepared dataset at a path
     ├── FormatError (ValueError)               bytes on disk are not what their format demands
     │   ├── TarError                           a tar file is damaged, or uses what a dataset may not
@@ -55,6 +56,10 @@ class HostsError(ConfigError):
 
 class RefusedError(ConfigError):
     """What lies at a path already does not allow what is asked for: it is prepared, being prepared, or not empty."""
+
+
+class MissingPackageError(ConfigError, ImportError):
+    """A package that only an extra of this library installs is not there; the message names the extra."""
 
 
 class DatasetNotFoundError(EnergonGrainError, FileNotFoundError):

@@ -10,8 +10,7 @@ from typing import Any
 
 from patience import PATIENCE_S
 
-from energon_grain import SystemFileStore
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain import SourceInfo, SystemFileStore
 
 
 class SlowStore(SystemFileStore):

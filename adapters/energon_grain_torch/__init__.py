@@ -6,9 +6,14 @@ state. Neither grain nor jax is imported.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import energon_grain
+from energon_grain.extras import needed_for
+
+with needed_for("energon_grain_torch"):
+    importlib.import_module("torch")
 
 if TYPE_CHECKING:
     from energon_grain import *  # noqa: F403 (the rest of the core's names; those below take the place of some)

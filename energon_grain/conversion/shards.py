@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from energon_grain.errors import EnergonGrainError, FormatError, ReadError
+from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import KEY, ArrayRecordFile, record_decoder
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder
@@ -122,7 +123,8 @@ class RecordWriter:
     """
 
     def __init__(self, path: Path, compression: Compression) -> None:
-        from array_record.python.array_record_module import ArrayRecordWriter
+        with needed_for("writing ArrayRecord files"):
+            from array_record.python.array_record_module import ArrayRecordWriter
 
         option = "uncompressed" if compression == "none" else compression
         self._encoder = msgspec.msgpack.Encoder()

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
+from energon_grain.extras import needed_for
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.formats.tar.scan import ShardScan
@@ -210,7 +211,8 @@ class ArrayRecordFile:
     generation = b""
 
     def __init__(self, path: str) -> None:
-        from array_record.python.array_record_module import ArrayRecordReader
+        with needed_for("reading ArrayRecord files"):
+            from array_record.python.array_record_module import ArrayRecordReader
 
         self._path = path
         if not os.path.isfile(path):

@@ -10,26 +10,21 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cramjam
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FormatError, ReadError
+from energon_grain.extras import needed_for
 from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.spans import coalesce
-from energon_grain.storage.storage_settings import storage_settings
 
 BLOCK_BYTES = 1 << 16
 _BLOCK_HEADER_BYTES = 24
 _HEADER = struct.Struct("<QQQQQ")
 _RECORDS, _TRANSPOSED = ord("r"), ord("t")
-_DECOMPRESS_INTO = {
-    ord("z"): cramjam.zstd.decompress_into,
-    ord("b"): cramjam.brotli.decompress_into,
-    ord("s"): cramjam.snappy.decompress_raw_into,
-}
 _UNCOMPRESSED = 0
 _VARINT_BYTES = 10
 _MOST_BYTES = 1 << 31
@@ -111,11 +106,25 @@ def _without_block_headers(data: bytes, start: int) -> bytes:
     return b"".join(parts)
 
 
+@functools.cache
+def _decompressors() -> tuple[dict[int, Any], type[Exception]]:
+    """What decompresses into a buffer, by the kind of compression, and the error that it raises."""
+    with needed_for("reading ArrayRecord files in object stores"):
+        import cramjam
+    into = {
+        ord("z"): cramjam.zstd.decompress_into,
+        ord("b"): cramjam.brotli.decompress_into,
+        ord("s"): cramjam.snappy.decompress_raw_into,
+    }
+    return into, cramjam.DecompressionError
+
+
 def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     """What was compressed: as much as it announces, which is at most what the chunk announces."""
     if compression == _UNCOMPRESSED:
         return data
-    decompress_into = _DECOMPRESS_INTO.get(compression)
+    decompressors, refusal = _decompressors()
+    decompress_into = decompressors.get(compression)
     if decompress_into is None:
         raise FormatError(f"has an unknown compression, {chr(compression)!r}")
     size, place = varint(data, 0)
@@ -127,7 +136,7 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     values = np.empty(size, np.uint8)
     try:
         written = decompress_into(memoryview(data)[place:], values.data)
-    except cramjam.DecompressionError as error:
+    except refusal as error:
         raise FormatError(f"is damaged: {error}") from error
     if written != size:
         raise FormatError(f"is damaged: {written} bytes came of it instead of {size}")

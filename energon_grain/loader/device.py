@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import grain
 import numpy as np
 
 from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.samples.registration import register_value
 
@@ -41,7 +41,8 @@ class DeviceLoader(SavableDataLoader):
     """
 
     def __init__(self, loader: Any, sharding: Any, *, buffer_size: int) -> None:
-        import jax
+        with needed_for("to_device"):
+            import jax
 
         if not isinstance(loader, SavableDataLoader):
             raise ConfigError(
@@ -60,9 +61,8 @@ class DeviceLoader(SavableDataLoader):
                 "but this dataset chooses for each batch by itself which dataset (or group) it is of: blend with "
                 "BlendDataset(…, per_step=True), or mix inside the batch (MixBatchDataset)"
             )
-        grain.DatasetIterator.__init__(self)
+        super().__init__(loader.stream)
         self._loader: SavableDataLoader | None = loader
-        self._stream = loader.stream
         self._sharding = sharding
         self._buffer_size = buffer_size
         # Batches that come next, each with what was made of it.

@@ -1,26 +1,43 @@
-"""From a dataset to a loader: a `grain.DatasetIterator` over whole batches."""
+"""From a dataset to a loader: batches with state, and a `grain.DatasetIterator` where Grain is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any, ClassVar, Unpack
-
-import grain
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.dataset import SavableDataset, config_to_run
+from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.host_processes import with_agreement
 from energon_grain.stream.idle_arguments import IdleArguments, check_idle
-from energon_grain.stream.run import Stream
+from energon_grain.stream.run import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 
+if TYPE_CHECKING:
+    import grain
 
-class SavableDataLoader(StreamLoader, grain.DatasetIterator[Any]):
-    """Batches of one host, with state.
+    DatasetIterator = grain.DatasetIterator[Any]
+else:
+    try:
+        from grain import DatasetIterator
+    except ModuleNotFoundError as error:
+        if error.name != "grain":
+            raise
+
+        class DatasetIterator:
+            """What the loader has of Grain's class, without Grain."""
+
+            _closed = False
+
+            def close(self) -> None:
+                self._closed = True
+
+
+class SavableDataLoader(StreamLoader, DatasetIterator):
+    """Batches of one host, with state; a `grain.DatasetIterator` where Grain is installed.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
     one (for validation: the same one). `next` in between raises StopIteration.
@@ -84,7 +101,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     **idle: Unpack[IdleArguments],
 ) -> SavableDataLoader:
-    """A loader for a dataset: a `grain.DatasetIterator` with threads, read-ahead and state.
+    """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.

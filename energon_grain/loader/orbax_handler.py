@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.loader.jax_processes import gather_over_jax, is_primary
+
+with needed_for("saving with Orbax"):
+    import orbax.checkpoint as ocp
 
 
 class EnergonCheckpointHandler(ocp.CheckpointHandler):

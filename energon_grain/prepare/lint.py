@@ -55,7 +55,7 @@ from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder, json_codec
 from energon_grain.transforms.field_map import FieldMap
 
@@ -312,7 +312,7 @@ def make_recipe(
     Raises:
         FieldMapError: The field map does not fit the sample type.
         UntrustedCodeError: A part is a pickle, or the sample type lies in a module that is not trusted.
-        ConfigError: A decoder needs a package that is not installed.
+        MissingPackageError: A decoder needs a package that is not installed.
     """
     sample_type = field_map = note = None
     parts: frozenset[str] | None = None

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
+from energon_grain.extras import needed_for
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -263,14 +264,9 @@ def _check_allowed(part: str, what: str, *, allowed: bool) -> None:
         )
 
 
-def _installed(module: str, part: str, requirement: str) -> ModuleType:
-    try:
+def _installed(module: str, part: str) -> ModuleType:
+    with needed_for(f"decoding part {part!r}", instead="take raw bytes (decoder=None)"):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"decoding part {part!r} takes the package {module!r}, which is not installed; run "
-            f'pip install "{requirement}", or take raw bytes (decoder=None)'
-        ) from error
 
 
 class SampleDecoder:
@@ -353,7 +349,7 @@ class SampleDecoder:
 
         Raises:
             UntrustedCodeError: The part is a pickle or torch file, and those are not allowed.
-            ConfigError: Decoding takes a package that is not installed.
+            MissingPackageError: Decoding takes a package that is not installed.
         """
         try:
             return self._codecs[part]
@@ -389,7 +385,7 @@ class SampleDecoder:
         Raises:
             DecodingError: The bytes do not decode.
             UntrustedCodeError: The file is a pickle or torch file, and those are not allowed.
-            ConfigError: Decoding takes a package that is not installed.
+            MissingPackageError: Decoding takes a package that is not installed.
         """
         key, _, part = fname.rpartition("/")[2].partition(".")
         codec = self.decoder_for(part if key and part else "")
@@ -401,7 +397,7 @@ class SampleDecoder:
         Raises:
             DecodingError: A part does not decode.
             UntrustedCodeError: A part is a pickle or torch file, and those are not allowed.
-            ConfigError: Decoding takes a package that is not installed.
+            MissingPackageError: Decoding takes a package that is not installed.
         """
         decoded: dict[str, Any] = {}
         for part, data in sample.items():
@@ -481,10 +477,10 @@ class SampleDecoder:
 
         Raises:
             UntrustedCodeError: It may run code, and that is not allowed.
-            ConfigError: The package `torch` is not installed.
+            MissingPackageError: The package `torch` is not installed.
         """
         _check_allowed(part, "a torch file, which is a pickle inside,", allowed=self._config["allow_pickle"])
-        torch = _installed("torch", part, "energon-grain[torch]")
+        torch = _installed("torch", part)
         most: int | None = self._config["max_part_bytes"]
         return lambda data: torch.load(torch_file(data, most), map_location="cpu", weights_only=False)
 
@@ -504,9 +500,9 @@ class SampleDecoder:
         if extension in ("ten", "tb"):
             return _guarded(part, decode_tenbin)
         if extension in ("mp", "msg"):
-            return _guarded(part, _installed("msgpack", part, "energon-grain[codecs]").unpackb)
+            return _guarded(part, _installed("msgpack", part).unpackb)
         if extension == "cbor":
-            return _guarded(part, _installed("cbor2", part, "energon-grain[codecs]").loads)
+            return _guarded(part, _installed("cbor2", part).loads)
         if extension in ("pkl", "pickle", "pyd"):
             _check_allowed(part, "a pickle", allowed=allowed)
             return _guarded(part, pickle.loads)

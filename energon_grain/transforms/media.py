@@ -6,7 +6,7 @@ import importlib
 import io
 from typing import Any, BinaryIO, Literal
 
-from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 
 Buffer = bytes | memoryview
 AVDecode = Literal["torch", "AVDecoder", "pyav"]
@@ -63,7 +63,7 @@ class AVDecoder:
         """Open the file with PyAV from its beginning.
 
         Raises:
-            ConfigError: PyAV is not installed.
+            MissingPackageError: PyAV is not installed.
         """
         av = require_av()
         self.stream.seek(0)
@@ -94,12 +94,10 @@ def require_av() -> Any:
     """The module `av`.
 
     Raises:
-        ConfigError: PyAV is not installed.
+        MissingPackageError: PyAV is not installed.
     """
-    try:
+    with needed_for("decoding video and audio"):
         return importlib.import_module("av")
-    except ImportError as error:
-        raise ConfigError('video and audio are decoded by PyAV; run pip install "energon-grain[av]"') from error
 
 
 def media_extension(data: Buffer) -> str | None:

@@ -14,7 +14,7 @@ import energon_grain_torch
 
 
 def same_in_both(dataset: Path, state: Any, steps: int) -> bool:
-    """Whether the Grain loader and the PyTorch loader give, step by step, equal batches from a saved place on.
+    """Whether the core's loader and the PyTorch loader give, step by step, equal batches from a saved place on.
 
     Args:
         dataset: The digits.

@@ -12,7 +12,7 @@ from energon_grain import WorkerConfig, get_savable_loader
 
 
 def resumed_on_hosts(dataset: Path, restore: Callable[[Any], None], hosts: int, steps: int) -> list[GlobalBatch]:
-    """The global batches of the next `steps` steps, put together from the batches of `hosts` Grain loaders.
+    """The global batches of the next `steps` steps, put together from the batches of `hosts` loaders of the core.
 
     Each host is a loader of its own with its own rank, which `restore` sets to the saved place; in earnest each would
     live in a process of its own.

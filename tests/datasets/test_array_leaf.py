@@ -12,8 +12,12 @@ from arrays import numbered, write_array, write_group
 from metadatasets import write_v2
 
 from energon_grain import (
+    ConfigError,
     Cooker,
+    DatasetNotFoundError,
     DefaultTaskEncoder,
+    EPath,
+    FieldMapError,
     Sample,
     StandardWebdatasetFactory,
     Stream,
@@ -23,8 +27,6 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
-from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_crude_dataset
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

@@ -13,7 +13,9 @@ from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain import (
     Cooker,
+    DatasetNotFoundError,
     DefaultTaskEncoder,
+    EPath,
     Stream,
     WorkerConfig,
     basic_sample_keys,
@@ -22,11 +24,9 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
-from energon_grain.errors import DatasetNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import summarize_dataset
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

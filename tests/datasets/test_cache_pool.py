@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from energon_grain.datasets.cache_pool import DirectLazy, Lazy, MockLazy, NoCachePool, active_cache, using_cache
-from energon_grain.errors import KeyNotFoundError
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain import (
+    DirectLazy,
+    KeyNotFoundError,
+    Lazy,
+    MockLazy,
+    NoCachePool,
+    SourceInfo,
+    SystemFileStore,
+    WebdatasetFileStore,
+)
 from energon_grain.testing import make_crude_dataset
 
 
@@ -106,13 +111,3 @@ def test_a_lazy_value_of_a_function() -> None:
     assert len({lazy, MockLazy("abc", length), MockLazy("ab", length), MockLazy("abc", len)}) == 3
     assert (lazy.ds, lazy.fname, lazy.pool) == (None, "abc", None)
     assert "fname='abc'" in repr(lazy)
-
-
-def test_hooks_see_the_pool_that_is_used() -> None:
-    pool = NoCachePool()
-    assert active_cache() == pool
-    with using_cache(pool):
-        assert active_cache() is pool
-        with using_cache(None):
-            assert active_cache() is not pool
-        assert active_cache() is pool

@@ -17,6 +17,7 @@ from energon_grain import (
     Cooker,
     CrudeSample,
     DefaultTaskEncoder,
+    EPath,
     FatalSampleError,
     Sample,
     SourceInfo,
@@ -27,7 +28,6 @@ from energon_grain import (
     get_val_dataset,
     stateless,
 )
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_crude_dataset, make_text_dataset
 
 

@@ -64,9 +64,5 @@ def test_no_warning_without_them() -> None:
 
 
 def test_other_keywords_are_unknown() -> None:
-    for get, usual in ALL:
-        said = rf"^{get.__name__}\(\) got an unexpected keyword argument 'batchsize'. Did you mean 'batch_size'\?$"
-        with pytest.raises(TypeError, match=said):
-            get("s3://nowhere/data", batchsize=3, **usual)
     with pytest.raises(TypeError, match=r"argument 'xyz'\. It takes path, split_part, "):
         get_train_dataset("s3://nowhere/data", xyz=3, **TRAINING)  # type: ignore[call-arg]

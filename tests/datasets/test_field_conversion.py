@@ -19,7 +19,6 @@ from energon_grain import (
     get_val_dataset,
     reraise_exception,
 )
-from energon_grain.datasets.task_encoder import convert_fields, fields_of
 
 MakeDataset = Callable[..., Path]
 
@@ -39,32 +38,36 @@ class Dictionary(dict[str, Any]):
     pass
 
 
+def convert(value: Any, target: type[Any]) -> Any:
+    return DefaultTaskEncoder(encoded_sample_type=target).encode_sample(value)
+
+
 VALUES = [Point(1, 2), Pair(1, 2), {"x": 1, "y": 2}]
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("target", [Point, Pair, dict, Dictionary])
 def test_between_all_kinds(value: Any, target: type[Any]) -> None:
-    converted = convert_fields(value, target)
+    converted = convert(value, target)
     assert type(converted) is target or converted is value
-    assert fields_of(converted) == {"x": 1, "y": 2}
+    assert convert(converted, dict) == {"x": 1, "y": 2}
 
 
 def test_what_is_one_already_stays() -> None:
     point = Point(1)
-    assert convert_fields(point, Point) is point
+    assert convert(point, Point) is point
 
 
 @pytest.mark.parametrize("value", [5, "text", (1, 2), [1], None, Point])
 def test_what_has_no_fields(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"cannot convert a \w+ by field name"):
-        fields_of(value)
+        convert(value, dict)
 
 
 @pytest.mark.parametrize("value", [{"x": 1, "z": 3}, {"y": 1}, {}])
 def test_fields_that_do_not_fit(value: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"fields \[.*\] of dict do not fit Point.*override the hook"):
-        convert_fields(value, Point)
+        convert(value, Point)
 
 
 @dataclass

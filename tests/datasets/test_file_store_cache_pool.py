@@ -19,9 +19,9 @@ from energon_grain import (
     KeyNotFoundError,
     PrimaryFileStore,
     SampleDecoder,
+    SourceInfo,
     SystemFileStore,
 )
-from energon_grain.samples.source_info import SourceInfo
 
 
 def test_each_file_is_read_once_and_kept_until_its_last_reader(store: SlowStore, make_pool: Any) -> None:

@@ -22,6 +22,7 @@ from stream_hosts import config
 from energon_grain import (
     Cooker,
     DefaultTaskEncoder,
+    FileCacheLazy,
     FileStoreCachePool,
     Lazy,
     Sample,
@@ -31,7 +32,6 @@ from energon_grain import (
     get_train_dataset,
     stateless,
 )
-from energon_grain.datasets.file_store_cache_pool import FileCacheLazy
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 

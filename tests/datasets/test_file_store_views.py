@@ -8,20 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_grain import EPath, FileStore, FileStoreCachePool, SourceInfo
-from energon_grain.datasets.file_store_views import DecodeFileStore, PrimaryFileStore
-from energon_grain.errors import DecodingError, KeyNotFoundError
-from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain import (
+    DecodeFileStore,
+    DecodingError,
+    EPath,
+    FileStore,
+    FileStoreCachePool,
+    KeyNotFoundError,
+    PrimaryFileStore,
+    SampleDecoder,
+    SourceInfo,
+    SystemFileStore,
+    WebdatasetFileStore,
+)
 from energon_grain.testing import make_crude_dataset
-from energon_grain.testing.tars import encode_part
-from energon_grain.transforms.decode import SampleDecoder
 
 
 def test_values_are_decoded_by_the_endings_of_keys(tmp_path: Path) -> None:
-    for name, value in {"a.txt": "text", "a.left.json": [1, 2], "raw.bin": b"\0", "array.npy": np.arange(3)}.items():
-        (tmp_path / name).write_bytes(encode_part(value))
-    (tmp_path / "broken.json").write_bytes(b"{")
+    files = {"a.txt": b"text", "a.left.json": b"[1, 2]", "raw.bin": b"\0", "broken.json": b"{"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    np.save(tmp_path / "array.npy", np.arange(3))
     store = DecodeFileStore(SystemFileStore(tmp_path), decoder=SampleDecoder())
     assert (store.get("a.txt"), store.get("a.left.json"), store.get("raw.bin")) == ("text", [1, 2], b"\0")
     assert store.get("array.npy").tolist() == [0, 1, 2]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from energon_grain import DefaultTaskEncoder, SkipSample, TextSample, current_draw, get_train_dataset, stateless
-from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
 
 MakeDataset = Callable[..., Path]
 
@@ -91,17 +90,3 @@ def test_skipping(text_dataset: MakeDataset) -> None:
 
     kept = run(text_dataset(24), Encoder())
     assert sorted(int(sample.__key__) for sample in kept) == [i for i in range(24) if i % 3]
-
-
-def test_the_decorator() -> None:
-    @stateless
-    def plain(sample: Any) -> Any:
-        return sample
-
-    @stateless(restore_seeds=True, failure_tolerance=3)
-    def marked(sample: Any) -> Any:
-        return sample
-
-    assert [restores_seeds(function) for function in (plain, marked, print)] == [False, True, False]
-    assert [failure_tolerance_of(function, 100) for function in (plain, marked, print)] == [100, 3, 100]
-    assert plain(1) == marked(1) == 1

@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from energon_grain import CrudeJsonlDatasetFactory, DefaultCrudeJsonlDatasetFactory, Stream, WorkerConfig
-from energon_grain.errors import DatasetNotFoundError
+from energon_grain import (
+    CrudeJsonlDatasetFactory,
+    DatasetNotFoundError,
+    DefaultCrudeJsonlDatasetFactory,
+    Stream,
+    WorkerConfig,
+)
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 

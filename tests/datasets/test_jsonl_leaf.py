@@ -10,9 +10,20 @@ from typing import Any
 import pytest
 from metadatasets import write_v2
 
-from energon_grain import Cooker, DefaultTaskEncoder, TaskEncoder, WorkerConfig, cooker, get_val_dataset, stateless
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError, StaleIndexError
-from energon_grain.storage.epath import EPath
+from energon_grain import (
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DecodingError,
+    DefaultTaskEncoder,
+    EPath,
+    StaleIndexError,
+    TaskEncoder,
+    WorkerConfig,
+    cooker,
+    get_val_dataset,
+    stateless,
+)
 from energon_grain.testing import make_crude_dataset
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

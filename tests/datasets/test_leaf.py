@@ -13,10 +13,13 @@ import pytest
 import yaml
 from metadatasets import write_v2
 
-from energon_grain import ConfigError, UntrustedCodeError, WorkerConfig, get_train_dataset, get_val_dataset
-from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
-from energon_grain.formats.commit_journal import JOURNAL, PREPARE_FOLDER
+from energon_grain import (
+    ConfigError,
+    DefaultTaskEncoder,
+    UntrustedCodeError,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 IN_ORDER = [f"{i:06d}" for i in range(12)]
@@ -155,7 +158,7 @@ def test_code_beside_the_data_is_not_run(dataset: Path) -> None:
 
 def test_an_interrupted_prepare_is_finished_first(dataset: Path) -> None:
     """The journal is there, half of the renames are done: whoever opens the dataset does the rest."""
-    meta, staged = dataset / ".nv-meta", dataset / PREPARE_FOLDER / "staged-abc"
+    meta, staged = dataset / ".nv-meta", dataset / ".nv-meta/.prepare" / "staged-abc"
     (staged / ".nv-meta").mkdir(parents=True)
     new = {"split_parts": {"train": ["shard_000.tar"], "new": ["shard_000.tar"]}, "exclude": ["shard_000.tar/000000"]}
     (staged / ".nv-meta" / "split.yaml").write_text(json.dumps(new))
@@ -164,9 +167,9 @@ def test_an_interrupted_prepare_is_finished_first(dataset: Path) -> None:
     journal = {"version": 1, "staged": "staged-abc", "remove": [".nv-meta/old"]}
     journal["put"] = [".nv-meta/dataset.yaml", ".nv-meta/split.yaml"]
     (meta / "old").write_text("obsolete")
-    (dataset / JOURNAL).write_text(json.dumps(journal))
+    (dataset / ".nv-meta/.prepare/commit.json").write_text(json.dumps(journal))
     assert keys(get_val_dataset(dataset, split_part="new", batch_size=4)) == IN_ORDER[1:]
-    assert not (dataset / JOURNAL).exists()
+    assert not (dataset / ".nv-meta/.prepare/commit.json").exists()
     assert not staged.exists()
     assert not (meta / "old").exists()
 
@@ -178,21 +181,6 @@ def test_identities_do_not_depend_on_where_the_data_lies(dataset: Path, tmp_path
     renamed = tmp_path / "renamed"
     shutil.copytree(dataset, renamed)
     assert keys(train(renamed)) != keys(train(dataset))
-
-
-def test_the_occurrence_and_the_name_are_identities() -> None:
-    def leaf(**options: Any) -> LeafDataset:
-        return LeafDataset(
-            worker_config=WorkerConfig(0, 1),
-            path="a/b",
-            split_part="train",
-            task_encoder=DefaultTaskEncoder(),
-            **options,
-        )
-
-    assert leaf().identity == ("path", "b", "train", "")
-    assert leaf(written="../b").identity == ("path", "../b", "train", "")
-    assert leaf(name="mine").identity == ("name", "mine")
 
 
 def test_excludes_that_name_nothing_are_told(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:

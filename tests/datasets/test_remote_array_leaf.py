@@ -11,8 +11,14 @@ from arrays import numbered, write_array, write_group
 from metadatasets import write_v2
 from object_server import Bucket
 
-from energon_grain import Stream, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_grain.errors import DatasetNotFoundError
+from energon_grain import (
+    DatasetNotFoundError,
+    Stream,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_grain.testing import make_crude_dataset
 
 ROWS = 60

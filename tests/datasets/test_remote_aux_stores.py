@@ -12,15 +12,21 @@ from forking import may_fork
 from metadatasets import v2
 from object_server import Bucket
 
-from energon_grain import Cooker, DefaultTaskEncoder, Stream, WorkerConfig, cooker, get_train_dataset, stateless
-from energon_grain.datasets.aux_stores import open_aux, open_primary
-from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError
-from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_metadataset
-from energon_grain.metadataset.tree import LeafReference
-from energon_grain.sources.file_store import ObjectFileStore
-from energon_grain.sources.jsonl import JsonlFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain import (
+    ConfigError,
+    Cooker,
+    DatasetNotFoundError,
+    DefaultTaskEncoder,
+    KeyNotFoundError,
+    ObjectFileStore,
+    Stream,
+    WebdatasetFileStore,
+    WorkerConfig,
+    cooker,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
 from energon_grain.testing import make_crude_dataset
 
 COUNT = 30
@@ -45,10 +51,18 @@ def put_metadataset(bucket: Bucket, aux: dict[str, Any]) -> None:
     bucket.put("meta.yaml", json.dumps(v2(train=leaf)).encode())
 
 
-def leaf(url: str) -> LeafReference:
-    (found,) = leaves_of(load_metadataset(f"{url}/meta.yaml", split_part="train"))
-    assert isinstance(found, LeafReference)
-    return found
+def opened(url: str) -> Any:
+    """The stores that a cooker gets for the first sample."""
+
+    class Giving(DefaultTaskEncoder):
+        cookers = (Cooker(lambda sample, **stores: stores),)
+        decoder = None
+
+    config = WorkerConfig(0, 1, 0)
+    path = f"{url}/meta.yaml"
+    return next(
+        iter(get_val_dataset(path, split_part="train", batch_size=None, worker_config=config, task_encoder=Giving()))
+    )
 
 
 def test_every_form(bucket: Bucket, url: str) -> None:
@@ -63,7 +77,7 @@ def test_every_form(bucket: Bucket, url: str) -> None:
             "f": f"filesystem+{url}/files",
         },
     )
-    stores = open_aux(leaf(url).aux, None)
+    stores = opened(url)
     assert {type(stores[name]) for name in "abc"} == {WebdatasetFileStore}
     assert {type(stores[name]) for name in "def"} == {ObjectFileStore}
     assert {stores[name].get_path() for name in "abc"} == {f"{url}/media"}
@@ -76,24 +90,14 @@ def test_every_form(bucket: Bucket, url: str) -> None:
         assert "none.json" not in store, name
 
 
-def test_forms_from_the_program(url: str) -> None:
-    stores = open_aux({"a": f"{url}/media", "b": f"filesystem+{url}/files"}, None)
-    assert [type(store) for store in stores.values()] == [WebdatasetFileStore, ObjectFileStore]
-    store = open_primary(f"{url}/main.jsonl", None)
-    assert isinstance(store, JsonlFileStore)
-    assert store.get("3.json") == b'{"n": 3}\n'
-
-
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
     for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("main.jsonl", "is a file")):
         put_metadataset(bucket, {"media": aux})
         with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: {said}"):
-            leaf(url)
-    with pytest.raises(DatasetNotFoundError, match=f"{url}/files"):
-        open_aux({"a": f"{url}/files"}, None)
+            opened(url)
     put_metadataset(bucket, {"media": "ftp://host/media"})
     with pytest.raises(ConfigError, match=r"meta\.yaml: \$\.splits\.train\.aux\.media: ftp://host/media: "):
-        leaf(url)
+        opened(url)
 
 
 @stateless

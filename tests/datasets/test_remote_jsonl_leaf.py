@@ -13,14 +13,21 @@ from metadatasets import write_v2
 from object_server import Bucket
 from stream_hosts import open_share
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset, get_val_dataset
-from energon_grain.errors import DatasetNotFoundError, StaleIndexError
+from energon_grain import (
+    DatasetNotFoundError,
+    EPath,
+    StaleIndexError,
+    StorageSettings,
+    Stream,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+    use_storage,
+)
 from energon_grain.formats.jsonl import write_jsonl_index
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
-from energon_grain.storage.epath import EPath
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 LINES = [json.dumps({"n": i, "text": "ä" * (i % 90)}, ensure_ascii=False) for i in range(200)]

@@ -11,14 +11,13 @@ from object_server import Bucket
 from records import encode_example, msgpack_record, write_records, write_shards
 from stream_hosts import open_share, text_batches
 
-from energon_grain.errors import ReadError, StaleIndexError
+from energon_grain import ReadError, StaleIndexError, StorageSettings, use_storage
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
 from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 COUNT = 90

@@ -13,8 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from energon_grain import ConfigError, FingerprintError, StateError, get_loader
-from energon_grain.loader import EnergonCheckpointRestore, EnergonCheckpointSave, to_device
-from energon_grain.loader.checkpoint_file import read_state
+from energon_grain.loader import EnergonCheckpointHandler, EnergonCheckpointRestore, EnergonCheckpointSave, to_device
 
 BROKEN = frozenset({3, 11, 40})
 Train = Callable[..., Any]
@@ -110,6 +109,10 @@ def grain_files(folder: Path, loaders: list[Any]) -> None:
         path.write_text(json.dumps(loader.get_state(), indent=4))
 
 
+def read_into(loader: Any, folder: Path) -> None:
+    EnergonCheckpointHandler().restore(folder, EnergonCheckpointRestore(loader))
+
+
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_grains_files_are_read_on_another_number_of_hosts(train: Train, tmp_path: Path, hosts: int) -> None:
     saved = [get_loader(train(broken=BROKEN, rank=host, world_size=4, batch_size=3)) for host in range(4)]
@@ -117,30 +120,29 @@ def test_grains_files_are_read_on_another_number_of_hosts(train: Train, tmp_path
         keys(loader, 7)
     grain_files(tmp_path / "data", saved)
     expected = sorted(sum((sum(keys(loader, 2), []) for loader in saved), []))
-    state = read_state(tmp_path / "data")
     seen: list[str] = []
     for host in range(hosts):
         loader = get_loader(train(broken=BROKEN, rank=host, world_size=hosts, batch_size=12 // hosts))
-        loader.restore_state_rank(state)
+        read_into(loader, tmp_path / "data")
         seen += sum(keys(loader, 2), [])
     assert sorted(seen) == expected
 
 
 def test_missing_and_incomplete_states_are_named(train: Train, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StateError, match=r"empty holds neither energon_grain\.json"):
-        read_state(tmp_path / "empty")
     loaders = [get_loader(train(rank=host, world_size=2)) for host in range(2)]
+    with pytest.raises(StateError, match=r"empty holds neither energon_grain\.json"):
+        read_into(loaders[0], tmp_path / "empty")
     grain_files(tmp_path / "data", loaders)
     (tmp_path / "data" / "process_1-of-2.json").unlink()
     with pytest.raises(StateError, match=r"\[0\] of 2 processes"):
-        read_state(tmp_path / "data")
+        read_into(loaders[0], tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", ["energon_grain.json", "process_0-of-1.json"])
 @pytest.mark.parametrize("text", ['{"version": 1, "st', "", "null", "[1]", '{"version": 1}', "\0\0", "\xff"])
-def test_a_damaged_state_is_named(tmp_path: Path, name: str, text: str) -> None:
+def test_a_damaged_state_is_named(train: Train, tmp_path: Path, name: str, text: str) -> None:
     file = tmp_path / name
     file.write_text(text, encoding="latin-1")
     with pytest.raises(StateError, match=rf"{name} holds no usable state: .*restore another checkpoint"):
-        read_state(tmp_path)
+        read_into(get_loader(train()), tmp_path)

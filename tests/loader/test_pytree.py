@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 from conftest import RunScript
 
+from energon_grain import (
+    Batch,
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    InterleavedSample,
+    edataclass,
+    generic_batch,
+)
 from energon_grain.loader import pytree
 from energon_grain.loader.pytree import Untraced
-from energon_grain.samples.batch import Batch
-from energon_grain.samples.sample import edataclass
-from energon_grain.samples.types import CaptioningSample, CrudeSample, ImageClassificationSample, InterleavedSample
-from energon_grain.transforms.batching import generic_batch
 
 
 class Pair(NamedTuple):

@@ -1,105 +1,133 @@
-"""Scripts without a main guard that leave their loop and end: nothing on stderr, nothing left behind, at once."""
+"""Scripts that leave their loop and end: nothing on stderr, nothing left behind, at once, with workers of all kinds."""
 
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 RunScript = Callable[..., Any]
 
 SCRIPT = """
-import sys, time
-from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+import os, signal, sys, time
+import MODULE as modules
+from energon_grain import Stream
 
-path, worker_type, num_workers, end = sys.argv[1:]
+class Mine:
+    def __init__(self, text):
+        self.text = text
 
-class Encoder(TaskEncoder):
+class Encoder(modules.TaskEncoder):
     def encode_sample(self, sample):
         time.sleep(0.002)
-        return sample
+        return Mine(sample.text)
 
-def dataset():
-    return get_train_dataset(
+    def batch(self, samples):
+        return samples
+
+def dataset(path, worker_type, num_workers):
+    return modules.get_train_dataset(
         path, batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, task_encoder=Encoder(),
-        worker_config=WorkerConfig(0, 1, int(num_workers), worker_type=worker_type),
+        worker_config=modules.WorkerConfig(0, 1, int(num_workers), worker_type=worker_type),
     )
 
-if end == "loader":
-    from energon_grain import get_loader as make
-else:
-    make = Stream.of
-
-loader = make(dataset())
-for number, batch in enumerate(loader):
-    if number == 5:
-        break
-if end == "deleted":
-    del loader
-elif end == "cycle":
-    class Trainer:
-        pass
-    trainer = Trainer()
-    trainer.self, trainer.loader = trainer, loader
-    del trainer, loader
-elif end == "direct":
-    del loader
-    for batch in dataset():
-        break
-elif end == "exit":
-    import os
-    sys.exit(3)
-print("ended", time.time())
+def main():
+    path, worker_type, num_workers, start, end = sys.argv[1:]
+    made = dataset(path, worker_type, num_workers)
+    if end == "direct":
+        for batch in made:
+            break
+        return
+    if start:
+        loader = modules.get_loader(made, multiprocessing_context=start)
+    else:
+        loader = modules.get_loader(made) if end == "loader" else Stream.of(made)
+    for number, batch in enumerate(loader):
+        assert len(batch) == 4 and all(type(sample) is Mine for sample in batch)
+        if number == 5:
+            break
+    if end == "cycle":
+        class Trainer:
+            pass
+        trainer = Trainer()
+        trainer.self, trainer.loader = trainer, loader
+    elif end == "exit":
+        sys.exit(3)
+    elif end == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif end != "deleted":
+        global kept
+        kept = loader
 """
+BARE = SCRIPT + "\nmain()\n"
+GUARDED = SCRIPT + '\nif __name__ == "__main__":\n    main()\n'
+TORCH = BARE.replace("MODULE", "energon_grain_torch")
+GUARDED_TORCH = GUARDED.replace("MODULE", "energon_grain_torch")
 
 
 @pytest.mark.parametrize(
-    ("worker_type", "num_workers", "end"),
+    ("worker_type", "num_workers", "start", "end"),
     [
-        ("thread", 0, "referenced"),
-        ("thread", 0, "direct"),
-        ("thread", 1, "deleted"),
-        ("thread", 2, "referenced"),
-        ("thread", 2, "cycle"),
-        ("thread", 1, "exit"),
-        ("process", 1, "deleted"),
-        ("process", 2, "referenced"),
-        ("process", 2, "cycle"),
-        ("process", 1, "exit"),
+        ("thread", 0, "", "referenced"),
+        ("thread", 0, "", "direct"),
+        ("thread", 1, "", "deleted"),
+        ("thread", 2, "", "referenced"),
+        ("thread", 2, "", "cycle"),
+        ("thread", 1, "", "exit"),
+        ("thread", 2, "", "loader"),
+        ("process", 1, "", "deleted"),
+        ("process", 2, "", "referenced"),
+        ("process", 2, "", "cycle"),
+        ("process", 1, "", "exit"),
+        ("process", 2, "", "loader"),
+        ("dataloader", 2, "fork", "referenced"),
+        ("dataloader", 2, "fork", "exit"),
+        ("dataloader", 2, "spawn", "cycle"),
     ],
 )
 def test_nothing_is_said_and_nothing_stays(
-    text_dataset: Callable[..., Path],
-    run_script: RunScript,
-    tmp_path: Path,
-    worker_type: str,
-    num_workers: int,
-    end: str,
+    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str, num_workers: int, start: str, end: str
 ) -> None:
-    check(run_script, tmp_path, text_dataset(53), worker_type, num_workers, end)
-
-
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_the_loader_at_the_end_of_a_script(
-    text_dataset: Callable[..., Path], run_script: RunScript, tmp_path: Path, worker_type: str
-) -> None:
-    check(run_script, tmp_path, text_dataset(53), worker_type, 2, "loader")
-
-
-def check(run_script: RunScript, folder: Path, path: Path, worker_type: str, num_workers: int, end: str) -> None:
-    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
-    done = run_script(SCRIPT, path, worker_type, num_workers, end)
+    if worker_type == "dataloader":
+        pytest.importorskip("torch")
+        source = GUARDED_TORCH if start == "spawn" else TORCH
+    else:
+        source = BARE.replace("MODULE", "energon_grain")
+    before = shared_memory()
+    done = run_script(source, text_dataset(53), worker_type, num_workers, start, end)
     assert done.stderr == ""
     assert done.returncode == (3 if end == "exit" else 0)
-    assert not [p for p in psutil.process_iter(["cmdline", "cwd"]) if is_orphan_of(p, folder)]
-    if Path("/dev/shm").is_dir():
-        assert {name for name in set(os.listdir("/dev/shm")) - before if "energon" in name} == set()
+    assert orphans(done) == []
+    assert not {name for name in shared_memory() - before if "torch" in name or "energon" in name}
 
 
-def is_orphan_of(process: psutil.Process, folder: Path) -> bool:
-    """Whether it is a worker process of the script that ran in a folder."""
-    return process.info["cwd"] == str(folder) and "worker_process" in " ".join(process.info["cmdline"] or [])
+def test_workers_end_with_a_killed_parent(text_dataset: Callable[..., Path], run_script: RunScript) -> None:
+    pytest.importorskip("torch")
+    done = run_script(TORCH, text_dataset(53), "dataloader", 2, "fork", "killed")
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + PATIENCE_S  # a worker looks every five seconds
+    while orphans(done):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def orphans(done: Any) -> list[psutil.Process]:
+    """Processes of a script that has ended: forks of it, and workers in its folder."""
+    script = Path(done.args[3])
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "cwd"])
+        if str(script) in (process.info["cmdline"] or [])
+        or (process.info["cwd"] == str(script.parent) and "worker_process" in " ".join(process.info["cmdline"] or []))
+    ]

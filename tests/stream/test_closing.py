@@ -283,7 +283,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 FORKED = """
-import multiprocessing, os, sys
+import gc, multiprocessing, os, sys
 import {module} as modules
 from energon_grain import WorkerError
 
@@ -325,7 +325,14 @@ process = multiprocessing.get_context("fork").Process(target=child, args=(loader
 process.start()
 process.join()
 assert process.exitcode == 7
-next(loader)
+forgetful = os.fork()
+if not forgetful:
+    del loader
+    gc.collect()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(forgetful, 0)[1]) == 7
+for _ in range(40):
+    next(loader)
 loader.close()
 """
 
@@ -334,13 +341,13 @@ loader.close()
     ("module", "kind"),
     [("energon_grain", "thread"), ("energon_grain", "process"), ("energon_grain_torch", "dataloader")],
 )
-def test_a_forked_child_is_told_what_to_do(
+def test_a_forked_child_is_told_what_to_do_and_leaves_workers_alone(
     text_dataset: MakeDataset, run_script: RunScript, module: str, kind: str
 ) -> None:
     if module == "energon_grain_torch":
         pytest.importorskip("torch")
     # JAX, once imported, warns of every fork.
-    done = run_script(FORKED.format(module=module), text_dataset(100), kind, 1)
+    done = run_script(FORKED.format(module=module), text_dataset(100), kind, 2)
     assert (done.returncode, done.stderr) == (0, "")
 
 

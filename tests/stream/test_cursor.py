@@ -16,7 +16,6 @@ from metadatasets import write_v2
 from stream_hosts import MakeDataset, config, global_batch, open_hosts, open_stream
 
 from energon_grain import BlendDataset, FingerprintError, StateError, Stream, get_train_dataset, merge_cursors
-from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.testing import make_text_dataset
 
 
@@ -105,7 +104,7 @@ def test_swapping_the_parts_of_a_blend_changes_the_fingerprint(text_dataset: Mak
 
     def fingerprint(*children: Any) -> str:
         blend = BlendDataset(*children)
-        return Stream.of(RunSettings(worker_config=config(), dataset=blend)).cursor()["fingerprint"]
+        return Stream.of(blend, worker_config=config()).cursor()["fingerprint"]
 
     assert fingerprint(one, other) != fingerprint(other, one)
 

@@ -5,6 +5,7 @@ belongs to one module, its test stands there:
 
 | defect | test |
 |---|---|
+| W-01 states right after a restore, W-34 on other hosts | `test_stream.py`, `test_graph_machine.py` |
 | W-03 repetitions, W-13 epochs | `operators/test_passes.py` |
 | W-05 packs from their keys | `test_restore_sample.py` |
 | W-10 seeds of the first worker | `test_hook_seeds.py`, `test_restore_sample.py` |
@@ -28,7 +29,7 @@ Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patch
 reads debug logs.
 
 Limits of the original's design that tests hold us to: no framework in the core (L-01: `loader/test_imports.py`),
-state for any number of hosts, as JSON (L-02, L-03: W-34 here, `test_cursor.py`), nothing replayed or held (L-04,
+state for any number of hosts, as JSON (L-02, L-03: `test_stream.py`, `test_cursor.py`), nothing replayed or held (L-04,
 L-11: `test_graph_machine.py`), mixing over the whole dataset in constant memory (L-05, L-06: `samplers/`), reads that
 are joined and handles that are few (L-07, L-08, L-09: `storage/`, `sources/test_webdataset_file_store.py`), workers
 that are not forked and end with their parent (L-10: `loader/test_worker_processes.py`), small datasets and exact
@@ -41,9 +42,7 @@ with equal steps on all hosts (L-20: `test_passes.py`), silence (L-22: `loader/t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -54,10 +53,9 @@ from small_graphs import mixed, number, roll, shuffled, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
-    BatchDataset,
     BlendDataset,
     BlendEpochizedDataset,
-    ConcatDataset,
+    EPath,
     HostsError,
     MapDataset,
     PackingDataset,
@@ -70,7 +68,6 @@ from energon_grain import (
     get_val_dataset,
     merge_cursors,
 )
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
 
 
@@ -86,27 +83,6 @@ def train(path: Any, **options: Any) -> SavableDataset:
 
 def keys(batch: Any) -> tuple[str, ...]:
     return tuple(batch.__key__)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_w01_a_state_saved_right_after_a_restore_is_the_same_place(text_dataset: MakeDataset, num_workers: int) -> None:
-    """The original loses the batches that workers had yet to replay, so the second resume repeats data."""
-    dataset = train(text_dataset(53), worker_config=config(num_workers=num_workers))
-    loader: Any = get_savable_loader(dataset)
-    expected = [keys(next(loader)) for _ in range(12)]
-    seen: list[tuple[str, ...]] = []
-    state = None
-    while len(seen) < 12:
-        loader = get_savable_loader(dataset)
-        for _ in range(3):  # again and again, before anything was asked for, or with read-ahead under way
-            if state is not None:
-                loader.restore_state_rank(json.loads(json.dumps(state)))
-                loader.start_prefetch()
-            state = loader.save_state_rank()
-        seen += [keys(next(loader)) for _ in range(2)]
-        state = loader.save_state_rank()
-        loader.close()
-    assert seen == expected
 
 
 def test_w02_validation_over_several_leaves_goes_on_where_it_stopped(text_dataset: MakeDataset) -> None:
@@ -220,27 +196,6 @@ def test_w34_the_state_of_one_host_knows_its_hosts(text_dataset: MakeDataset) ->
     assert sorted([next(single), next(single)]) == sorted(next(stream) for stream in streams)
 
 
-def test_w34_positions_are_exact_on_any_number_of_hosts(text_dataset: MakeDataset) -> None:
-    """Without drops and held samples the state of one host is that of all."""
-
-    def hosts_of(hosts: int) -> list[Stream]:
-        return [
-            Stream.of(train(text_dataset(53), batch_size=12 // hosts, worker_config=config(host, hosts)))
-            for host in range(hosts)
-        ]
-
-    two, three = hosts_of(2), hosts_of(3)
-    for stream in two:
-        take(stream, 4)
-    merged = merge_cursors([stream.cursor() for stream in two])
-    for stream in three:
-        stream.restore(merged)
-    for _ in range(4):
-        assert sorted(sum((list(next(stream).__key__) for stream in two), [])) == sorted(
-            sum((list(next(stream).__key__) for stream in three), [])
-        )
-
-
 def test_w03_through_a_blend_by_repetitions(text_dataset: MakeDataset) -> None:
     """0.7 repetitions of 55 samples: 38 or 39 in every epoch, seven times each after ten."""
     blend = BlendEpochizedDataset(
@@ -251,24 +206,3 @@ def test_w03_through_a_blend_by_repetitions(text_dataset: MakeDataset) -> None:
     epochs = [list(stream) for _ in range(10)]
     assert {sum(sample < 100 for sample in epoch) for epoch in epochs} == {38, 39}
     assert Counter(sum(epochs, [])) == {**dict.fromkeys(range(55), 7), **dict.fromkeys(range(100, 107), 10)}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: ConcatDataset(*(train(path, batch_size=None, repeat=False, lanes=4) for _ in range(2))),
-        lambda path: RepeatDataset(train(path, batch_size=None, repeat=False, lanes=4), repeats=1.5),
-    ],
-)
-def test_w02_w03_in_finite_batches(text_dataset: MakeDataset, make: Callable[[Path], SavableDataset]) -> None:
-    path = text_dataset(13)
-
-    def dataset() -> SavableDataset:
-        return BatchDataset(MapDataset(make(path), number), 4, tuple)
-
-    expected = take(Stream.of(dataset()), 20)
-    stream, other = Stream.of(dataset()), Stream.of(dataset())
-    for step in range(20):
-        other.restore(stream.cursor())
-        assert take(other, 20 - step) == expected[step:]
-        take(stream, 1)

@@ -17,9 +17,7 @@ from object_server import Bucket, Fault, ObjectServer
 from patience import PATIENCE_S
 from stream_hosts import quiet
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.errors import ReadError
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain import ReadError, StorageSettings, Stream, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.read_ahead import _well_cut
 from energon_grain.testing import make_blob_dataset

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from arrays import numbered, write_group
 
-from energon_grain.errors import ConfigError
+from energon_grain import ConfigError
 from energon_grain_torch import WorkerConfig, get_loader, get_train_dataset
 
 ROWS = 300

@@ -21,12 +21,12 @@ from patience import PATIENCE_S
 from energon_grain import Stream
 from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
 from energon_grain.stream.stage import approximate_bytes
-from energon_grain.transforms.batching import batch_samples
 from energon_grain_torch import (
     Batch,
     CrudeSample,
     DefaultTaskEncoder,
     Sample,
+    TaskEncoder,
     WorkerConfig,
     batch_pad_stack,
     batch_stack,
@@ -111,7 +111,7 @@ class Inner:
 def test_containers_are_entered() -> None:
     samples = [{"a": torch.full((i,), i), "n": i, "p": Pair(torch.tensor(i), [i]), "d": Inner(torch.ones(i), str(i))}
                for i in (1, 2)]  # fmt: skip
-    for batch in (generic_batch(samples), batch_samples(samples)):
+    for batch in (generic_batch(samples), TaskEncoder().batch(samples)):
         assert batch["a"].tolist() == [[1, 0], [2, 2]]
         assert batch["n"] == [1, 2]
         assert batch["p"].left.tolist() == [1, 2]

@@ -104,15 +104,6 @@ def test_msgpack_and_cbor():
         decoder.decode("a.cbor", b"\xff")
 
 
-def test_missing_packages_are_named_with_what_brings_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "msgpack", None)
-    with pytest.raises(ConfigError, match=r"'mp' takes the package 'msgpack'.*energon-grain\[codecs\]"):
-        SampleDecoder().decoder_for("mp")
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ConfigError, match=r"energon-grain\[av\]"):
-        SampleDecoder(av_decode="pyav").decoder_for("mp4")
-
-
 @pytest.mark.parametrize("part", ["pkl", "pickle", "pyd", "pth", "a.pkl", "pkl.gz"])
 def test_pickles_are_refused_with_the_option_that_allows_them(part: str):
     with pytest.raises(UntrustedCodeError, match=rf"part '{part.removesuffix('.gz')}'.*allow_pickle=True"):

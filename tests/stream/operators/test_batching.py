@@ -117,19 +117,6 @@ def test_batches_one_after_the_other(text_dataset: MakeDataset) -> None:
     assert list(ConcatDataset(*parts)) == [(0, 1, 2, 3), (4, 5, 6, 7), (8,), (0, 1, 2, 3), (4, 5, 6)]
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_batches(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return BlendDataset((BatchDataset(leaf, 3, rolled), 2), (BatchDataset(leaf, 2, rolled), 1))
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single
-
-
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("last_batch", ["pad", "drop"])
 def test_finite_ones_end_together(text_dataset: MakeDataset, hosts: int, last_batch: Any) -> None:

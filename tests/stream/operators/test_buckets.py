@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, rolled
+from small_graphs import flat, mixed, ordered, require_exact_states, rolled
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -130,19 +130,6 @@ def test_every_state_is_continued_exactly(text_dataset: MakeDataset, drop_last: 
     path = text_dataset(31)
     items = require_exact_states(make, 24, every=2)
     assert (None in items) is not endless
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_groups(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return GroupBatchDataset(leaf, 3, by_rest, rolled)
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single
 
 
 class ByLength(TaskEncoder):

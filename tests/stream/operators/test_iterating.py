@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import mixed, on_hosts, ordered, require_exact_states, roll, take
+from small_graphs import mixed, ordered, require_exact_states, roll, take
 from stream_hosts import MakeDataset
 
 from energon_grain import (
@@ -129,19 +129,6 @@ def test_lengths_are_what_the_program_says(text_dataset: MakeDataset) -> None:
     halves = IterMapDataset(ordered(text_dataset(24)), pairs, len_map_fn=lambda length: length // 2)
     assert len(halves) == len(list(halves)) == 12
     assert len(IterMapDataset(ordered(text_dataset(24)), sums)) == 24
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_items(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return IterMapDataset(leaf, sums, inputs_per_call=3)
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single
 
 
 def test_drops_are_counted_once_across_a_restore(text_dataset: MakeDataset) -> None:

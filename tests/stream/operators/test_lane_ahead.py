@@ -9,8 +9,16 @@ import pytest
 from object_server import Bucket
 from stream_hosts import quiet
 
-from energon_grain import SkipSample, Stream, TaskEncoder, TextSample, WorkerConfig, get_train_dataset
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain import (
+    SkipSample,
+    StorageSettings,
+    Stream,
+    TaskEncoder,
+    TextSample,
+    WorkerConfig,
+    get_train_dataset,
+    use_storage,
+)
 from energon_grain.testing import make_text_dataset
 
 

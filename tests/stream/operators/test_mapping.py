@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, take, with_roll
+from small_graphs import flat, mixed, ordered, require_exact_states, roll, take, with_roll
 from stream_hosts import MakeDataset, Tolerant
 
 from energon_grain import (
@@ -19,6 +20,7 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
+    stateless,
 )
 
 
@@ -32,6 +34,26 @@ def test_a_generator_gives_any_number(text_dataset: MakeDataset) -> None:
     items = list(MapDataset(ordered(text_dataset(7)), as_often))
     assert [item[:2] for item in items] == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (5, 0), (6, 0), (6, 1)]
     assert len({item[2] for item in items}) == len(items)
+
+
+def several(value: Any) -> Iterator[Any]:
+    yield value
+    yield value
+
+
+class Several:
+    def __call__(self, value: Any) -> Iterator[Any]:
+        yield from several(value)
+
+
+@functools.wraps(several)
+def wrapped(value: Any) -> Any:
+    return several(value)
+
+
+@pytest.mark.parametrize("function", [several, Several(), functools.partial(several), wrapped, stateless(several)])
+def test_what_counts_as_a_generator(text_dataset: MakeDataset, function: Any) -> None:
+    assert list(MapDataset(ordered(text_dataset(3)), function)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_generators_of_generators(text_dataset: MakeDataset) -> None:
@@ -157,16 +179,3 @@ def test_maps_over_lanes_draw_different_numbers(text_dataset: MakeDataset) -> No
     twice = MapDataset(MapDataset(MapDataset(ordered(text_dataset(9)), as_often), with_roll), with_roll)
     items = list(twice)
     assert len({random for item in items for random in (item[0][1], item[1], item[0][0][2])}) == 3 * len(items)
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_items(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return FilterDataset(MapDataset(leaf, as_often), lambda value: value[2] % 3 > 0)
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single

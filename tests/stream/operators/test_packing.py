@@ -13,7 +13,6 @@ from small_graphs import (
     in_order,
     mixed,
     number,
-    on_hosts,
     ordered,
     require_exact_states,
     roll,
@@ -156,19 +155,6 @@ def test_lanes_have_buffers_of_their_own(text_dataset: MakeDataset) -> None:
     packs = list(PackingDataset(ordered(text_dataset(24), lanes=4), 3, select, tuple))
     assert packs[:4] == [(0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11)]
     assert sorted(flat(packs)) == list(range(24))
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_get_the_same_packs(text_dataset: MakeDataset, hosts: int) -> None:
-    path = text_dataset(53)
-
-    def make(worker_config: Any) -> SavableDataset:
-        leaf = RepeatDataset(mixed(path, worker_config=worker_config))
-        return PackingDataset(leaf, 5, threes, rolled)
-
-    [single] = on_hosts(make, 1, 24)
-    several = on_hosts(make, hosts, 24 // hosts)
-    assert [several[at % hosts][at // hosts] for at in range(24)] == single
 
 
 def test_hosts_must_divide_the_lanes(text_dataset: MakeDataset) -> None:

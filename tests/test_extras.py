@@ -1,0 +1,150 @@
+"""Dependencies follow use: what works without the extras, and what says which of them it needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import write_array
+from web_server import running_web_server
+
+from energon_grain.conversion import convert_dataset
+from energon_grain.extras import EXTRAS
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+
+WITHOUT = """
+import sys
+
+class NotInstalled:
+    names = set(sys.argv[1].split(","))
+    asked = set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            self.asked.add(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+
+TRAINS = """
+import json, pathlib
+import BACKEND as energon_grain
+
+def keys(batch):
+    return batch["__key__"] if isinstance(batch, dict) else batch.__key__
+
+def batches(path, state=None):
+    dataset = energon_grain.get_train_dataset(path, batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4)
+    with energon_grain.get_savable_loader(dataset) as loader:
+        if state:
+            loader.restore_state_global(json.loads(state))
+        else:
+            next(loader)
+        state = json.dumps(loader.save_state_global())
+        return state, [keys(next(loader)) for _ in range(3)]
+
+for path in sys.argv[2:]:
+    state, expected = batches(path)
+    assert batches(path, state)[1] == expected
+assert all(hasattr(energon_grain, name) for name in energon_grain.__all__)
+print(*NotInstalled.asked)
+"""
+
+SAYS = """
+from energon_grain import (
+    ConfigError, MissingPackageError, SampleDecoder, get_savable_loader, get_train_dataset, loader
+)
+from energon_grain.conversion import convert_dataset
+from energon_grain.prepare import RayExecutor
+
+def train(path):
+    dataset = get_train_dataset(path, batch_size=2, shuffle_buffer_size=10, max_samples_per_sequence=4)
+    with get_savable_loader(dataset) as loader:
+        next(loader)
+
+folder, url, text, *uses = sys.argv[2:]
+for use in uses:
+    try:
+        exec(use)
+    except MissingPackageError as error:
+        assert isinstance(error, ConfigError) and isinstance(error, ImportError)
+        print(error)
+"""
+
+
+def brought_by(extra: str) -> set[str]:
+    """Distributions that an extra names, and those of the extras that it names."""
+    found: set[str] = set()
+    for requirement in PROJECT["optional-dependencies"][extra]:
+        own = re.match(r"energon-grain\[(.*)\]", requirement)
+        found |= set[str]().union(*map(brought_by, own[1].split(","))) if own else {name_of(requirement)}
+    return found
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[\w-]+", requirement)
+    assert match
+    return match[0]
+
+
+def test_each_package_comes_by_its_extra_alone() -> None:
+    core = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    distributions = {"array_record": "array-record", "orbax": "orbax-checkpoint"}
+    for package, extra in EXTRAS.items():
+        distribution = distributions.get(package, package)
+        assert distribution in brought_by(extra)
+        assert distribution not in core
+    assert brought_by("jax") >= {"grain", "array-record", "tensorstore", "jax", "orbax-checkpoint"}
+    assert brought_by("torch") == {"torch"}
+
+
+@pytest.mark.parametrize(("backend", "asked"), [("energon_grain", "grain"), ("energon_grain_torch", "")])
+def test_training_takes_none_of_them(
+    backend: str, asked: str, text_dataset: Callable[..., Path], tmp_path: Path, run_script: Callable[..., Any]
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(53)))
+    missing = EXTRAS.keys() - ({"torch"} if backend == "energon_grain_torch" else set())
+    done = run_script(WITHOUT + TRAINS.replace("BACKEND", backend), ",".join(missing), text_dataset(53), lines)
+    assert (done.stdout, done.stderr) == (f"{asked}\n", "")
+
+
+USES = {
+    "loader.BatchMapDataset": ("BatchMapDataset", "grain"),
+    "loader.BatchIterDataset": ("BatchIterDataset", "grain"),
+    "loader.to_device(None)": ("to_device", "jax"),
+    "loader.EnergonCheckpointSave": ("saving with Orbax", "orbax"),
+    "import energon_grain_torch": ("energon_grain_torch", "torch"),
+    "SampleDecoder(allow_pickle=True).decoder_for('pth')": ("decoding part 'pth'", "torch"),
+    "SampleDecoder(av_decode='pyav').decoder_for('mp4')": ("decoding video and audio", "av"),
+    "SampleDecoder().decoder_for('x.mp')": ("decoding part 'x.mp'", "msgpack"),
+    "SampleDecoder().decoder_for('cbor')": ("decoding part 'cbor'", "cbor2"),
+    "RayExecutor()": ("running on a Ray cluster", "ray"),
+    "train(folder + '/rows.zarr')": ("reading arrays", "tensorstore"),
+    "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
+    "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
+    "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
+}
+"""What is done, what it is called in the error, and the package that it needs."""
+
+
+def test_what_is_missing_is_named(
+    text_dataset: Callable[..., Path], tmp_path: Path, run_script: Callable[..., Any]
+) -> None:
+    write_array(tmp_path / "rows.zarr", np.zeros((8, 2)))
+    convert_dataset(text_dataset(53), tmp_path / "records", compression="zstd")
+    with running_web_server(tmp_path) as server:
+        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), tmp_path, server.url, text_dataset(53), *USES)
+    said = [
+        f"{purpose} needs the package {package}, which is not installed: pip install 'energon-grain[{EXTRAS[package]}]'"
+        for purpose, package in USES.values()
+    ]
+    assert [line.partition(", or")[0] for line in done.stdout.splitlines()] == said, done.stderr
+    assert {package for _, package in USES.values()} == EXTRAS.keys()
