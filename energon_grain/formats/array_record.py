@@ -147,7 +147,7 @@ def record_decoder(encoding: RecordEncoding) -> Decode:
     return {"msgpack": _from_msgpack, "tf_example": _from_example, "raw": _from_raw}[encoding]
 
 
-_MAP = Form(dict[str, Any])
+_MAP: Form[dict[str, Any]] = Form(dict[str, Any])
 
 
 def _from_msgpack(data: bytes) -> tuple[str | None, Mapping[str, Value]]:

@@ -22,6 +22,7 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
+    HEADER_VERSION,
     Column,
     ColumnarHeader,
     ColumnWriter,
@@ -196,7 +197,9 @@ def _write_columns(
                 writer.close()
         _write_key_order(folder, writers, described, unique_keys)
     (folder / _COMPLETE).touch()
+    has_sums = any(writer.block_sums for writer in writers.values())
     return ColumnarHeader(
+        version=HEADER_VERSION if has_sums else HEADER_VERSION - 1,  # the first that reads it
         generation=folder.name,
         shards=described,
         part_names=list(part_names),
