@@ -60,7 +60,7 @@ class Form(Generic[T]):
         self.keys = tuple(self._fields)
         with _DESCRIBING:
             self._decode_json = msgspec.json.Decoder(of).decode
-            self.from_msgpack = msgspec.msgpack.Decoder(of).decode
+            self.from_msgpack: Callable[[bytes], T] = msgspec.msgpack.Decoder(of).decode
 
     def from_json(self, data: bytes) -> T:
         """Return the value that JSON holds.
