@@ -26,7 +26,7 @@ from energon_grain.conversion.shards import (
     record_name,
 )
 from energon_grain.errors import ConfigError, RefusedError, SplitError, WorkerError
-from energon_grain.formats.array_record_encoding import encode_records_file
+from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import (

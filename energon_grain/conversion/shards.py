@@ -17,8 +17,7 @@ import numpy as np
 
 from energon_grain.errors import EnergonGrainError, FormatError, ReadError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record_encoding import KEY, record_decoder
-from energon_grain.formats.array_record_files import ArrayRecordFile
+from energon_grain.formats.array_record import KEY, ArrayRecordFile, record_decoder
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.tar.names import split_member_name

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import ConfigError, FieldMapError
-from energon_grain.formats.array_record_encoding import RecordEncoding, record_decoder
-from energon_grain.formats.array_record_ranges import open_records
+from energon_grain.formats.array_record import RecordEncoding, open_records, record_decoder
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.prepare.scan import MAX_PART_NAMES

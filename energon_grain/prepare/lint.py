@@ -32,8 +32,7 @@ from energon_grain.errors import (
     SplitError,
     UntrustedCodeError,
 )
-from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
-from energon_grain.formats.array_record_scan import scan_records
+from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder

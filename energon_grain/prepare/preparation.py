@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
-from energon_grain.formats.array_record_encoding import RecordEncoding, encode_records_file, read_records_file
+from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder

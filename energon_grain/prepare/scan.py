@@ -38,8 +38,7 @@ from energon_grain.errors import (
     TarError,
     WorkerError,
 )
-from energon_grain.formats.array_record_encoding import RecordEncoding
-from energon_grain.formats.array_record_scan import count_records, scan_records
+from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.forms import Form

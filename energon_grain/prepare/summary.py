@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
