@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from energon_grain.conversion.shards import (
     TEMPORARY,
@@ -23,7 +25,6 @@ from energon_grain.conversion.shards import (
     ShardTask,
     WrittenShard,
     convert_shard,
-    record_name,
 )
 from energon_grain.errors import ConfigError, RefusedError, SplitError, WorkerError
 from energon_grain.formats.array_record_encoding import encode_records_file
@@ -132,7 +133,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _PLAN = Form(Plan)
 
 
-class TargetFolder:
+class _Target:
     """The folder of the new dataset: what is done, what is left, and the files beside the data.
 
     `.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so
@@ -150,35 +151,29 @@ class TargetFolder:
 
     def __init__(self, root: Path, plan: Plan) -> None:
         self.root, self._plan = root, plan
-        self._check_names()
-        self._notes = root / CONVERT_FOLDER
-        stored = self._notes / _PLAN_JSON
-        if stored.exists():
-            self._check_plan(stored)
-        elif not (self._notes.is_dir() or self._is_free()):
-            raise RefusedError(
-                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
-                f"conversion of the same dataset"
-            )
-        else:
-            self._notes.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(stored, msgspec.json.encode(plan))
-
-    def _is_free(self) -> bool:
-        """Whether there is nothing, or no more than a conversion leaves that was killed right at its beginning."""
-        if not self.root.is_dir():
-            return not self.root.exists()
-        return not any(path != self._notes.parent or any(path.iterdir()) for path in self.root.iterdir())
-
-    def _check_names(self) -> None:
         taken: dict[str, str] = {}
-        for shard in self._plan.shards:
+        for shard in plan.shards:
             other = taken.setdefault(self.renamed(shard), shard)
             if other != shard:
                 raise ConfigError(
                     f"the shards {other!r} and {shard!r} would both become {self.renamed(shard)!r}; rename one of "
                     f"them, and prepare the dataset again"
                 )
+        self._notes = root / CONVERT_FOLDER
+        stored = self._notes / _PLAN_JSON
+        if stored.exists():
+            self._check_plan(stored)
+            return
+        # A conversion that was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
+        there = list(root.iterdir()) if root.exists() and root.is_dir() else []
+        free = all(path == self._notes.parent and not any(path.iterdir()) for path in there)
+        if (root.exists() and not root.is_dir()) or not (free or self._notes.is_dir()):
+            raise RefusedError(
+                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
+                f"conversion of the same dataset"
+            )
+        self._notes.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(stored, msgspec.json.encode(plan))
 
     def _check_plan(self, stored: Path) -> None:
         try:
@@ -198,19 +193,18 @@ class TargetFolder:
         (old,) = (suffix for suffix in SUFFIXES.values() if suffix != new)
         return shard.removesuffix(old) + new
 
-    def record(self, shard: str) -> Path:
-        """Where it is noted that an old shard was converted."""
-        return self._notes / record_name(shard)
-
-    def written(self, shard: str, samples: int, *, verified: bool) -> WrittenShard | None:
-        """What is known of the new shard for an old one; None where it must be written (again)."""
-        try:
-            found = WRITTEN.from_json(self.record(shard).read_bytes())
-            size = (self.root / self.renamed(shard)).stat().st_size
-        except (OSError, msgspec.MsgspecError):
-            return None
-        fits = found.size_bytes == size and found.samples == samples and (found.verified or not verified)
-        return found if fits else None
+    def task(self, source: DataFolder, shard: str, *, verify: bool) -> ShardTask:
+        """What is to be done about an old shard. The name of its note is a digest, so that it cannot be too long."""
+        digest = hashlib.blake2b(shard.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return ShardTask(
+            source=source,
+            shard=shard,
+            target=self.root / self.renamed(shard),
+            record=self._notes / f"{digest}.json",
+            container=self._plan.container,
+            compression=self._plan.compression,
+            verify=verify,
+        )
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process was writing: shards, and files beside the data."""
@@ -274,7 +268,7 @@ def convert_dataset(
     num_workers: int | None = None,
     verify: bool = True,
     sqlite: bool = True,
-    progress: Callable[[ConversionProgress], None] | None = None,
+    progress: Callable[[ConversionProgress], None] = lambda _: None,
 ) -> ConversionReport:
     """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
 
@@ -319,25 +313,50 @@ def convert_dataset(
     if to == "tar" and compression != "none":
         raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
     plan = Plan(content_id=index.content_id, shards=index.shards, container=to, compression=compression)
-    work = TargetFolder(root, plan)
+    work = _Target(root, plan)
+    counts = dict(zip(index.shards, np.diff(index.shard_first).tolist(), strict=True))
+    sizes = dict(zip(index.shards, index.shard_bytes.tolist(), strict=True))
+    written: dict[str, WrittenShard] = {}
+
+    def tell() -> None:
+        now = ConversionProgress(
+            stage="convert",
+            shards_done=len(written),
+            shards_total=len(sizes),
+            samples=sum(each.samples for each in written.values()),
+            bytes_done=sum(map(sizes.__getitem__, written)),
+            bytes_total=sum(sizes.values()),
+        )
+        progress(now)
+
+    def tell_index(now: PrepareProgress) -> None:
+        done = {field.name: getattr(now, field.name) for field in fields(now)}
+        progress(ConversionProgress(**{**done, "stage": "index"}))
+
     with preparation_lock(root / META_FOLDER):
         work.remove_leftovers()
-        counts = dict(zip(index.shards, (index.shard_first[1:] - index.shard_first[:-1]).tolist(), strict=True))
-        known = {shard: work.written(shard, count, verified=verify) for shard, count in counts.items()}
-        shards = _Shards(index, {shard: written for shard, written in known.items() if written}, progress)
-        reused = len(shards.written)
-        tasks = [_task(folder, work, plan, shard, verify) for shard in index.shards if shard not in shards.written]
-        _convert(folder, tasks, shards, num_workers)
+        tasks = [work.task(folder, shard, verify=verify) for shard in index.shards]
+        for task in tasks:
+            if (known := _known(task, counts[task.shard])) is not None:
+                written[task.shard] = known
+        reused = len(written)
+        tell()
+        tasks = [task for task in tasks if task.shard not in written]
+        size_bytes = None if folder.is_remote else sum(sizes[task.shard] for task in tasks)
+        with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
+            for task, result in _converted(tasks, executor):
+                written[task.shard] = result
+                tell()
         work.write_meta(folder.local, counts)
-    prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=num_workers, progress=shards.tell_index)
+    prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=num_workers, progress=tell_index)
     work.finish()
     return ConversionReport(
         source=folder.location,
         target=root,
         container=to,
         shard_counts={work.renamed(shard): count for shard, count in counts.items()},
-        source_bytes=int(index.shard_bytes.sum()),
-        target_bytes=sum(written.size_bytes for written in shards.written.values()),
+        source_bytes=sum(sizes.values()),
+        target_bytes=sum(each.size_bytes for each in written.values()),
         shards_reused=reused,
         verified=verify,
         notes=_notes(index, open_columnar(root)),
@@ -345,89 +364,36 @@ def convert_dataset(
     )
 
 
-class _Shards:
-    """Which old shards are done, and telling of it."""
-
-    def __init__(
-        self,
-        index: ColumnarIndex,
-        written: dict[str, WrittenShard],
-        progress: Callable[[ConversionProgress], None] | None,
-    ) -> None:
-        self.written = written
-        self.size_bytes = dict(zip(index.shards, index.shard_bytes.tolist(), strict=True))
-        self._progress = progress
-
-    def add(self, shard: str, written: WrittenShard) -> None:
-        self.written[shard] = written
-        self.tell()
-
-    def tell(self) -> None:
-        if self._progress is not None:
-            self._progress(
-                ConversionProgress(
-                    stage="convert",
-                    shards_done=len(self.written),
-                    shards_total=len(self.size_bytes),
-                    samples=sum(each.samples for each in self.written.values()),
-                    bytes_done=sum(map(self.size_bytes.__getitem__, self.written)),
-                    bytes_total=sum(self.size_bytes.values()),
-                )
-            )
-
-    def tell_index(self, now: PrepareProgress) -> None:
-        if self._progress is not None:
-            self._progress(
-                ConversionProgress(
-                    stage="index",
-                    shards_done=now.shards_done,
-                    shards_total=now.shards_total,
-                    samples=now.samples,
-                    bytes_done=now.bytes_done,
-                    bytes_total=now.bytes_total,
-                )
-            )
+def _known(task: ShardTask, samples: int) -> WrittenShard | None:
+    """What an interrupted run noted of a new shard; None where it must be written (again)."""
+    try:
+        found = WRITTEN.from_json(task.record.read_bytes())
+        size_bytes = task.target.stat().st_size
+    except (OSError, msgspec.MsgspecError):
+        return None
+    fits = (found.size_bytes, found.samples) == (size_bytes, samples) and (found.verified or not task.verify)
+    return found if fits else None
 
 
-def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify: bool) -> ShardTask:
-    return ShardTask(
-        source=folder,
-        shard=shard,
-        target=str(work.root / work.renamed(shard)),
-        record=str(work.record(shard)),
-        container=plan.container,
-        compression=plan.compression,
-        verify=verify,
-    )
-
-
-def _convert(folder: DataFolder, tasks: list[ShardTask], shards: _Shards, num_workers: int | None) -> None:
-    """Convert shard by shard, where it is quickest. The first that fails ends all."""
-    shards.tell()
-    size_bytes = None if folder.is_remote else sum(shards.size_bytes[task.shard] for task in tasks)
+def _converted(tasks: Sequence[ShardTask], executor: Executor) -> Iterator[tuple[ShardTask, WrittenShard]]:
+    """Convert shards, and give what came of them in any order. The first that fails ends all."""
     running: dict[Future[WrittenShard], ShardTask] = {}
     done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()
-
-    def add_next() -> None:
-        future = done.get()
-        task = running.pop(future)
-        try:
-            shards.add(task.shard, future.result())
-        except WorkerError as error:
-            raise WorkerError(
-                f"{task.target}: {error}. Run the same command again: shards that were finished are not written again. "
-                f"--num-workers 0 uses no processes."
-            ) from error
-
-    with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
-        for task in tasks:
+    for task in (*tasks, None):  # then waits for all
+        if task is not None:
             future = executor.submit(convert_shard, task)
             running[future] = task
             future.add_done_callback(done.put)
-            while not done.empty():
-                add_next()
-        while running:
-            add_next()
+        while running and (task is None or not done.empty()):
+            future = done.get()
+            ended = running.pop(future)
+            try:
+                yield ended, future.result()
+            except WorkerError as error:
+                raise WorkerError(
+                    f"{ended.target}: {error}. Run the same command again: shards that were finished are not written "
+                    f"again. --num-workers 0 uses no processes."
+                ) from error
 
 
 def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:

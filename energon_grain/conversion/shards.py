@@ -6,11 +6,12 @@ import hashlib
 import os
 import secrets
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
 import numpy as np
@@ -76,22 +77,28 @@ def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
 
 
 class SampleDigest:
-    """Digest over key and parts, in order, of one sample after the other."""
+    """Digest over key and parts, in order, of one sample after the other.
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+    Args:
+        count_only: Take no digest, only count.
+    """
+
+    def __init__(self, *, count_only: bool = False) -> None:
+        self._hash, self._count_only = hashlib.blake2b(digest_size=16), count_only
         self.samples = 0
 
-    def add(self, key: str, parts: Mapping[str, bytes]) -> None:
-        """Take in a sample."""
-        told = [key.encode("utf-8", "surrogateescape")]
-        for name, value in parts.items():
-            told += [name.encode("utf-8", "surrogateescape"), value]
-        lengths = np.array([len(told), *map(len, told)], "<u8")
-        self._hash.update(lengths.tobytes())
-        for text in told:
-            self._hash.update(text)
-        self.samples += 1
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and take them in."""
+        for key, parts in samples:
+            yield key, parts
+            self.samples += 1
+            if not self._count_only:
+                taken = [key.encode("utf-8", "surrogateescape")]
+                for name, value in parts.items():
+                    taken += [name.encode("utf-8", "surrogateescape"), value]
+                self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
+                for data in taken:
+                    self._hash.update(data)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
@@ -102,103 +109,65 @@ class SampleDigest:
     __hash__ = None  # type: ignore[assignment]
 
 
-class ShardWriter(Protocol):
-    """Writes one shard; `close` makes it whole."""
+def write_records(path: Path, samples: Iterable[Sample], compression: Compression) -> None:
+    """Write samples as msgpack records of a new ArrayRecord file, each compressed by itself or not at all.
 
-    def write(self, sample: Sample) -> None:
-        """Add a sample. Raises UnfitSampleError where the container cannot hold it."""
-        ...
-
-    def close(self) -> None:
-        """Write the end. Raises OSError or RuntimeError when the disk is full."""
-        ...
-
-
-class RecordWriter:
-    """Writes samples as msgpack records of an ArrayRecord file, each compressed by itself or not at all.
-
-    Args:
-        path: A new file.
-        compression: Of each record.
+    Raises:
+        UnfitSampleError: A key or the name of a part is not UTF-8, a part is named like the key, or has 4 GiB or more.
+        OSError, RuntimeError: The disk is full.
     """
+    from array_record.python.array_record_module import ArrayRecordWriter
 
-    def __init__(self, path: Path, compression: Compression) -> None:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        option = "uncompressed" if compression == "none" else compression
-        self._encoder = msgspec.msgpack.Encoder()
-        self._writer: Any = ArrayRecordWriter(os.fspath(path), f"group_size:1,{option}")
-
-    def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            UnfitSampleError: Its key or the name of a part is not UTF-8, it has a part named like the key, or one of 4
-                GiB or more.
-        """
-        key, parts = sample
-        if KEY in parts:
-            raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which in records is the key")
-        try:
-            record = self._encoder.encode({KEY: key, **parts})
-        except UnicodeEncodeError as error:
-            raise UnfitSampleError(
-                f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
-            ) from error
-        except msgspec.EncodeError as error:
-            raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error
-        self._writer.write(record)
-
-    def close(self) -> None:
-        """Write the end of the file."""
-        self._writer.close()
-
-
-class TarWriter:
-    """Writes parts of samples as regular members of a GNU tar, with the same bytes for the same samples.
-
-    Args:
-        path: A new file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "xb", buffering=1 << 20)  # noqa: SIM115 (`close` closes it)
-        self._last: str | None = None
-
-    def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            UnfitSampleError: It has no part, its names would be read as those of another sample, or the sample before
-                it has the same key.
-        """
-        key, parts = sample
-        if not parts or key == self._last:
-            reason = "has no part" if not parts else "has the key of the sample before it"
-            raise UnfitSampleError(f"sample {key!r} {reason}, so a tar cannot tell it")
-        self._last = key
-        for part, data in parts.items():
-            name = f"{key}.{part}"
-            if "\0" in name or split_member_name(name) != (key, part):
+    option = "uncompressed" if compression == "none" else compression
+    encoder = msgspec.msgpack.Encoder()
+    with closing(ArrayRecordWriter(os.fspath(path), f"group_size:1,{option}")) as writer:
+        for key, parts in samples:
+            if KEY in parts:
+                raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which in records is the key")
+            try:
+                writer.write(encoder.encode({KEY: key, **parts}))
+            except UnicodeEncodeError as error:
                 raise UnfitSampleError(
-                    f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that sample "
-                    f"and part: keys may have no dot behind their last slash, parts no slash, and neither a zero byte"
-                )
-            member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine
-            member.size = len(data)
-            self._file.write(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
-            self._file.write(data)
-            self._file.write(bytes(-len(data) % _BLOCK))
+                    f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
+                ) from error
+            except msgspec.EncodeError as error:
+                raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error
 
-    def close(self) -> None:
-        """Write the end of the archive."""
+
+def write_tar(path: Path, samples: Iterable[Sample]) -> None:
+    """Write parts of samples as regular members of a new GNU tar, with the same bytes for the same samples.
+
+    Raises:
+        UnfitSampleError: A sample has no part, its names would be read as those of another sample, or the sample before
+            it has the same key.
+        OSError: The disk is full.
+    """
+    last: str | None = None
+    with open(path, "xb", buffering=1 << 20) as file:
+        for key, parts in samples:
+            if not parts or key == last:
+                reason = "has no part" if not parts else "has the key of the sample before it"
+                raise UnfitSampleError(f"sample {key!r} {reason}, so a tar cannot tell it")
+            last = key
+            for part, data in parts.items():
+                name = f"{key}.{part}"
+                if "\0" in name or split_member_name(name) != (key, part):
+                    raise UnfitSampleError(
+                        f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that "
+                        f"sample and part: keys may have no dot behind their last slash, parts no slash, and neither a "
+                        f"zero byte"
+                    )
+                member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine
+                member.size = len(data)
+                file.write(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+                file.write(data)
+                file.write(bytes(-len(data) % _BLOCK))
         end = 2 * _BLOCK
-        self._file.write(bytes(end + -(self._file.tell() + end) % _TAR_RECORD))
-        self._file.close()
+        file.write(bytes(end + -(file.tell() + end) % _TAR_RECORD))
 
 
 def written_samples(path: Path, container: Container) -> Iterator[Sample]:
-    """Read all samples of a shard that was written by a `ShardWriter`.
+    """Read all samples of a shard that `write_records` or `write_tar` wrote.
 
     Raises:
         FormatError: It is damaged.
@@ -232,8 +201,8 @@ class ShardTask:
 
     source: DataFolder
     shard: str
-    target: str
-    record: str
+    target: Path
+    record: Path
     container: Container
     compression: Compression
     verify: bool
@@ -250,11 +219,6 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 WRITTEN = Form(WrittenShard)
 
 
-def record_name(shard: str) -> str:
-    """The name of the file that says that a shard was written: a digest, so that it cannot be too long."""
-    return f"{hashlib.blake2b(shard.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}.json"
-
-
 def convert_shard(task: ShardTask) -> WrittenShard:
     """Write a shard under a temporary name, flush it, read it back if asked to, and rename it.
 
@@ -263,59 +227,36 @@ def convert_shard(task: ShardTask) -> WrittenShard:
         ReadError: What was written is not what was read.
         OSError: The disk is full, or may not be written to.
     """
-    target = Path(task.target)
+    target = task.target
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    read, found = SampleDigest(count_only=not task.verify), SampleDigest()
     try:
-        digest = _write(task, temporary)
+        try:
+            samples = read.of(shard_samples(task.source, task.shard))
+            if task.container == "tar":
+                write_tar(temporary, samples)
+            else:
+                write_records(temporary, samples, task.compression)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+        except UnfitSampleError as error:
+            raise FormatError(f"{task.source.location}/{task.shard}: {error}") from error
+        except EnergonGrainError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"{target}: cannot be written: {error}") from error
         if task.verify:
-            found = SampleDigest()
-            for sample in written_samples(temporary, task.container):
-                found.add(*sample)
-            if found != digest:
+            deque(found.of(written_samples(temporary, task.container)), maxlen=0)
+            if found != read:
                 raise ReadError(
-                    f"{task.target}: what was written is not what was read ({found.samples} of {digest.samples} "
-                    f"samples came back, or others). Is the disk in order? Run the same command again"
+                    f"{target}: what was written is not what was read ({found.samples} of {read.samples} samples came "
+                    f"back, or others). Is the disk in order? Run the same command again"
                 )
-        written = WrittenShard(samples=digest.samples, size_bytes=temporary.stat().st_size, verified=task.verify)
+        written = WrittenShard(samples=read.samples, size_bytes=temporary.stat().st_size, verified=task.verify)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(target.parent)
     atomic_write_bytes(task.record, msgspec.json.encode(written))
     return written
-
-
-def _write(task: ShardTask, path: Path) -> SampleDigest:
-    digest = SampleDigest()
-    try:
-        writer = _writer(task, path)
-        try:
-            for sample in shard_samples(task.source, task.shard):
-                writer.write(sample)
-                if task.verify:
-                    digest.add(*sample)
-                else:
-                    digest.samples += 1
-        finally:
-            writer.close()
-        _flush(path)
-    except UnfitSampleError as error:
-        raise FormatError(f"{task.source.location}/{task.shard}: {error}") from error
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, EnergonGrainError):
-            raise
-        raise OSError(f"{task.target}: cannot be written: {error}") from error
-    return digest
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _writer(task: ShardTask, path: Path) -> ShardWriter:
-    return RecordWriter(path, task.compression) if task.container == "array-record" else TarWriter(path)
