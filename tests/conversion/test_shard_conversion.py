@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE_S
 from records import msgpack_record, write_records
 
-from energon_grain.conversion.shards import (
+from energon_grain.conversion.convert import (
     SampleDigest,
     ShardTask,
     UnfitSampleError,
