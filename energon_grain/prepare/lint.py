@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sqlite3
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -33,7 +35,7 @@ from energon_grain.errors import (
     SplitError,
     UntrustedCodeError,
 )
-from energon_grain.formats.array_record_encoding import read_records_file
+from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
 from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
@@ -159,7 +161,8 @@ def opened(
         place, what = said.groups() if said else (where, what)
         findings.append(LintFinding(severity=severity, where=place, what=what))
 
-    logger, log = logging.getLogger("energon_grain"), _Log(logging.WARNING)
+    logger, log = logging.getLogger("energon_grain"), BufferingHandler(sys.maxsize)
+    log.setLevel(logging.WARNING)
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(log)
     try:
@@ -173,26 +176,20 @@ def opened(
     finally:
         logger.removeHandler(log)
         logger.propagate = propagated
-        for message in log.messages:
-            note("warning", message)
+        for record in log.buffer:
+            note("warning", record.getMessage())
     return None
 
 
-class _Log(logging.Handler):
-    """Keeps messages."""
+def _check_shard(
+    folder: DataFolder, records: RecordEncoding | None, index: ColumnarIndex | None, described: tuple[str, int, int]
+) -> list[LintFinding]:
+    """Scan a shard (its name, first sample and number of samples) anew, and say what does not fit.
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def _check_shard(folder: DataFolder, info: DatasetInfo, index: ColumnarIndex | None, shard: str) -> list[LintFinding]:
-    """Scan a shard anew and say what does not fit; without the columnar index where it could not be opened."""
-    location, samples = folder.shard(shard), info.shard_counts[shard]
-    records = read_records_file(folder.local)
+    The columnar index is None where it could not be opened.
+    """
+    shard, first, samples = described
+    location = folder.shard(shard)
     gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
         return [gone]
@@ -205,8 +202,7 @@ def _check_shard(folder: DataFolder, info: DatasetInfo, index: ColumnarIndex | N
                 what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
                 wrong = [LintFinding(where=shard, what=what, way_out=way_out)]
         else:
-            counts = itertools.takewhile(lambda item: item[0] != shard, info.shard_counts.items())
-            scan = scan_records(location, records, first=sum(count for _, count in counts))
+            scan = scan_records(location, records, first=first)
             if len(scan) != samples:
                 what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
                 wrong = [LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN)]
@@ -298,23 +294,24 @@ class _Samples:
             wanted = [name for name in part_names if self.parts is None or name in self.parts]
             self._decoders = {name: decoder.decoder_for(name) for name in wanted}
 
-    def check(self, source: PreparedSource, indices: npt.NDArray[np.int64]) -> list[LintFinding]:
-        """Make the samples `indices` of a source and report those that fail."""
+    def check(self, source: PreparedSource, indices: npt.NDArray[np.int64]) -> tuple[int, list[LintFinding]]:
+        """Make the samples `indices` of a source; say how many these are, and report those that fail."""
+        findings: list[LintFinding] = []
         try:
             batch = source.read(indices)
         except (FormatError, OSError) as error:
             if len(indices) > 1:  # find out which ones
-                return [finding for index in indices for finding in self.check(source, np.array([index]))]
+                each = [self.check(source, np.array([index]))[1] for index in indices]
+                return len(indices), list(itertools.chain.from_iterable(each))
             place = source.locate(int(indices[0]))
-            return [LintFinding(where=f"{place.shard}/{place.key}", what=str(error))]
-        findings: list[LintFinding] = []
+            return 1, [LintFinding(where=f"{place.shard}/{place.key}", what=str(error))]
         for raw in batch:
             try:
                 self._make(raw)
             except Exception as error:  # decoders and sample types may raise anything
                 what = f"{error}" or type(error).__name__
                 findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
-        return findings
+        return len(indices), findings
 
     def _make(self, raw: RawSample) -> None:
         parts: dict[str, object] = {"__key__": raw.key, "__shard__": raw.shard}
@@ -384,19 +381,28 @@ def lint_dataset(
             for part in split_parts or splits.split_parts:
                 look(partial(open_part, part), empty="warning")
         findings += _unused(folder, splits, shards) if split_parts is None else ()
-    index = look(partial(_checked_index, folder))
+
+    def checked_index() -> ColumnarIndex:
+        index = open_columnar(folder)
+        index.check()
+        return index
+
+    index = look(checked_index)
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
 
     def tell(stage: Literal["index", "samples"], done: int, total: int) -> None:
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
 
+    start = dict(zip(info.shard_counts, itertools.accumulate(info.shard_counts.values(), initial=0), strict=False))
     threads = num_threads or len(os.sched_getaffinity(0))
     samples, broken = 0, set[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:
             tell("index", 0, len(shards))
-            scanned = _in_order(pool, threads, partial(_check_shard, folder, info, index), shards)
+            described = ((shard, start[shard], info.shard_counts[shard]) for shard in shards)
+            records = read_records_file(folder.local)
+            scanned = _in_order(pool, threads, partial(_check_shard, folder, records, index), described)
             for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
                 findings += found
                 broken |= {shard} if found else set()
@@ -420,17 +426,14 @@ def lint_dataset(
                 findings.append(LintFinding(severity="note", where=folder.location, what=making.note))
             with_excludes = [] if first_samples else [pair for pair in excluded if pair[0] not in broken]
             source = open_prepared(folder, shards=good, parts=making.parts, excluded=with_excludes)
-            chunks = _firsts(info, good) if first_samples else _chunks(source)
-            samples = len(good) if first_samples else len(source)
+            firsts = [np.array([first]) for shard in good if info.shard_counts[shard] for first in [start[shard]]]
+            chunks, samples = (firsts, len(firsts)) if first_samples else (_chunks(source), len(source))
             left_out = {f"{shard}/{key}" for shard, key in excluded}
             tell("samples", 0, samples)
             done = 0
-            counted, chunks = itertools.tee(chunks)  # as many are waiting as threads take
-            for chunk, found in zip(
-                counted, _in_order(pool, threads, partial(making.check, source), chunks), strict=True
-            ):
+            for count, found in _in_order(pool, threads, partial(making.check, source), chunks):
                 findings += [finding for finding in found if finding.where not in left_out]
-                done += len(chunk)
+                done += count
                 tell("samples", done, samples)
             source.close()
     if broken:
@@ -442,12 +445,6 @@ def lint_dataset(
 def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
     with naming(folder):
         return read(folder.local, name)
-
-
-def _checked_index(folder: DataFolder) -> ColumnarIndex:
-    index = open_columnar(folder)
-    index.check()
-    return index
 
 
 def _select(
@@ -527,15 +524,6 @@ def _about_sqlite(folder: DataFolder, samples: int) -> Iterator[LintFinding]:
         what=f"{wrong}. Energon's joins and auxiliary stores read it, ours do not",
         way_out=PREPARE_AGAIN,
     )
-
-
-def _firsts(info: DatasetInfo, shards: Sequence[str]) -> Iterator[npt.NDArray[np.int64]]:
-    """The first sample of each shard."""
-    first = 0
-    for shard in shards:
-        if info.shard_counts[shard]:
-            yield np.array([first])
-        first += info.shard_counts[shard]
 
 
 def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
