@@ -38,7 +38,7 @@ def prepare(root: Path, again: bool, sqlite: bool) -> None:
     from energon_grain.prepare import prepare_dataset
 
     started = time.perf_counter()
-    prepare_dataset(root, crude=None if again else True, tar_index_only=again, sqlite=sqlite)
+    prepare_dataset(root, crude=not again, tar_index_only=again, sqlite=sqlite)
     seconds = time.perf_counter() - started
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"seconds": seconds, "peak_mb": peak_mb}))
@@ -46,7 +46,7 @@ def prepare(root: Path, again: bool, sqlite: bool) -> None:
 
 def main() -> None:
     """Write, prepare twice, print and remove."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--scratch", default=None)
     parser.add_argument("--no-sqlite", dest="sqlite", action="store_false")

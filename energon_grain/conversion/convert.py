@@ -346,8 +346,8 @@ def convert_dataset(
         progress(now)
 
     def tell_index(now: PrepareProgress) -> None:
-        done = {field.name: getattr(now, field.name) for field in fields(now)}
-        progress(ConversionProgress(**{**done, "stage": "index"}))
+        numbers: dict[str, int] = {each.name: getattr(now, each.name) for each in fields(now) if each.name != "stage"}
+        progress(ConversionProgress(stage="index", **numbers))
 
     with preparation_lock(root / META_FOLDER):
         work.remove_leftovers()
