@@ -246,7 +246,7 @@ def prepare_dataset(
         atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
             finish_prefixes(root, names)
-        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scans")))
+        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
         scan = partial(
             scan_dataset,
             dataset.location,

@@ -21,8 +21,8 @@ from energon_grain.testing import make_text_dataset
 
 # In each, about every so manyth change, about 200 in all: `tests/killing.py` has all of them.
 CHANGES = {
-    "prepare": 3,
-    "prepare again": 3,
+    "prepare": 2,
+    "prepare again": 2,
     "fix duplicates": 3,
     "join": 2,
     "lines": 1,
