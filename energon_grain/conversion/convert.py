@@ -284,7 +284,7 @@ def convert_dataset(
     num_workers: int | None = None,
     verify: bool = True,
     sqlite: bool = True,
-    progress: Callable[[ConversionProgress], None] = lambda _: None,
+    progress: Callable[[ConversionProgress], None] | None = None,
 ) -> ConversionReport:
     """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
 
@@ -335,6 +335,8 @@ def convert_dataset(
     written: dict[str, WrittenShard] = {}
 
     def tell() -> None:
+        if progress is None:
+            return
         now = ConversionProgress(
             stage="convert",
             shards_done=len(written),
@@ -347,7 +349,8 @@ def convert_dataset(
 
     def tell_index(now: PrepareProgress) -> None:
         numbers: dict[str, int] = {each.name: getattr(now, each.name) for each in fields(now) if each.name != "stage"}
-        progress(ConversionProgress(stage="index", **numbers))
+        if progress is not None:
+            progress(ConversionProgress(stage="index", **numbers))
 
     with preparation_lock(root / META_FOLDER):
         work.remove_leftovers()

@@ -133,7 +133,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
-    progress: Callable[[PrepareProgress], None] = lambda _: None,
+    progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
     """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
@@ -196,7 +196,7 @@ def prepare_dataset(
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
-    start = time.perf_counter()
+    start, tell = time.perf_counter(), progress or (lambda _: None)
     dataset = open_to_prepare(root)
     root = dataset.local
     if split_ratio is not None and split_patterns is not None:
@@ -255,7 +255,7 @@ def prepare_dataset(
             records=records,
             num_workers=num_workers,
             executor=executor,
-            progress=progress,
+            progress=tell,
         )
         scanned = scan()
         if old_info is not None:
@@ -266,7 +266,7 @@ def prepare_dataset(
             start += time.perf_counter() - asked
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        progress(scanned.progress("index"))
+        tell(scanned.progress("index"))
         staging = new_staging_folder(root)
         (staging / META_FOLDER).mkdir()
         stage = partial(
@@ -302,7 +302,7 @@ def prepare_dataset(
             new = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
             write_info(staging, old_info or new)
         scanned.check_unchanged()
-        progress(scanned.progress("commit"))
+        tell(scanned.progress("commit"))
         remove = () if sqlite else _SQLITE_FILES
         if dataset.is_remote:
             commit_to_store(dataset, staging, put=put, remove=remove)
