@@ -209,7 +209,11 @@ def _check_shard(
     except FileNotFoundError:
         return [gone]
     except (EnergonGrainError, OSError) as error:
-        return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
+        with contextlib.suppress(MissingObjectError):
+            if folder.is_remote:
+                RemoteFiles(storage_settings()).size(location)
+            return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
+        return [gone]
     if not wrong and index is not None and not _agrees(index, shard, scan):
         wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
     return wrong

@@ -232,11 +232,14 @@ class ScanLog:
 
     def _read(self, start: int, size_bytes: int | None = None) -> bytes:
         """The record at an offset; fewer bytes where it is not whole."""
-        if size_bytes is None:
-            head = np.fromfile(self._path, np.uint8, _HEAD.size, offset=start).tobytes()
-            size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
-            size_bytes = min(size_bytes, self._path.stat().st_size - start)
-        return np.fromfile(self._path, np.uint8, size_bytes, offset=start).tobytes()
+        with open(self._path, "rb") as file:
+            if size_bytes is None:
+                file.seek(start)
+                head = file.read(_HEAD.size)
+                size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
+                size_bytes = min(size_bytes, os.fstat(file.fileno()).st_size - start)
+            file.seek(start)
+            return file.read(size_bytes)
 
 
 def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = None) -> bytes | Exception:
