@@ -1,9 +1,8 @@
 """How much memory sorting and joining the keys of large datasets takes: columnar indices are made up, without tars.
 
-    python -m benchmarks.join_scale --keys 20_000_000 --order shuffled
+    python -m benchmarks.join_scale --keys 1e6 1e7 1e8 --order shuffled
 
-Each step runs in a process of its own, whose highest resident memory is printed, with what follows for 100 million keys
-by a straight line through this run and one of a quarter of the size.
+Each step runs in a process of its own, whose highest resident memory is printed. 100 million keys take 25 GB of disk.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 SHARD_SAMPLES = 250_000
-EXTRAPOLATED = 100_000_000
 
 
 def make_index(root: Path, keys: int, order: str, seed: int) -> None:
@@ -71,9 +69,9 @@ def _scans(keys: int, order: str, seed: int) -> Iterator[object]:
 def join(folder: Path, memory_mb: int) -> None:
     """Join the two datasets that `make_index` wrote in `folder`."""
     from energon_grain.prepare.join_build import build_join
-    from energon_grain.prepare.join_input import read_join_input
+    from energon_grain.prepare.join_members import JoinedDataset
 
-    members = [read_join_input(folder / name, "train") for name in ("primary", "other")]
+    members = [JoinedDataset(folder / name, "train") for name in ("primary", "other")]
     build_join(members, folder / "meta.yaml.cache", memory_bytes=memory_mb << 20)
 
 
@@ -91,36 +89,27 @@ def run_step(arguments: argparse.Namespace) -> None:
         join(arguments.folder, arguments.memory_mb)
     else:
         seed = 1 if arguments.step == "primary" else 2
-        make_index(arguments.folder / arguments.step, arguments.keys, arguments.order, seed)
+        make_index(arguments.folder / arguments.step, int(arguments.keys[0]), arguments.order, seed)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"seconds": seconds, "peak_mb": peak}))
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    """Measure all steps at two sizes and print a table."""
-    peaks: dict[str, list[float]] = {"primary": [], "join": []}
-    sizes = (arguments.keys // 4, arguments.keys)
-    for keys in sizes:
+    """Measure all steps at all sizes and print a table."""
+    for keys in map(int, arguments.keys):
         folder = Path(tempfile.mkdtemp(prefix="join-scale-", dir=arguments.scratch))
         try:
             for step in ("primary", "other", "join"):
                 found = measure(folder, step, arguments, keys)
                 print(f"{keys:>12,} keys {step:8} {found['seconds']:8.1f} s {found['peak_mb']:8.0f} MiB", flush=True)
-                if step in peaks:
-                    peaks[step].append(found["peak_mb"])
         finally:
             shutil.rmtree(folder)
-    for step, (small, large) in peaks.items():
-        slope = max(0.0, large - small) / (sizes[1] - sizes[0])
-        print(
-            f"{EXTRAPOLATED:>12,} keys {step:8} {'':10} {large + slope * (EXTRAPOLATED - sizes[1]):8.0f} MiB expected"
-        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--keys", type=int, default=20_000_000)
+    parser.add_argument("--keys", type=float, nargs="+", default=[1e6, 1e7, 1e8])
     parser.add_argument("--order", choices=("sorted", "shuffled"), default="shuffled")
     parser.add_argument("--memory-mb", type=int, default=256)
     parser.add_argument("--scratch", default=None)

@@ -11,7 +11,7 @@ from benchmarks.object_store import server_here
 from benchmarks.ours import CrudeBlob, weigh
 from energon_grain import WorkerConfig, get_loader, get_train_dataset
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 
 
 class _Host:

@@ -2,11 +2,7 @@
 
 from ._version import __version__ as __version__
 from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
-from .datasets.batching import (
-    BatchDataset as BatchDataset,
-    GroupBatchDataset as GroupBatchDataset,
-    MixBatchDataset as MixBatchDataset,
-)
+from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.cache_pool import (
     CachePool as CachePool,
     DirectLazy as DirectLazy,
@@ -34,6 +30,7 @@ from .datasets.get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
 from .datasets.jsonl_factories import (
     CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
@@ -41,7 +38,7 @@ from .datasets.jsonl_factories import (
 )
 from .datasets.loaded_dataset import DatasetBlendMode as DatasetBlendMode, LoadedDataset as LoadedDataset
 from .datasets.log_samples import LogSampleDataset as LogSampleDataset, default_get_batch_keys as default_get_batch_keys
-from .datasets.mapping import FilterDataset as FilterDataset, IterMapDataset as IterMapDataset, MapDataset as MapDataset
+from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
 from .datasets.mixtures import (
     BlendDataset as BlendDataset,
     BlendEpochizedDataset as BlendEpochizedDataset,
@@ -49,22 +46,22 @@ from .datasets.mixtures import (
 )
 from .datasets.multi_epoch import (
     EpochIndex as EpochIndex,
+    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
     MultiEpochDataset as MultiEpochDataset,
+    MultiEpochDatasetResampler as MultiEpochDatasetResampler,
+    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
+    MultiEpochLeaf as MultiEpochLeaf,
     SizedDataset as SizedDataset,
 )
-from .datasets.multi_epoch_resampler import MultiEpochDatasetResampler as MultiEpochDatasetResampler
-from .datasets.multi_epoch_wrapper import (
-    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
-    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
-)
-from .datasets.nodes import (
+from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
     RepeatDataset as RepeatDataset,
-    ShuffleBufferDataset as ShuffleBufferDataset,
 )
-from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stateless import stateless as stateless
+from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
 from .datasets.webdataset_factories import (
     BaseWebdatasetFactory as BaseWebdatasetFactory,
@@ -126,10 +123,10 @@ from .metadataset.documents import (
     DatasetLoaderInterface as DatasetLoaderInterface,
     Metadataset as Metadataset,
     MetadatasetV2 as MetadatasetV2,
+    load_dataset as load_dataset,
+    prepare_metadataset as prepare_metadataset,
+    traverse_metadataset as traverse_metadataset,
 )
-from .metadataset.flat import traverse_metadataset as traverse_metadataset
-from .metadataset.load import load_dataset as load_dataset
-from .metadataset.prepare_joins import prepare_metadataset as prepare_metadataset
 from .samples.batch import Batch as Batch
 from .samples.sample import Sample as Sample, edataclass as edataclass
 from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info
@@ -161,13 +158,12 @@ from .sources.source import (
 from .sources.webdataset import WebDatasetSource as WebDatasetSource
 from .sources.webdataset_file_store import WebdatasetFileStore as WebdatasetFileStore
 from .storage.epath import EPath as EPath
-from .storage.storage_settings import (
+from .storage.settings import (
     StorageSettings as StorageSettings,
     StoreSettings as StoreSettings,
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
-from .stream.multi_epoch_leaf import MultiEpochLeaf as MultiEpochLeaf
 from .stream.run import Stream as Stream
 from .stream.which import SampleRecord as SampleRecord
 from .transforms.batching import (

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.formats.yaml_dialect import parse_yaml
-from energon_grain.metadataset.documents import parse_document
-from energon_grain.metadataset.load import load_metadataset
-from energon_grain.metadataset.tree import TreeNode
+from energon_grain.metadataset.documents import load_metadataset, parse_document
 
 Write = Callable[[str, str], Path]
 """The fixture `write` of tests of resolving."""
@@ -36,6 +35,6 @@ def write_v2(folder: Path, name: str = "meta.yaml", /, **splits: Any) -> Path:
     return path
 
 
-def load(file: Path, split_part: str = "train", **options: Any) -> TreeNode:
+def load(file: Path, split_part: str = "train", **options: Any) -> SavableDataset:
     """The tree of a split, whether its data exist or not."""
     return load_metadataset(file, split_part=split_part, require_data=False, **options)

@@ -16,8 +16,8 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
+    from energon_grain.cli.mixture_summary import MixtureSummary
     from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary, SizeBin
-    from energon_grain.stream.mixture_summary import MixtureSummary
 
 _BAR_WIDTH = 40
 
@@ -110,7 +110,7 @@ def _mixture(
     steps: int | None,
 ) -> tuple[MixtureSummary, list[str]]:
     from energon_grain.cli.mixture import mixture_lines
-    from energon_grain.stream.mixture_summary import summarize_mixture
+    from energon_grain.cli.mixture_summary import summarize_mixture
 
     if plot is not None:
         from energon_grain.cli.mixture import check_ending

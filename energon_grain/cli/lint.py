@@ -18,8 +18,8 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.metadataset.load import Source
-    from energon_grain.metadataset.tree import TreeLeaf
+    from energon_grain.metadataset.documents import Source
+    from energon_grain.metadataset.resolve import Leaf
     from energon_grain.prepare.lint import LintFinding, LintProgress, LintReport
 
 
@@ -137,23 +137,22 @@ def _lint_metadataset(
     """
     from energon_grain.datasets.aux_stores import open_aux
     from energon_grain.formats.data_folder import kind_at
-    from energon_grain.metadataset.documents import read_document
-    from energon_grain.metadataset.tree import Join
+    from energon_grain.metadataset.documents import datasets_of, read_document
     from energon_grain.prepare.lint import LintFinding, LintReport, opened
 
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
     if document is None:
         return LintReport.of(path, findings, shards=0, samples=0)
-    read: dict[tuple[str, str | None, str | None], list[str]] = {}
+    read: dict[tuple[str, str | None, str], list[str]] = {}
     for split in splits or document.splits:
         for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
             before = len(findings)
             opened(str(leaf.place), findings, open_leaf)
-            for name, aux in () if isinstance(leaf, Join) else leaf.aux.items():
-                opened(str(leaf.place.at("aux", name)), findings, partial(open_aux, {name: aux}, None))
+            for name, aux in leaf.aux.items():
+                opened(str(aux.place), findings, partial(open_aux, {name: aux}, None))
             if not any(finding.severity == "error" for finding in findings[before:]):
-                for each in leaf.datasets if isinstance(leaf, Join) else (leaf,):
+                for each in datasets_of(leaf):
                     read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
@@ -163,7 +162,7 @@ def _lint_metadataset(
             root,
             split_parts=parts,
             split_config=split_config,
-            dataset_config=dataset_config or "dataset.yaml",
+            dataset_config=dataset_config,
             first_samples=True,
         )
         samples, shards = samples + report.samples, shards + report.shards
@@ -183,27 +182,24 @@ def _leaves(
     trusted_modules: Collection[str],
     split_config: str | None = None,
     dataset_config: str | None = None,
-) -> list[tuple[Callable[[], object], TreeLeaf]]:
+) -> list[tuple[Callable[[], object], Leaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
-    from energon_grain.datasets.get_datasets import LeafOptions, validation_datasets
+    from energon_grain.datasets.compile import compile_dataset
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
-    from energon_grain.datasets.worker_config import WorkerConfig
+    from energon_grain.metadataset.documents import leaf_maker, load_metadataset
     from energon_grain.metadataset.flat import leaves_of
-    from energon_grain.metadataset.load import load_metadataset
-    from energon_grain.stream.compile import compile_dataset
 
-    options = LeafOptions(
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    maker = leaf_maker(
         task_encoder=DefaultTaskEncoder(),
         training=False,
         split_config=split_config,
         dataset_config=dataset_config,
         trusted_modules=tuple(trusted_modules),
     )
-    tree = load_metadataset(source, split_part=split_part, require_data=False)
+    tree = load_metadataset(source, maker, split_part=split_part, require_data=False)
 
-    def open_leaf(leaf: TreeLeaf) -> None:
-        ((loaded, _),) = validation_datasets(leaf, options)
-        compile_dataset(loaded.dataset)
+    def open_leaf(leaf: Leaf) -> None:
+        leaf.check()
+        compile_dataset(leaf)
 
     return [(partial(open_leaf, leaf), leaf) for leaf in leaves_of(tree)]

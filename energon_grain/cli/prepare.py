@@ -45,7 +45,7 @@ def prepare_metadataset_file(path: str, *, progress: bool) -> None:
     """Index the joins of a metadataset and say what was done."""
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.cli.sizes import counted
-    from energon_grain.metadataset.prepare_joins import prepare_metadataset
+    from energon_grain.metadataset.documents import prepare_metadataset
 
     with progress_bar("Joining", shown=progress) as bar:
         report = prepare_metadataset(path, progress=bar.show_join)

@@ -23,7 +23,8 @@ from energon_grain.prepare.dataset_definition import (
     propose_expression,
 )
 from energon_grain.prepare.listing import parse_ratio, shards_per_part
-from energon_grain.prepare.scan import ScannedDataset, load_scan
+from energon_grain.prepare.scan import ScannedDataset
+from energon_grain.storage.location import join
 from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 
 _SHOWN_PARTS = 10
@@ -70,11 +71,8 @@ def ask_definition(scanned: ScannedDataset, sample_type: str | None = None) -> D
 
 
 def _show_samples(scanned: ScannedDataset) -> None:
-    task, outcome = scanned.tasks[0], scanned.outcomes[0]
-    scan = load_scan(task.scan_path, outcome.shard)
-    if scan is None:
-        return
-    for preview in preview_samples(task.location, scan, records=task.records):
+    task, scan = scanned.shards[0].task, next(scanned.scans())
+    for preview in preview_samples(join(scanned.root, task.name), scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in preview.parts.items())
         typer.echo(f"Sample {preview.key!r} of {task.name}: {parts}")
         if preview.json_text is not None:

@@ -12,6 +12,6 @@ def schema() -> None:
     """
     import json
 
-    from energon_grain.metadataset.schema import json_schema
+    from energon_grain.metadataset.documents import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))

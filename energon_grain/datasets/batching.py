@@ -1,33 +1,26 @@
-"""From samples to batches: consecutive ones, ones of a group, and mixtures of batches."""
+"""From samples to batches: consecutive ones, and mixtures of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.hooks import hook_spec, is_generator, with_own_name
+from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
+from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
+from energon_grain.stream.making import MadeOfSeveral, Making
+from energon_grain.stream.pass_plan import check_last_batch
+from energon_grain.stream.spec import BatchSpec, HookSpec, LastBatch
+from energon_grain.stream.state import Form
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder
-
-LastBatch = Literal["keep", "drop", "pad"]
-
-
-def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
-    """Check that a last batch can be treated in this way on this number of hosts.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    if last_batch == "keep" and hosts > 1:
-        raise ConfigError(
-            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
-            f"left without one; use 'drop' or 'pad'"
-        )
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:
@@ -110,73 +103,40 @@ class BatchDataset(SavableDataset):
         )
         object.__setattr__(self, "last_batch", choose_last_batch(last_batch, drop_last, self.worker_config.world_size))
 
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`: the outermost batch is that of a step."""
+        if is_generator(self.batcher) or not steps.of_batches:
+            return None
+        named = [self._hook()]
+        for hook in steps.hooks:
+            named.append(with_own_name(hook, named))
+        steps.batch = BatchSpec(size=self.batch_size, hook=named[0], last=self.last_batch, encode=tuple(named[1:]))
+        return self.dataset
 
-@dataclass(frozen=True, slots=True, init=False)
-class GroupBatchDataset(SavableDataset):
-    """Batches of samples that belong together: each lane collects samples by a key, and a full group is a batch.
-
-    Args:
-        dataset: Whose samples are batched.
-        fixed_batch_size: Samples of a batch; None: `sample_group_key` says so for each key.
-        sample_group_key: `sample -> (key, size)`: exactly one of `size` and `fixed_batch_size` is None, and a key has
-            the same size always. May raise `SkipSample`.
-        batcher: Makes the batch of a list of samples; not a generator.
-        drop_last: Drop the groups that are incomplete at the end of a finite pass; else they are batches as they are.
-        hook: Name of the batcher, as in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
-        group_hook: Name of the key function.
-        batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        batcher_config: See there.
-        worker_config: Default: that of the dataset.
-
-    Raises:
-        ConfigError: An argument is not what is meant here.
-    """
-
-    dataset: SavableDataset
-    fixed_batch_size: int | None
-    sample_group_key: Callable[[Any], tuple[Hashable, int | None]]
-    batcher: Callable[[list[Any]], Any]
-    drop_last: bool
-    hook: str
-    group_hook: str
-    task_encoder: TaskEncoder | None
-    failure_tolerance: int | None
-
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        fixed_batch_size: int | None,
-        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
-        batcher: Callable[[list[Any]], Any],
-        *,
-        drop_last: bool = False,
-        hook: str = "batch",
-        group_hook: str = "batch_group_criterion",
-        task_encoder: TaskEncoder | None = None,
-        failure_tolerance: int | None = None,
-        batcher_stateless: bool = False,
-        batcher_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del batcher_stateless, batcher_config
-        if fixed_batch_size is not None:
-            check_size(self, "fixed_batch_size", fixed_batch_size, "samples")
-        check_function(self, "sample_group_key", sample_group_key, generator=False)
-        check_function(self, "batcher", batcher, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            fixed_batch_size=fixed_batch_size,
-            sample_group_key=sample_group_key,
-            batcher=batcher,
-            drop_last=drop_last,
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        hook = self._hook()
+        several = is_generator(self.batcher)
+        if self.batch_size == 1 and not several:
+            one_by_one = replace(hook, function=OneByOne(self.batcher))
+            part = add_hook(to.lower(self.dataset), one_by_one, to)
+            part.batches = True
+            return part
+        stripe = self.batch_size * to.stripe  # batches of batches: all of one lane's positions follow each other
+        below = to.below(self.dataset, forms=True, stripe=stripe)
+        batch = BatchLanes(
+            child=to.operator(below, stripe=stripe),
             hook=hook,
-            group_hook=group_hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
+            generates=several,
+            key=to.key(f"batch {hook.name}"),
+            size=self.batch_size,
+            drop_last=self.last_batch == "drop",
         )
+        mixture = {"batch": self.batch_size, "drop_last": batch.drop_last, "generates": several, "of": below.mixture}
+        return LanePart(batch, mixture, batches=True)
+
+    def _hook(self) -> HookSpec:
+        return hook_spec(self.hook, self.batcher, self.task_encoder, self.failure_tolerance)
 
 
 def list_of_batches(batches: list[Any]) -> list[Any]:
@@ -211,3 +171,91 @@ class MixBatchDataset(BatchDataset):
     ) -> None:
         blend = BlendDataset(*dataset_weights, per_step=per_step, worker_config=worker_config)
         BatchDataset.__init__(self, blend, batch_size, batch_mix_fn)
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """A batcher as a function of one sample: batches of one.
+
+    Attributes:
+        batcher: Takes a list of samples.
+    """
+
+    batcher: Callable[[list[Any]], Any]
+
+    def __call__(self, sample: Any) -> Any:
+        """The batch of one sample."""
+        return self.batcher([sample])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchLanes(MadeOfSeveral):
+    """Each `size` consecutive items of a lane, as one item.
+
+    Attributes:
+        child: Of whose items batches are made.
+        hook: Takes a list of values; may be a generator function, and then each batch becomes several.
+        generates: Whether it is one.
+        key: 64-bit key of the node.
+        size: Items of a batch.
+        drop_last: Whether a short batch at the end of a lane's pass is left out.
+    """
+
+    child: LaneOperator
+    hook: HookSpec
+    generates: bool
+    key: int
+    size: int
+    drop_last: bool
+
+    def items(self) -> int:
+        """Full batches, and a short one."""
+        count = self.child.items()
+        return count // self.size if self.drop_last else -(-count // self.size)
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The batches of a lane."""
+        below, making = (None, None) if state is None else state
+        return _Batch(self, lane, self.child.open(lane, below), Making(self, lane, making))
+
+    @property
+    def state_form(self) -> Form:
+        """The state below, and that of the making."""
+        return self.child.state_form, self.making_form
+
+
+class _Batch:
+    __slots__ = ("_child", "_lane", "_making", "_node")
+
+    def __init__(self, node: BatchLanes, lane: Lane, child: Items, making: Making) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._making = making
+
+    def next(self) -> Item | None:
+        while True:
+            item = self._making.next()
+            if item is not None:
+                return item
+            references: list[Reference] = []
+            values: list[Any] = []
+            while len(values) < self._node.size:
+                item = self._child.next()
+                if item is None:
+                    break
+                references.append(item[0])
+                values.append(item[1])
+            if not values or (self._node.drop_last and len(values) < self._node.size):
+                return None
+            self._making.start(tuple(references), values)
+
+    def begin(self, pass_number: int) -> None:
+        self._making.stop()
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state(), self._making.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items * self._node.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_size
 from energon_grain.datasets.mapping import MapDataset
@@ -29,6 +29,8 @@ class GcDataset(MapDataset):
     Raises:
         ConfigError: `every_n_iter` is not a positive number.
     """
+
+    _watches: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from energon_grain.formats.nv_meta import (
     read_info,
 )
 from energon_grain.formats.splits import read_split_config, select_shards
-from energon_grain.metadataset.subset import Subset
+from energon_grain.samplers.subset import Subset
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.file_store import FileStore

@@ -5,7 +5,7 @@ A node describes; it holds no file, thread or position. Iterating over one runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,6 +15,13 @@ from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.stream.pass_plan import first_pass_steps
+from energon_grain.stream.spec import names_of_leaves
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.cache_pool import CachePool
+    from energon_grain.datasets.lowering import Lowering, Part, Steps
+    from energon_grain.stream.spec import StreamSpec
 
 _OF_LOADERS = frozenset(
     (
@@ -22,8 +29,6 @@ _OF_LOADERS = frozenset(
         *("save_state_global", "restore_state_global", "restore_sample", "skip", "stats"),
     )
 )
-_SHOWN = 4
-"""Leaves that a representation names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -74,6 +79,20 @@ class SavableDataset(OneSubscript):
         # A description is there, however many steps it has; without this, `if dataset:` would open it to count them.
         return True
 
+    def lower(self, to: Lowering) -> Part:
+        """What the engine runs for this node: the seam for new kinds of nodes. See `energon_grain.datasets.lowering`.
+
+        Raises:
+            ConfigError: It cannot be run.
+        """
+        del to
+        raise ConfigError(f"a {type(self).__name__} is not a dataset that can be run")
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """Take part in what works on whole steps, and say what it stands on; None: it is lowered for lanes instead."""
+        del steps
+        return None
+
     def build(self, worker_rotation_offset: int = 0) -> Self:
         """The dataset itself: what Energon hands to builders are factories, here they are datasets."""
         del worker_rotation_offset
@@ -81,9 +100,13 @@ class SavableDataset(OneSubscript):
 
     def __len__(self) -> int:
         """Steps per host of one pass; of one pass over what is repeated where the dataset is endless."""
-        from energon_grain.stream.pass_steps import steps_per_epoch
+        return first_pass_steps(self.compiled(), self.worker_config.world_size)
 
-        return steps_per_epoch(self)
+    def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
+        """Everything that decides what comes out of it. See `energon_grain.datasets.compile.compile_dataset`."""
+        from energon_grain.datasets.compile import compile_dataset
+
+        return compile_dataset(self, hosts=hosts, cache_pool=cache_pool)
 
 
 def _identities(node: Any) -> Iterator[tuple[str, ...]]:
@@ -96,12 +119,6 @@ def _identities(node: Any) -> Iterator[tuple[str, ...]]:
         for below in value if isinstance(value, tuple) else (value,):
             if isinstance(below, SavableDataset):
                 yield from _identities(below)
-
-
-def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
-    """One line that names the first few leaves, and says how many others there are."""
-    names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
-    return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
 
 
 BaseCoreDataset = SavableDataset
@@ -130,24 +147,10 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
     Raises:
         ConfigError: It is something else.
     """
-    _check(below, type(node).__name__)
-
-
-def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
-    """The worker configuration that a dataset is run with: `given`, or its own.
-
-    Raises:
-        ConfigError: It is something else, the path of a dataset for instance.
-    """
-    _check(dataset, "loader")
-    return given or dataset.worker_config
-
-
-def _check(dataset: Any, where: str) -> None:
-    if not isinstance(dataset, SavableDataset):
+    if not isinstance(below, SavableDataset):
         raise ConfigError(
-            f"{where}: a dataset is meant, not a {type(dataset).__name__}; pass what get_train_dataset or another "
-            f"dataset class gave"
+            f"{type(node).__name__}: a dataset is meant, not a {type(below).__name__}; pass what get_train_dataset or "
+            f"another dataset class gave"
         )
 
 

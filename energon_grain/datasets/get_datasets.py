@@ -8,38 +8,31 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
-from energon_grain.datasets.batching import LastBatch, choose_last_batch
+from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
-from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
-from energon_grain.datasets.leaf import LeafDataset, Ordering, check_passes
-from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.datasets.leaf import check_passes
+from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
-from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.metadataset.documents import DatasetLoader
-from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, leaves_of
-from energon_grain.metadataset.load import Source, load_metadataset
-from energon_grain.metadataset.tree import (
-    ArrayReference,
-    Blend,
-    BlendEpochized,
-    Concat,
-    Join,
-    LeafReference,
-    TreeLeaf,
-    TreeNode,
+from energon_grain.metadataset.documents import (
+    DatasetLoader,
+    Source,
+    leaf_maker,
+    training_datasets,
+    validation_datasets,
 )
-from energon_grain.storage.location import check_url, is_url
+from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.resolve import Leaf
+from energon_grain.storage.location import check_url
+from energon_grain.stream.spec import LastBatch
 from energon_grain.transforms.decode import SampleDecoder
 
 
@@ -214,206 +207,6 @@ def _check_attributes(encoder: TaskEncoder) -> None:
         )
 
 
-_DECODER = SampleDecoder()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeafOptions:
-    """What the program says of every leaf; see `LeafDataset`."""
-
-    worker_config: WorkerConfig
-    task_encoder: TaskEncoder
-    training: bool
-    max_samples_per_sequence: int | None = None
-    shuffle_buffer_size: int | None = None
-    parallel_shard_iters: int | None = None
-    dataset_config: str | None = None
-    split_config: str | None = None
-    part_filter: Callable[[str], bool] | Collection[str] | None = None
-    sample_type: type[Any] | None = None
-    trusted_modules: tuple[str, ...] = ()
-
-
-def loaded_datasets(
-    source: Source,
-    *,
-    training: bool,
-    worker_config: WorkerConfig,
-    decoder: SampleDecoder | None = _DECODER,
-    task_encoder: TaskEncoder | None = None,
-    split_part: str,
-    subflavors: Mapping[str, Any] | None = None,
-    shuffle_over_epochs_multiplier: int | None = 1,
-    subset: Any = None,
-    trusted_modules: Collection[str] = (),
-    **options: Any,
-) -> LoadedDatasets:
-    """The datasets of a split; see `DatasetLoaderInterface.get_datasets`."""
-    if task_encoder is None:
-        task_encoder = TaskEncoder[Any, Any, Any, Any]()
-        task_encoder.decoder = decoder
-    known = [each.name for each in fields(LeafOptions)]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
-    tree = load_metadataset(
-        source,
-        split_part=split_part,
-        subflavors=subflavors,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        subset=subset,
-    )
-    leaf_options = LeafOptions(
-        worker_config=worker_config,
-        task_encoder=task_encoder,
-        training=training,
-        trusted_modules=tuple(trusted_modules),
-        **options,
-    )
-    return training_datasets(tree, leaf_options)
-
-
-def training_datasets(tree: TreeNode, options: LeafOptions) -> LoadedDatasets:
-    """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
-
-    Raises:
-        ConfigError: Something in it cannot be trained on.
-    """
-    match tree:
-        case Blend():
-            children, schedule = flatten_blend(tree)
-            return LoadedDatasets(
-                datasets=[
-                    _loaded(child, options, weight=weight, combined_at=str(tree.place))
-                    for child, weight in zip(children, schedule[0][1], strict=True)
-                ],
-                blend_mode=DatasetBlendMode.DATASET_WEIGHT,
-                schedule=schedule if len(schedule) > 1 else None,
-            )
-        case BlendEpochized():
-            children, repetitions = flatten_epochized(tree)
-            return LoadedDatasets(
-                datasets=[
-                    _loaded(child, options, repetitions=number, combined_at=str(tree.place))
-                    for child, number in zip(children, repetitions, strict=True)
-                ],
-                blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
-            )
-        case _:
-            return LoadedDatasets(datasets=[_loaded(tree, options)], blend_mode=DatasetBlendMode.NONE)
-
-
-def validation_datasets(tree: TreeNode, options: LeafOptions) -> list[tuple[LoadedDataset, TreeLeaf]]:
-    """Each leaf by itself, in document order, with what the metadataset says of it. Its numbers have no meaning here.
-
-    Raises:
-        ConfigError: A leaf cannot be read.
-    """
-    return [(_loaded(leaf, options), leaf) for leaf in leaves_of(tree)]
-
-
-def _loaded(tree: TreeNode, options: LeafOptions, **combination: Any) -> LoadedDataset:
-    dataset = _mixture(tree, options)
-    if not isinstance(tree, LeafReference):
-        return LoadedDataset(dataset, **combination)
-    return LoadedDataset(
-        dataset,
-        **combination,
-        subflavors=tree.subflavors,
-        path=tree.path,
-        split_part=tree.split_part,
-        name=tree.name,
-    )
-
-
-def _mixture(tree: TreeNode, options: LeafOptions) -> SavableDataset:
-    match tree:
-        case Blend():
-            children, schedule = flatten_blend(tree)
-            datasets = [_mixture(child, options) for child in children]
-            return BlendDataset(*datasets, schedule=schedule)
-        case BlendEpochized():
-            children, repetitions = flatten_epochized(tree)
-            datasets = [_mixture(child, options) for child in children]
-            return BlendEpochizedDataset(*zip(datasets, repetitions, strict=True))
-        case Concat():
-            if any(isinstance(child, Blend) for child in tree.children):
-                raise ConfigError(
-                    f"{tree.place}: a blend by weights has no end, so nothing can follow it; use `blend_epochized` "
-                    f"inside a concat"
-                )
-            return ConcatDataset(*(_mixture(child, options) for child in tree.children))
-        case _:
-            return _leaf(tree, options)
-
-
-def _joined(join: Join, options: LeafOptions) -> JoinedLeafDataset:
-    # Rows are ordered and cut, not the datasets that they are made of; a joiner says what they hold.
-    plain = replace(options, training=False, sample_type=None)
-    return JoinedLeafDataset(
-        worker_config=options.worker_config,
-        join=join,
-        members=tuple(
-            ArrayDataset(path=member.leaf.path, written=_written(member.leaf), field=member.leaf.field)
-            if isinstance(member.leaf, ArrayReference)
-            else _leaf_dataset(member.leaf, plain, whole=True)
-            for member in join.members
-        ),
-        ordering=Ordering(
-            said_by=f"{join.place}: ",
-            training=options.training,
-            passes=join.shuffle_over_epochs_multiplier if options.training else None,
-            block=options.max_samples_per_sequence,
-            mixing=options.shuffle_buffer_size,
-            blocks_in_lane=options.parallel_shard_iters,
-        ),
-        task_encoder=options.task_encoder,
-        split_config=options.split_config,
-        dataset_config=options.dataset_config,
-        trusted_modules=options.trusted_modules,
-    )
-
-
-def _written(leaf: LeafReference | ArrayReference) -> str:
-    """The path, through all nested metadatasets."""
-    return "/".join((*leaf.through, leaf.written))
-
-
-def _leaf(leaf: TreeLeaf, options: LeafOptions) -> LeafDataset | JoinedLeafDataset:
-    return _joined(leaf, options) if isinstance(leaf, Join) else _leaf_dataset(leaf, options)
-
-
-def _leaf_dataset(leaf: LeafReference, options: LeafOptions, *, whole: bool = False) -> LeafDataset:
-    """The node of a leaf. What is wrong with one on this machine is said now, and of one in a store when it is used."""
-    remote = is_url(leaf.path)
-    dataset = LeafDataset(
-        worker_config=options.worker_config,
-        path=leaf.path,
-        kind=None if remote or leaf.kind is DatasetKind.INVALID else leaf.kind,
-        written=_written(leaf),
-        split_part=leaf.split_part,
-        split_config=leaf.split_config or options.split_config,
-        dataset_config=leaf.dataset_config or options.dataset_config or "dataset.yaml",
-        subset=leaf.subset,
-        subflavors=leaf.subflavors,
-        training=options.training,
-        max_samples_per_sequence=options.max_samples_per_sequence,
-        shuffle_buffer_size=options.shuffle_buffer_size,
-        parallel_shard_iters=options.parallel_shard_iters,
-        shuffle_over_epochs_multiplier=leaf.shuffle_over_epochs_multiplier if options.training else None,
-        name=leaf.name,
-        task_encoder=options.task_encoder,
-        part_filter=options.part_filter,
-        sample_type=options.sample_type,
-        trusted_modules=options.trusted_modules,
-        aux=leaf.aux,
-        place=leaf.place,
-    )
-    if not remote:
-        dataset.check(whole=whole)
-    return dataset
-
-
 @checked_arguments
 def get_train_dataset(
     path: Source,
@@ -498,7 +291,7 @@ def get_train_dataset(
             f"give a positive number of batches and repeat=True, or 0"
         )
     choose_last_batch(last_batch, batch_drop_last, worker_config.world_size)
-    options = LeafOptions(
+    leaf = leaf_maker(
         worker_config=worker_config,
         task_encoder=encoder,
         training=True,
@@ -511,10 +304,13 @@ def get_train_dataset(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    tree = _tree(
-        path, split_part=split_part, shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, subset=subset
+    loaded = training_datasets(
+        *_described(path),
+        leaf,
+        split_part=split_part,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        subset=subset,
     )
-    loaded = training_datasets(tree, options)
     dataset = _built(
         encoder.build_train_datasets,
         datasets=loaded.datasets,
@@ -563,7 +359,7 @@ def get_val_dataset(
     """
     worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
     fold_deprecated(encoder, deprecated)
-    options = LeafOptions(
+    leaf = leaf_maker(
         worker_config=worker_config,
         task_encoder=encoder,
         training=False,
@@ -573,12 +369,9 @@ def get_val_dataset(
         sample_type=sample_type,
         trusted_modules=tuple(trusted_modules),
     )
-    leaves = validation_datasets(_tree(path, split_part=split_part, subset=subset), options)
     return _validation_run(
-        [dataset for dataset, _ in leaves],
-        options,
-        seed,
-        lanes,
+        validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset),
+        *(worker_config, encoder, seed, lanes),
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         last_batch=last_batch,
@@ -608,7 +401,7 @@ def get_val_datasets(
     split_config: str | None = None,
     trusted_modules: Collection[str] = (),
     **deprecated: Unpack[DeprecatedArguments],
-) -> list[tuple[SavableDataset, TreeLeaf]]:
+) -> list[tuple[SavableDataset, Leaf]]:
     """Describe validation batches of each leaf by itself, to report one loss for each.
 
     Arguments are those of `get_val_dataset`; `limit` counts batches of each leaf.
@@ -622,7 +415,7 @@ def get_val_datasets(
     """
     worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
     fold_deprecated(encoder, deprecated)
-    options = LeafOptions(
+    leaf = leaf_maker(
         worker_config=worker_config,
         task_encoder=encoder,
         training=False,
@@ -640,8 +433,8 @@ def get_val_datasets(
         "limit": limit,
     }
     return [
-        (_validation_run([dataset], options, seed, lanes, **arguments), reference)
-        for dataset, reference in validation_datasets(_tree(path, split_part=split_part, subset=subset), options)
+        (_validation_run([each], worker_config, encoder, seed, lanes, **arguments), *leaves_of(each.dataset))
+        for each in validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset)
     ]
 
 
@@ -681,28 +474,35 @@ def get_dataset_from_config(
     worker_config, encoder, _ = checked_entry(worker_config, options.pop("task_encoder", None), 0)
     if "decoder" not in options:
         options["task_encoder"] = encoder
-    [loaded] = loaded_datasets(
-        DatasetLoader(path=os.fspath(path)),
-        training=training,
-        split_part=split_part or "train",
-        worker_config=worker_config,
-        subflavors=subflavors,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs,
-        subset=subset,
-        sample_type=sample_type,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        **options,
-    ).datasets
+    [loaded] = (
+        DatasetLoader(path=os.fspath(path))
+        .get_datasets(
+            training=training,
+            split_part=split_part or "train",
+            worker_config=worker_config,
+            subflavors=subflavors,
+            shuffle_over_epochs_multiplier=shuffle_over_epochs,
+            subset=subset,
+            sample_type=sample_type,
+            dataset_config=dataset_config,
+            split_config=split_config,
+            **options,
+        )
+        .datasets
+    )
     return loaded.dataset
 
 
 def _validation_run(
-    datasets: list[LoadedDataset], options: LeafOptions, seed: int, lanes: int | None, **arguments: Any
+    datasets: list[LoadedDataset],
+    config: WorkerConfig,
+    encoder: TaskEncoder,
+    seed: int,
+    lanes: int | None,
+    **arguments: Any,
 ) -> SavableDataset:
-    config = options.worker_config
     choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
-    dataset = _built(options.task_encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
+    dataset = _built(encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
     return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
 
 
@@ -729,8 +529,8 @@ def _built(builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
     return dataset
 
 
-def _tree(path: Source, **options: Any) -> TreeNode:
-    """What `path` describes. The documents of a metadataset are read; what a dataset lacks its leaf says."""
+def _described(path: Source) -> tuple[Source, bool]:
+    """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
-        return load_metadataset(DatasetLoader(path=check_url(os.fspath(path))), require_data=False, **options)
-    return load_metadataset(path, **options)
+        return DatasetLoader(path=check_url(os.fspath(path))), False
+    return path, True

@@ -8,16 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.leaf import Ordering
-from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, Joiner, JoinMember, Nonmatch
 from energon_grain.datasets.webdataset_factories import BaseWebdatasetFactory
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.joins import Joiner, Nonmatch
-from energon_grain.metadataset.place import Place
-from energon_grain.metadataset.subset import Subset
-from energon_grain.metadataset.tree import Join, JoinMember, LeafReference
+from energon_grain.forms import Place
+from energon_grain.samplers.subset import Subset
 
 T_sample = TypeVar("T_sample")
 Inner = BaseWebdatasetFactory[Any]
@@ -89,46 +85,28 @@ class JoinedWebdatasetFactory(Generic[T_sample]):
             worker_rotation_offset: Accepted for compatibility: workers do not own samples.
         """
         del worker_rotation_offset
-        place = Place("JoinedWebdatasetFactory")
-        passes = self.shuffle_over_epochs if self.training else None
-        join = Join(
-            members=tuple(
-                JoinMember(
-                    leaf=LeafReference(
-                        written=Path(inner.path).name,
-                        path=inner.path,
-                        split_part=inner.split_part,
-                        split_config=inner.split_config,
-                        place=place,
-                    ),
-                    nonmatch=self.nonmatch if number else "error",
-                    argument=None if self.inner_dataset_keys is None else self.inner_dataset_keys[number],
-                )
-                for number, inner in enumerate(self.inner_datasets)
-            ),
-            joiner=Joiner(target=self.joiner, is_function=not isinstance(self.joiner, type)),
-            split_part=self.inner_datasets[0].split_part,
-            shuffle_over_epochs_multiplier=passes,
-            subset=self.subset,
-            place=place,
+        names = self.inner_dataset_keys or [None] * len(self.inner_datasets)
+        # Rows are ordered and cut, not the datasets that they are made of; how, the primary says.
+        leaves = [
+            dataclasses.replace(inner.build(), written=Path(inner.path).name, subset=None)
+            for inner in self.inner_datasets
+        ]
+        leaves[0] = dataclasses.replace(
+            leaves[0],
+            training=self.training,
+            shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
+            max_samples_per_sequence=self.max_samples_per_sequence,
+            parallel_shard_iters=self.parallel_shard_iters,
         )
         return JoinedLeafDataset(
             worker_config=self.worker_config,
-            join=join,
-            # Rows are ordered and cut, not the datasets that they are made of.
             members=tuple(
-                dataclasses.replace(inner.build(), written=Path(inner.path).name, training=False, subset=None)
-                for inner in self.inner_datasets
+                JoinMember(leaf=leaf, nonmatch=self.nonmatch if number else "error", argument=name)
+                for number, (leaf, name) in enumerate(zip(leaves, names, strict=True))
             ),
-            ordering=Ordering(
-                said_by="JoinedWebdatasetFactory: ",
-                training=self.training,
-                passes=passes,
-                block=self.max_samples_per_sequence,
-                mixing=None,
-                blocks_in_lane=self.parallel_shard_iters,
-            ),
-            task_encoder=TaskEncoder[Any, Any, Any, Any](),
+            joiner=Joiner(target=self.joiner, is_function=not isinstance(self.joiner, type)),
+            subset=self.subset,
+            place=Place("JoinedWebdatasetFactory"),
         )
 
     def __len__(self) -> int:

@@ -6,22 +6,25 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energon_grain.datasets.aux_stores import check_aux_has_a_cooker
+from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.containers import Chosen, Container, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.sample_definition import SampleDefinition
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.metadataset.place import Place, asked_at
-from energon_grain.metadataset.subset import Subset
-from energon_grain.metadataset.tree import AuxReference
+from energon_grain.forms import Place, asked_at
+from energon_grain.samplers.subset import Subset
 from energon_grain.sources.source import PartFilter, Source
+from energon_grain.storage.location import is_url
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.lowering import Lowering, Part
+    from energon_grain.datasets.task_encoder import TaskEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +43,9 @@ class LeafDataset(SavableDataset):
         parallel_shard_iters: Blocks that mix in each lane, where batches are formed inside a lane.
         shuffle_over_epochs_multiplier: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
         written: The path as the configuration writes it (the folder's name, for a dataset given by itself).
-        name: The leaf's identity in random keys; default: `written`, the split part, the subset and the occurrence
-            number among equals. So a moved folder keeps its order.
+        through: Paths of the nested metadatasets that lead here, as written, outermost first.
+        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset and the
+            occurrence number among equals. So a moved folder keeps its order.
         task_encoder: Its decoder and cookers make samples of the parts.
         trusted_modules: Modules that the dataset's own configuration may name.
         aux: Stores that its cookers read from by key, by the name of the parameter.
@@ -63,6 +67,7 @@ class LeafDataset(SavableDataset):
     parallel_shard_iters: int | None = None
     shuffle_over_epochs_multiplier: int | None = 1
     written: str | None = None
+    through: tuple[str, ...] = ()
     name: str | None = None
     task_encoder: TaskEncoder
     part_filter: PartFilter = None
@@ -74,13 +79,7 @@ class LeafDataset(SavableDataset):
     chosen: Chosen = field(default_factory=Chosen, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        Ordering(
-            training=self.training,
-            passes=self.shuffle_over_epochs_multiplier,
-            block=self.max_samples_per_sequence,
-            mixing=self.shuffle_buffer_size,
-            blocks_in_lane=self.parallel_shard_iters,
-        )
+        self.ordering()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -88,8 +87,16 @@ class LeafDataset(SavableDataset):
         if self.name is not None:
             return ("name", self.name)
         subset = "" if self.subset is None else str(self.subset)
-        written = Path(self.path).name if self.written is None else self.written
-        return ("path", written, self.split_part, subset)
+        return ("path", self.label, self.split_part, subset)
+
+    @property
+    def label(self) -> str:
+        """The path as it is written, through all nested metadatasets."""
+        return "/".join((*self.through, Path(self.path).name if self.written is None else self.written))
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        return to.leaf(self)
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.
@@ -117,31 +124,40 @@ class LeafDataset(SavableDataset):
             load=definition.load,
             decoder=None if definition.load is not None else definition.decoder,
             subflavors={**content.config.subflavors, **self.subflavors},
-            ordering=self._ordering(content.config),
+            ordering=self.ordering(content.config),
         )
 
     def check(self, *, whole: bool = False) -> None:
-        """Raise what `resolve` would, as far as it can be told without an index; see there."""
-        with asked_at(self.place):
-            self._container().check(self, whole)
+        """Raise what `resolve` would, as far as it can be told without an index, and without asking a store."""
+        if not is_url(self.path):
+            with asked_at(self.place):
+                self._container().check(self, whole)
 
     def _container(self) -> Container:
         return container_at(self.path) if self.kind is None else container_of(self.kind)
 
-    def _ordering(self, config: DatasetConfig) -> Ordering:
-        """How samples are ordered: as the program asks, or as the dataset's own configuration insists."""
-        said = config.overrides
+    def ordering(self, config: DatasetConfig | None = None, said_by: str = "") -> Ordering:
+        """How samples are ordered: as the program asks, or as the dataset's own configuration insists.
 
-        def choose(name: str, own: Any, theirs: Any) -> Any:
-            return theirs if name in said else own
-
+        Raises:
+            ConfigError: A number is not valid.
+        """
+        asked = {
+            "training": self.training,
+            "shuffle_over_epochs": self.shuffle_over_epochs_multiplier if self.training else None,
+            "max_samples_per_sequence": self.max_samples_per_sequence,
+            "parallel_shard_iters": self.parallel_shard_iters,
+        }
+        if config is not None and config.overrides:
+            said_by = f"{self.path}: "
+            asked |= {name: getattr(config, name) for name in asked if name in config.overrides}
         return Ordering(
-            said_by=f"{self.path}: " if said else "",
-            training=bool(choose("training", self.training, config.training)),
-            passes=choose("shuffle_over_epochs", self.shuffle_over_epochs_multiplier, config.shuffle_over_epochs),
-            block=choose("max_samples_per_sequence", self.max_samples_per_sequence, config.max_samples_per_sequence),
+            said_by=said_by,
+            training=bool(asked["training"]),
+            passes=asked["shuffle_over_epochs"],
+            block=asked["max_samples_per_sequence"],
             mixing=self.shuffle_buffer_size,
-            blocks_in_lane=choose("parallel_shard_iters", self.parallel_shard_iters, config.parallel_shard_iters),
+            blocks_in_lane=asked["parallel_shard_iters"],
         )
 
 

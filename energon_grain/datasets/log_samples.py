@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.draw_context import Draw, current_draw
@@ -58,6 +58,8 @@ class LogSampleDataset(MapDataset):
         worker_config: Says where to write; with `worker_log_level=0` nothing is written. Default: that of the dataset.
         get_keys_fn: Names the samples of an item; None: nobody knows them.
     """
+
+    _watches: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,13 +1,20 @@
-"""Functions of samples: map, filter, and functions of whole streams."""
+"""Functions of samples: map and filter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import SavableDataset, check_function, describe
+from energon_grain.datasets.hooks import hook_spec, is_generator, require_one_value
+from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
+from energon_grain.datasets.stream_map import GenerateLanes
 from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import SkipSample
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.spec import HookSpec
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder
@@ -32,6 +39,8 @@ class MapDataset(SavableDataset):
         ConfigError: `map_fn` cannot be called.
     """
 
+    _watches: ClassVar[bool] = False
+    """Whether items are handed on as they are, so that it may stand below what cuts the stream in place of above."""
     dataset: SavableDataset
     map_fn: Callable[[Any], Any]
     hook: str
@@ -62,6 +71,29 @@ class MapDataset(SavableDataset):
             task_encoder=task_encoder,
             failure_tolerance=failure_tolerance,
         )
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`."""
+        if is_generator(self.map_fn) or not (steps.of_batches or self._watches):
+            return None
+        if steps.of_batches:
+            steps.hooks.insert(0, self._hook())
+        else:
+            steps.watching.append(self)
+        return self.dataset
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        hook = self._hook()
+        if not is_generator(self.map_fn):
+            return add_hook(to.lower(self.dataset), hook, to)
+        below = to.below(self.dataset)
+        key = to.key(f"generate {hook.name}")
+        generate = GenerateLanes(to.operator(below), hook, key, knows_batches=not to.iterated)
+        return LanePart(generate, {"generate": below.mixture})
+
+    def _hook(self) -> HookSpec:
+        return hook_spec(self.hook, self.map_fn, self.task_encoder, self.failure_tolerance)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -112,65 +144,111 @@ class FilterDataset(SavableDataset):
             failure_tolerance=failure_tolerance,
         )
 
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`."""
+        if not steps.of_batches:
+            return None
+        steps.hooks.insert(0, self._hook())
+        return self.dataset
 
-def same_length(length: int) -> int:
-    """As many outputs as inputs."""
-    return length
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        require_one_value(self.hook, self.filter_fn)
+        hook = self._hook()
+        part = to.lower(self.dataset)
+        mixture = {"filter": hook.name, "of": part.mixture}
+        if isinstance(part, IndexPart):
+            to.push(part, hook)
+            part.drops, part.mixture = True, mixture
+            return part
+        key = to.key(f"filter {hook.name}")
+        return LanePart(MapLanes(part.operator, hook, key, to.outermost), mixture, part.batches)
+
+    def _hook(self) -> HookSpec:
+        return hook_spec(self.hook, Keep(self.filter_fn), self.task_encoder, self.failure_tolerance)
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class IterMapDataset(SavableDataset):
-    """A function from a stream of samples to another one, applied to each lane in runs of `inputs_per_call` inputs.
+def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
+    """A hook on each item of a part: where samples are read, wherever that gives the same."""
+    if isinstance(part, LanePart) and not to.push(part, hook):
+        part.operator = MapLanes(part.operator, hook, to.key(f"map {hook.name}"), to.outermost)
+    elif isinstance(part, IndexPart):
+        to.push(part, hook)
+    return part
 
-    The function is called anew on every run, which keeps its state restorable: nothing that it holds back outlives a
-    run, and what it still holds when its input ends it must yield or lose.
 
-    Args:
-        dataset: Whose samples are the input.
-        iter_map_fn: Called with an iterator over a run of a lane's samples; yields any number of samples.
-        inputs_per_call: Inputs of one run.
-        len_map_fn: From the number of inputs to the (approximate) number of outputs.
-        hook: As in `MapDataset`, and so is `task_encoder`.
-        stateless_iter_fn: Accepted for compatibility, and so is `iter_map_fn_config`.
-        iter_map_fn_config: See there.
-        worker_config: Default: that of the dataset.
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A filter as a hook: it returns what it is given, or drops it.
 
-    Raises:
-        ConfigError: A function cannot be called, or `inputs_per_call` is not a positive number.
+    Attributes:
+        accepts: The user's function.
     """
 
-    dataset: SavableDataset
-    iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]]
-    inputs_per_call: int
-    len_map_fn: Callable[[int], int]
-    hook: str
-    task_encoder: TaskEncoder | None
+    accepts: Any
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]],
-        *,
-        inputs_per_call: int = 1000,
-        len_map_fn: Callable[[int], int] = same_length,
-        hook: str = "iter_map",
-        task_encoder: TaskEncoder | None = None,
-        stateless_iter_fn: bool = False,
-        iter_map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del stateless_iter_fn, iter_map_fn_config
-        check_function(self, "iter_map_fn", iter_map_fn)
-        check_function(self, "len_map_fn", len_map_fn)
-        check_size(self, "inputs_per_call", inputs_per_call, "samples")
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            iter_map_fn=iter_map_fn,
-            inputs_per_call=inputs_per_call,
-            len_map_fn=len_map_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-        )
+    def __call__(self, value: Any) -> Any:
+        """The value, or SkipSample."""
+        if not self.accepts(value):
+            raise SkipSample("the filter did not accept it")
+        return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapLanes(LaneOperator):
+    """A hook on each item. Items keep their references.
+
+    Attributes:
+        child: What it is applied to.
+        hook: Takes and returns a value; may raise to drop it.
+        key: 64-bit key of the node.
+        outermost: Whether what it returns is an item of the lane, so that the batch is known.
+    """
+
+    child: LaneOperator
+    hook: HookSpec
+    key: int
+    outermost: bool = False
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The map of a lane."""
+        return _Map(self, lane, self.child.open(lane, state))
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The hook applied to what is below."""
+        value = self.child.rebuild(reference, lane)
+        key = fold(self.key, lane.number, lane.pass_number)
+        batch = lane.around.batch if self.outermost else None
+        return lane.call(self.hook, key, NumberOf(self.child, reference), value, batch=batch)
+
+
+class _Map:
+    __slots__ = ("_child", "_key", "_lane", "_node")
+
+    def __init__(self, node: MapLanes, lane: Lane, child: Items) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._key = fold(node.key, lane.number, lane.pass_number)
+
+    def next(self) -> Item | None:
+        node, lane = self._node, self._lane
+        while True:
+            item = self._child.next()
+            if item is None:
+                return None
+            reference, value = item
+            batch = lane.around.batch if node.outermost else None
+            try:
+                return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value, batch=batch)
+            except Exception as error:
+                lane.drop(node.child, reference, node.hook, error, value)
+
+    def begin(self, pass_number: int) -> None:
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)

@@ -9,14 +9,27 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, check_dataset
+from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.samplers.blend import Blend
+from energon_grain.samplers.epochized_blend import EpochizedBlend
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.passes import Concat
+from energon_grain.samplers.routing import Router, RouteTree
+from energon_grain.samplers.step_blend import StepBlend
+from energon_grain.stream.index_map import EqualPasses
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
+from energon_grain.stream.state import Form, Number, OneOf
 
 Weight = int | float | Fraction
 Weighted = tuple[SavableDataset, Weight] | SavableDataset
+_LABELS_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -64,6 +77,67 @@ class BlendDataset(SavableDataset):
         object.__setattr__(self, "schedule", steps)
         object.__setattr__(self, "per_step", per_step)
 
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
+        parts = to.children(self.datasets, endless=True)
+        router, width = self._router(to)
+        mixture: dict[str, Any] = {
+            "blend": [list(map(list, router.weights)), list(router.starts)],
+            "of": [part.mixture for part in parts],
+        }
+        if width:
+            mixture["per_step"] = width
+        batches = any(part.batches for part in parts)
+        if batches and not width:
+            to.graph.ragged = True
+        if all(isinstance(part, IndexPart) and not part.drops for part in parts):
+            arithmetic = [part for part in parts if isinstance(part, IndexPart)]
+            return IndexPart(
+                leaves=[leaf for part in arithmetic for leaf in part.leaves],
+                routes=RouteTree(router, [part.routes for part in arithmetic]),
+                passes=None,
+                mixture=mixture,
+                batches=batches,
+                one_pass=sum(part.items() for part in arithmetic),
+            )
+        weights = router.weights[0]
+        blend = BlendLanes(
+            parts=tuple(to.operator(part, stripe=1, endless=True) for part in parts),
+            router=router,
+            lanes=to.lanes,
+            shares=tuple(weight / sum(weights) for weight in weights),
+        )
+        return LanePart(blend, mixture, batches)
+
+    def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
+        """The arithmetic, and how many items share a choice (0: each has its own)."""
+        lanes, hosts = to.lanes, to.hosts
+        width = hosts if self.per_step is True else int(self.per_step)
+        if width and (lanes % width or width % hosts):
+            raise ConfigError(
+                f"BlendDataset: per_step={self.per_step!r} is {width} items a choice, with {hosts} hosts and {lanes} "
+                f"lanes: it must be a multiple of the number of hosts and divide the lanes. Give per_step=<the largest "
+                f"number of hosts that the run shall continue on> and a multiple of it as lanes="
+            )
+        width = width if width > 1 else 0
+        schedule = [(start, list(weights)) for start, weights in self.schedule]
+        key = fold(to.seed, "blend", to.place)
+        if width:
+            uneven = [start for start, _ in schedule if start % width]
+            if uneven:
+                raise ConfigError(
+                    f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: begin segments "
+                    f"at multiples of it"
+                )
+            schedule = [(start // width, weights) for start, weights in schedule]
+        inner = lanes // max(1, width)
+        blend = (
+            Blend(schedule[0][1], lanes=inner, key=key)
+            if len(schedule) == 1
+            else Blend(schedule=schedule, lanes=inner, key=key)
+        )
+        return (StepBlend(blend, width=width) if width else blend), width
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class BlendEpochizedDataset(SavableDataset):
@@ -95,6 +169,32 @@ class BlendEpochizedDataset(SavableDataset):
         object.__setattr__(self, "datasets", datasets)
         object.__setattr__(self, "repetitions", repetitions)
 
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        parts: list[IndexPart] = []
+        for part in to.children(self.datasets):
+            if not isinstance(part, IndexPart):
+                raise ConfigError(
+                    "BlendEpochizedDataset: one of the datasets generates, groups, batches or packs, so its length is "
+                    "not known beforehand: blend by repetitions first, and pack (or batch) the blend; or use a "
+                    "BlendDataset by weights"
+                )
+            parts.append(part)
+        lengths = [part.equal_length("a blend by repetitions") for part in parts]
+        key = fold(to.seed, "blend_epochized", to.place)
+        router = EpochizedBlend(lengths, self.repetitions, lanes=to.lanes, key=key)
+        return IndexPart(
+            leaves=[leaf for part in parts for leaf in part.leaves],
+            routes=RouteTree(router, [part.routes for part in parts]),
+            passes=router,
+            mixture={
+                "blend_epochized": [str(number) for number in self.repetitions],
+                "of": [part.mixture for part in parts],
+            },
+            drops=any(part.drops for part in parts),
+            batches=any(part.batches for part in parts),
+        )
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class ConcatDataset(SavableDataset):
@@ -115,6 +215,32 @@ class ConcatDataset(SavableDataset):
         parts, _ = _pairs(self, "weight", datasets)
         object.__setattr__(self, "worker_config", worker_config or parts[0].worker_config)
         object.__setattr__(self, "datasets", parts)
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        parts = to.children(self.datasets)
+        mixture = {"concat": len(parts), "of": [part.mixture for part in parts]}
+        batches = any(part.batches for part in parts)
+        if len(parts) > 1 and batches:
+            to.graph.ragged = True
+        arithmetic = [part for part in parts if isinstance(part, IndexPart)]
+        if len(arithmetic) == len(parts) and all(isinstance(part.passes, EqualPasses | None) for part in arithmetic):
+            lengths = [part.equal_length("a concatenation") for part in arithmetic]
+            return IndexPart(
+                leaves=[leaf for part in arithmetic for leaf in part.leaves],
+                routes=RouteTree(Concat(lengths), [part.routes for part in arithmetic]),
+                passes=EqualPasses(sum(lengths)),
+                mixture=mixture,
+                drops=any(part.drops for part in arithmetic),
+                same_pass=all(part.same_pass for part in arithmetic),
+                batches=batches,
+            )
+        operators = tuple(to.operator(part, endless=False) for part in parts)
+        if not all(operator.finite for operator in operators):
+            raise ConfigError(
+                "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
+            )
+        return LanePart(ConcatLanes(operators), mixture, batches)
 
 
 def _pairs(
@@ -180,3 +306,180 @@ def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: i
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
+
+
+class _OfSeveral(LaneOperator):
+    """What operators over several have in common. A reference is (number of the child, its reference)."""
+
+    __slots__ = ()
+
+    chooses: ClassVar[bool] = True
+    parts: tuple[LaneOperator, ...]
+
+    @property
+    def reference_form(self) -> Form:
+        """Number of the child, and its reference."""
+        return OneOf(tuple(part.reference_form for part in self.parts))
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both."""
+        return fold(self.parts[reference[0]].number(reference[1]), reference[0])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.parts[reference[0]].rebuild(reference[1], lane)
+
+    @property
+    def children(self) -> tuple[LaneOperator, ...]:
+        """All of them."""
+        return self.parts
+
+    def items(self) -> int:
+        """Of all of them; endless: of one pass over each."""
+        return sum(part.items() for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendLanes(_OfSeveral):
+    """An endless blend of items: round r of a lane is for the child that the router names, whatever that drops.
+
+    Each child's items are handed out in order; a child whose pass ends begins the next one.
+
+    Attributes:
+        parts: What is blended.
+        router: A `Blend`, from positions `r * L + lane` to children.
+        lanes: L.
+        shares: Fraction of the items that each child gets, for reading ahead.
+    """
+
+    parts: tuple[LaneOperator, ...]
+    router: Router
+    lanes: int
+    shares: tuple[float, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Endless."""
+        return False
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The blend of a lane."""
+        rounds, places = (0, ((0, None),) * len(self.parts)) if state is None else state
+        first = lane.at_pass(0)
+        children = [part.open(first, below) for part, (_, below) in zip(self.parts, places, strict=True)]
+        return _Blend(self, lane, children, rounds, [pass_number for pass_number, _ in places])
+
+    @property
+    def state_form(self) -> Form:
+        """Rounds, and pass and state of each child."""
+        return Number(), tuple((Number(), part.state_form) for part in self.parts)
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.parts[reference[0]].rebuild(reference[1], lane.at_pass(0))
+
+
+class _Blend:
+    __slots__ = ("_children", "_first", "_labels", "_lane", "_node", "_passes", "_places", "_rounds")
+
+    def __init__(self, node: BlendLanes, lane: Lane, children: list[Items], rounds: int, passes: list[int]) -> None:
+        self._node = node
+        self._lane = lane
+        self._children = children
+        self._rounds = rounds
+        self._passes = passes
+        self._first = 0
+        self._labels: list[int] = []
+        self._places: list[State] = [(0, None)] * len(children)
+        for number in range(len(children)):
+            self._note(number)
+
+    def _note(self, number: int) -> None:
+        self._places[number] = self._passes[number], self._children[number].state()
+
+    def next(self) -> Item | None:
+        place = self._rounds - self._first
+        if not 0 <= place < len(self._labels):
+            self._first, place = self._rounds, 0
+            rounds = np.arange(self._rounds, self._rounds + _LABELS_AHEAD)
+            self._labels = self._node.router.route(rounds * self._node.lanes + self._lane.number)[0].tolist()
+        label = self._labels[place]
+        child = self._children[label]
+        while (item := child.next()) is None:
+            self._lane.count_pass()
+            self._passes[label] += 1
+            child.begin(self._passes[label])
+        self._rounds += 1
+        self._note(label)
+        return (label, item[0]), item[1]
+
+    def begin(self, pass_number: int) -> None:
+        del pass_number
+
+    def state(self) -> State:
+        return self._rounds, tuple(self._places)
+
+    def expect(self, items: float) -> None:
+        for child, share in zip(self._children, self._node.shares, strict=True):
+            child.expect(items * share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConcatLanes(_OfSeveral):
+    """The children one after the other, in each lane by itself.
+
+    Attributes:
+        parts: Finite ones.
+    """
+
+    parts: tuple[LaneOperator, ...]
+
+    @property
+    def finite(self) -> bool:
+        """It ends."""
+        return True
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The concatenation of a lane."""
+        at, pass_number, below = (0, lane.pass_number, (None,) * len(self.parts)) if state is None else state
+        children = [part.open(lane, child) for part, child in zip(self.parts, below, strict=True)]
+        return _Concat(children, at, pass_number)
+
+    @property
+    def state_form(self) -> Form:
+        """Number of the present child, pass, and the state of each child."""
+        return Number(len(self.parts)), Number(), tuple(part.state_form for part in self.parts)
+
+
+class _Concat:
+    __slots__ = ("_at", "_children", "_pass", "_states")
+
+    def __init__(self, children: list[Items], at: int, pass_number: int) -> None:
+        self._children = children
+        self._at = at
+        self._pass = pass_number
+        self._states: list[State] = [child.state() for child in children]
+
+    def next(self) -> Item | None:
+        while True:
+            item = self._children[self._at].next()
+            self._states[self._at] = self._children[self._at].state()
+            if item is not None:
+                return (self._at, item[0]), item[1]
+            if self._at + 1 == len(self._children):
+                return None
+            self._at += 1
+            self._children[self._at].begin(self._pass)
+
+    def begin(self, pass_number: int) -> None:
+        self._pass = pass_number
+        self._at = 0
+        self._children[0].begin(pass_number)
+        self._states[0] = self._children[0].state()
+
+    def state(self) -> State:
+        return self._at, self._pass, tuple(self._states)
+
+    def expect(self, items: float) -> None:
+        for number, child in enumerate(self._children):
+            child.expect(items if number == self._at else 0)

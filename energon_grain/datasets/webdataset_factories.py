@@ -16,8 +16,8 @@ from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.subset import Subset
 from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
+from energon_grain.samplers.subset import Subset
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import (
     CaptioningSample,

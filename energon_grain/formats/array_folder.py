@@ -17,7 +17,7 @@ from energon_grain.forms import Form
 from energon_grain.storage.location import is_url, join, name_of
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.read_whole import read_whole
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 METADATA_FILES = ("zarr.json", ".zarray", "attributes.json")
 _JSON = Form(dict[str, Any])

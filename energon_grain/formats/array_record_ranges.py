@@ -20,8 +20,8 @@ from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.location import is_url
 from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.spans import coalesce
-from energon_grain.storage.storage_settings import storage_settings
 
 BLOCK_BYTES = 1 << 16
 _BLOCK_HEADER_BYTES = 24

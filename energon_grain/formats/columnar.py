@@ -11,9 +11,10 @@ With S shards, N samples and M parts in all:
     key_start     (N + 1,)  key i is key_bytes[key_start[i]:key_start[i + 1]], UTF-8
     key_order     (N,)      argsort of the keys as bytes
 
-Opening it costs one small JSON file and eight memory maps, whatever the number of shards. Columns of at most 8 KiB are
-compared with their checksums then. Of larger ones that is done for 1,024 samples at a time, when one of these is first
-used, and so is a look at whether all numbers point into the columns and shards that they belong to: 0.1 ms, once.
+Opening it costs one small JSON file and eight memory maps, whatever the number of shards; who opens it while it is in
+use already gets the same one. Columns of at most 8 KiB are compared with their checksums then. Of larger ones that is
+done for 128 samples at a time, when one of these is first used, and so is a look at whether all numbers point into the
+columns and shards that they belong to. The windows that a read meets first are one set of numpy calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -34,23 +36,25 @@ from energon_grain.formats.columnar_header import (
     BlockSums,
     Column,
     ColumnarHeader,
-    Seen,
     column_file_bytes,
     columnar_folder,
     mending,
     read_column,
     read_header,
     release_pages,
+    rows_of,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
 from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo, read_info
 
-_CHECKED_AT_ONCE = 64  # windows of 1,024 samples, about 10 MB
+_WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
+_CHECKED_AT_ONCE = 64  # windows, in memory that need not be asked of the system
+_RELEASED_AT_ONCE = 512  # windows, about 10 MB
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class ColumnarIndex:
     """Where every part of every sample of a dataset lies. Samples are numbered from 0 through all shards.
 
@@ -61,6 +65,7 @@ class ColumnarIndex:
         shard_first: (S + 1,) number of the first sample of each shard; the last entry is the number of samples.
         part_names: Distinct part names.
         content_id: 32 hex digits; see `ColumnarHeader.content_id`.
+        has_records: Whether the shards are ArrayRecord files.
         sums: What compares each column with its checksums.
 
     Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
@@ -72,6 +77,7 @@ class ColumnarIndex:
     shard_first: npt.NDArray[np.int64]
     part_names: tuple[str, ...]
     content_id: str
+    has_records: bool
     sample_start: npt.NDArray[np.int64]  # (N + S,)
     part_start: npt.NDArray[np.int64]  # (N + 1,)
     part_name: npt.NDArray[np.int32]  # (M,)
@@ -81,12 +87,10 @@ class ColumnarIndex:
     key_bytes: npt.NDArray[np.uint8]
     key_order: npt.NDArray[np.int64]  # (N,)
     sums: Mapping[str, BlockSums]
-    _seen: Seen = field(init=False)
-    _ordered: Seen = field(init=False)
+    _seen: npt.NDArray[np.bool_] = field(init=False)  # of windows of samples
 
     def __post_init__(self) -> None:
-        for seen in ("_seen", "_ordered"):
-            object.__setattr__(self, seen, Seen(len(self)))
+        object.__setattr__(self, "_seen", np.zeros(-(-len(self) >> _WINDOW_SHIFT), np.bool_))
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -124,15 +128,25 @@ class ColumnarIndex:
         Raises:
             IndexFileError: It is not, or points out of the shards.
         """
-        if self._seen.all and samples is not None:
-            return
-        for number, (first, stop) in enumerate(self._seen.unseen(samples)):
-            self._check(first, stop)
-            if samples is None and number % _CHECKED_AT_ONCE == 0:
+        if samples is None:
+            windows = np.flatnonzero(~self._seen)
+        else:
+            windows = samples >> _WINDOW_SHIFT
+            windows = windows[~self._seen[windows]]
+            if len(windows) > 1:
+                wanted = np.zeros_like(self._seen)
+                wanted[windows] = True
+                windows = np.flatnonzero(wanted)
+        for at in range(0, len(windows), _CHECKED_AT_ONCE):
+            piece = windows[at : at + _CHECKED_AT_ONCE]
+            self._check(piece)
+            self._seen[piece] = True
+            if samples is None and at % _RELEASED_AT_ONCE == 0:
                 self.release()
         if samples is None:
-            for first, stop in self._ordered.unseen():
-                self._check_order(first, stop)
+            self.sums["key_order"].check(0, len(self))
+            if len(self) and not 0 <= self.key_order.min() <= self.key_order.max() < len(self):
+                raise self._wrong_order()
             self.release()
 
     def release(self) -> None:
@@ -196,57 +210,67 @@ class ColumnarIndex:
         return text.tobytes()
 
     def _in_order(self, place: int) -> int:
-        if place not in self._ordered:
-            for first, stop in self._ordered.unseen(np.array([place])):
-                self._check_order(first, stop)
-        return int(self.key_order[place])
+        self.sums["key_order"].check(place, place + 1)
+        sample = int(self.key_order[place])
+        if not 0 <= sample < len(self):
+            raise self._wrong_order()
+        return sample
+
+    def _wrong_order(self) -> IndexFileError:
+        return self.sums["key_order"].damaged(f"holds numbers beyond the {len(self)} samples there are")
 
     def _key_bytes(self, sample: int) -> bytes:
-        if sample not in self._seen:
+        if not self._seen[sample >> _WINDOW_SHIFT]:
             self.check(np.array([sample]))
         return self.key_bytes[self.key_start[sample] : self.key_start[sample + 1]].tobytes()
 
-    def _check(self, first: int, stop: int) -> None:
-        """Compare the rows of samples [first, stop) with their checksums, and numbers in them with what they count."""
-        numbers = np.arange(first, stop)
-        shard = self.shard_of(numbers)
-        starts = slice(first + int(shard[0]), stop + int(shard[-1]) + 1)
-        self.sums["sample_start"].check(starts.start, starts.stop)
-        begin, end = self._check_starts("key_start", first, stop, "key_bytes")
-        self.sums["key_bytes"].check(begin, end)
-        begin, end = self._check_starts("part_start", first, stop, "part_name")
+    def _check(self, windows: npt.NDArray[np.int64]) -> None:
+        """Compare the rows of windows of samples with their checksums, and numbers in them with what they count."""
+        breaks = np.flatnonzero(windows[1:] - windows[:-1] > 1)
+        first = windows[np.concatenate([[0], breaks + 1])] << _WINDOW_SHIFT
+        stop = np.minimum((windows[np.append(breaks, -1)] + 1) << _WINDOW_SHIFT, len(self))
+        samples = rows_of(first, stop)
+        shard = self.shard_of(samples)
+        ends = np.cumsum(stop - first)
+        self.sums["sample_start"].check_runs(first + shard[ends - (stop - first)], stop + shard[ends - 1] + 1)
+        begin, end = self._check_starts("key_start", first, stop, samples, "key_bytes")
+        self.sums["key_bytes"].check_runs(begin, end)
+        begin, end = self._check_starts("part_start", first, stop, samples, "part_name")
         for name in ("part_name", "part_offset", "part_size"):
-            self.sums[name].check(begin, end)
-        names = self.part_name[begin:end]
-        if end > begin and (names.min() < 0 or names.max() >= len(self.part_names)):
+            self.sums[name].check_runs(begin, end)
+        parts = rows_of(begin, end)
+        names = self.part_name[parts]
+        if len(parts) and not 0 <= names.min() <= names.max() < len(self.part_names):
             raise self.sums["part_name"].damaged(f"holds numbers of parts beyond the {len(self.part_names)} there are")
-        if (self.root / META_FOLDER / RECORDS_JSON).exists():
+        if self.has_records:
             return  # places in ArrayRecord files are as if records were not compressed
         limit = self.shard_bytes[shard]
-        start, stops = self.sample_start[numbers + shard], self.sample_start[numbers + shard + 1]
-        if (start < 0).any() or (stops < start).any() or (stops > limit).any():
+        starts, stops = self.sample_start[samples + shard], self.sample_start[samples + shard + 1]
+        if (starts < 0).any() or (stops < starts).any() or (stops > limit).any():
             raise self.sums["sample_start"].damaged("holds samples that do not lie in their shard")
-        limit = np.repeat(limit, np.diff(self.part_start[first : stop + 1]))
-        offset, size = self.part_offset[begin:end], self.part_size[begin:end]
-        if (offset < 0).any() or (offset > limit).any():
+        limit = np.repeat(limit, self.part_start[samples + 1] - self.part_start[samples])
+        room = limit - self.part_offset[parts]
+        if ((room < 0) | (room > limit)).any():
             raise self.sums["part_offset"].damaged("holds parts that do not lie in their shard")
-        if (size < 0).any() or (size > limit - offset).any():
+        size = self.part_size[parts]
+        if ((size < 0) | (size > room)).any():
             raise self.sums["part_size"].damaged("holds parts that do not end in their shard")
 
-    def _check_starts(self, name: str, first: int, stop: int, of: str) -> tuple[int, int]:
-        """First row, and one past the last, of the column `of` for samples [first, stop)."""
-        self.sums[name].check(first, stop + 1)
-        starts, total = getattr(self, name)[first : stop + 1], len(getattr(self, of))
-        begin, end = int(starts[0]), int(starts[-1])
-        if begin < 0 or end > total or (starts[1:] < starts[:-1]).any():
+    def _check_starts(
+        self,
+        name: str,
+        first: npt.NDArray[np.int64],
+        stop: npt.NDArray[np.int64],
+        samples: npt.NDArray[np.int64],
+        of: str,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """First row, and one past the last, of the column `of`, for each run [first, stop) of samples."""
+        self.sums[name].check_runs(first, stop + 1)
+        starts, total = getattr(self, name), len(getattr(self, of))
+        begin, end = starts[first], starts[stop]
+        if begin.min() < 0 or end.max() > total or (starts[samples + 1] < starts[samples]).any():
             raise self.sums[name].damaged(f"must ascend from 0 to {total}")
         return begin, end
-
-    def _check_order(self, first: int, stop: int) -> None:
-        self.sums["key_order"].check(first, stop)
-        order = self.key_order[first:stop]
-        if order.min() < 0 or order.max() >= len(self):
-            raise self.sums["key_order"].damaged(f"holds numbers beyond the {len(self)} samples there are")
 
 
 def open_columnar(
@@ -289,7 +313,7 @@ def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> Co
             own = place == columnar_folder(root)
             advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
             try:
-                return load_generation(folder, place, header, advice)
+                return _load(folder, place, header, advice)
             except FileNotFoundError:
                 if read_header(place, root) == header:  # else it was replaced while we were opening it
                     raise IndexFileError(
@@ -304,8 +328,8 @@ def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
     yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
 
 
-def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
-    """Map the columns that `header` names, inside the index folder `folder` of a dataset.
+def _load(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
+    """Map the columns that `header` names, inside the index folder `folder` of a dataset, unless they are in use.
 
     Columns of a mirror that are damaged are fetched once more.
 
@@ -313,6 +337,13 @@ def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, a
         FileNotFoundError: A column is missing.
         IndexFileError: A column is damaged, or the columns do not fit each other; `advice` says how to mend that.
     """
+    paths = {name: folder / header.generation / f"{name}.npy" for name in COLUMN_TYPES}
+    stats = [os.stat(path) for path in paths.values()]
+    files = tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
+    known = dataset.location, str(folder), header.generation, header.header_checksum, files
+    index = _open.get(known)
+    if index is not None and not any(each.is_damaged for each in index.sums.values()):
+        return index
     samples = [count for _, _, count in header.shards]
     total, parts = sum(samples), header.columns["part_offset"].rows
     expected = dict.fromkeys(("part_name", "part_offset", "part_size"), parts)
@@ -321,10 +352,10 @@ def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, a
     expected["key_bytes"] = header.columns["key_bytes"].rows
     columns: dict[str, npt.NDArray[Any]] = {}
     sums: dict[str, BlockSums] = {}
-    for name, dtype in COLUMN_TYPES.items():
-        path, described = folder / header.generation / f"{name}.npy", header.columns[name]
-        again = _fetching_again(dataset, path, dtype, described)
-        columns[name] = _mapped(path, dtype, expected[name], described, again, advice)
+    for name, path in paths.items():
+        described = header.columns[name]
+        again = _fetching_again(dataset, path, COLUMN_TYPES[name], described)
+        columns[name] = _mapped(path, COLUMN_TYPES[name], expected[name], described, again, advice)
         sums[name] = BlockSums(
             path,
             columns[name],
@@ -334,18 +365,23 @@ def load_generation(dataset: DataFolder, folder: Path, header: ColumnarHeader, a
             mending=advice,
             fetch_again=again,
         )
-    shard_first = np.zeros(len(samples) + 1, np.int64)
-    np.cumsum(samples, out=shard_first[1:])
-    return ColumnarIndex(
+    index = ColumnarIndex(
         root=dataset.local,
         shards=tuple(name for name, _, _ in header.shards),
         shard_bytes=np.array([size for _, size, _ in header.shards], dtype=np.int64),
-        shard_first=shard_first,
+        shard_first=np.cumsum([0, *samples], dtype=np.int64),
         part_names=tuple(header.part_names),
         content_id=header.content_id,
+        has_records=(dataset.local / META_FOLDER / RECORDS_JSON).exists(),
         sums=sums,
         **columns,
     )
+    _open[known] = index
+    return index
+
+
+_open: WeakValueDictionary[tuple[Any, ...], ColumnarIndex] = WeakValueDictionary()
+"""Indices in use. A second loader of a dataset finds everything compared that the first one met, and maps nothing."""
 
 
 def _mapped(

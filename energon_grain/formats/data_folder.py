@@ -34,14 +34,14 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     not_prepared,
 )
+from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import ObjectClient, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")

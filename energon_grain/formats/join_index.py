@@ -1,4 +1,15 @@
-"""Energon's join index: `<metadataset>.cache/join_index_<sha256>.bin`, where the samples of each joined row lie.
+"""The index of a join in both of its forms: ours, which is mapped, and Energon's, for Energon.
+
+    <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
+    <metadataset>.cache/.join_<name>/header.json   what was joined
+
+Rows are compared with their checksums as the columns of an index are, when they are first used. Samples are numbered
+through all shards of their dataset, as in its columnar index; of an array it is the row. Rows come in the order of the
+first dataset, the primary: its shards as the split part lists them, its samples as they lie. The folder appears whole,
+by a rename. Its name begins with a dot because Energon's `prepare` removes everything else that it did not write, and
+stops with an error at a folder.
+
+    <metadataset>.cache/join_index_<sha256>.bin    where the samples of each joined row lie:
 
     b"JIDX0001"                                          8 bytes
     C                                                    int64, number of joined datasets
@@ -14,30 +25,329 @@ and val joins share one file. The names that `join_name` makes tell them apart.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
 import os
+import secrets
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.forms import encode_json
-from energon_grain.storage.atomic import atomic_write
+from energon_grain.formats.columnar_header import (
+    BlockSums,
+    Count,
+    Seen,
+    column_file_bytes,
+    header_digest,
+    read_column,
+    release_pages,
+)
+from energon_grain.forms import Form, encode_json
+from energon_grain.storage.atomic import atomic_write, sync_folder
+from energon_grain.storage.file_lock import sweep, writing_in
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import mirror_of
 
 Int64Array = npt.NDArray[np.int64]
+
+VERSION = 2
+HEADER_NAME = "header.json"
+ROWS_NAME = "rows.npy"
+_PREFIX = ".join_"
+_MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew"
 
 MAGIC = b"JIDX0001"
 _HEADER_BYTES = 16
 _FIELDS = 3
 _MOST_ORDERS = 5_040
 """Orders of excludes that `energon_join_names` tries at most: 7!, at about 2 µs each."""
+
+
+class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One dataset or array of a join, as it was when it was joined.
+
+    Attributes:
+        path: The dataset, relative to the folder of the metadataset where it has one.
+        split_part: Name of its split part.
+        content_id: Of its columnar index: changes with any key, part or size in it. Of an array, see `ArraySource`,
+            and a digest of the keys of its rows.
+        uuid: What its `prepare` called it; None where it has none.
+        samples: Samples of the whole dataset, or rows of the array.
+        shards: Digest of the shards that the split part lists, in order.
+        excludes: Shards and samples of these that are left out, sorted.
+        nonmatch: What happened to rows whose key it lacks.
+        missing: Rows in which it has no sample.
+        array: Of an array, what its rows are found by: the number of the primary's sample, or its key.
+    """
+
+    path: str
+    split_part: str
+    content_id: str
+    uuid: str | None = None
+    samples: Count
+    shards: str
+    excludes: list[str]
+    nonmatch: str
+    missing: int = 0
+    array: Literal["row", "key"] | None = None
+
+
+class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What `header.json` holds.
+
+    Attributes:
+        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own.
+        members: The joined datasets, the primary first.
+        rows: Number of rows.
+        skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
+        checksum: BLAKE2b-128, in hex, of the rows.
+        block_sums: The same of the sums behind the rows (see `column_file`); None: there are none.
+        header_checksum: The same of all the rest of the header.
+    """
+
+    version: int = VERSION
+    members: list[JoinedMember]
+    rows: Count
+    skipped: int = 0
+    checksum: str
+    block_sums: str | None = None
+    header_checksum: str = ""
+
+    @property
+    def content_id(self) -> str:
+        """32 hex digits that change whenever a dataset or a row does; not with where the datasets lie."""
+        described = [self.checksum, [member.content_id for member in self.members]]
+        return hashlib.blake2b(encode_json(described), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class JoinIndex:
+    """The rows of a join. Picklable: rows that lie in a file are mapped anew.
+
+    Attributes:
+        rows: (n, datasets) number of the sample in each dataset, -1 where it has none. Read-only.
+        header: What was joined.
+        folder: Where the rows lie; None: in memory.
+        url: The folder that `folder` is a copy of, in an object store.
+
+    Rows may be used once `check` has seen them.
+    """
+
+    rows: Int64Array
+    header: JoinHeader
+    folder: Path | None = None
+    url: str | None = None
+    sums: BlockSums | None = None
+    _seen: Seen = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_seen", Seen(0 if self.sums is None else len(self.rows)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def content_id(self) -> str:
+        """See `JoinHeader.content_id`."""
+        return self.header.content_id
+
+    def check(self, rows: Int64Array | None = None) -> None:
+        """See to it that rows (None: all) are what was written.
+
+        Raises:
+            IndexFileError: They are not, or name samples that there are not.
+        """
+        for first, stop in self._seen.unseen(rows):
+            assert self.sums is not None
+            self.sums.check(first, stop)
+            block, members = self.rows[first:stop], self.header.members
+            if (block[:, 0] < 0).any() or (block < -1).any() or (block >= [each.samples for each in members]).any():
+                raise self.sums.damaged("names samples that there are not")
+
+    def release(self) -> None:
+        """Give back the memory of mapped rows that were read."""
+        release_pages(self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.folder is not None:
+            return _reopen, (self.folder, self.url, self.header.checksum)
+        return _in_memory, (self.rows, self.header)
+
+
+def join_file_sizes(header: bytes, where: object) -> dict[str, int]:
+    """Size of each file of a join index, by the content of its header. Takes and raises what decoding that does."""
+    content = decode_join_header(header, where)
+    return {HEADER_NAME: len(header), ROWS_NAME: _rows_bytes(content)}
+
+
+def _rows_bytes(header: JoinHeader) -> int:
+    return column_file_bytes(np.int64, header.rows, width=len(header.members), block_sums=header.block_sums)
+
+
+def join_folder(cache: Path, name: str) -> Path:
+    """Return where the columnar form of a join lies in a cache folder."""
+    return cache / f"{_PREFIX}{name}"
+
+
+def stored_headers(names: Iterable[str]) -> dict[str, str]:
+    """Of the names of files below a cache folder, those of the headers of joins, by the name of the join."""
+    found = ((name.removeprefix(_PREFIX), name) for name in names if name.startswith(_PREFIX))
+    return {join.removesuffix(f"/{HEADER_NAME}"): name for join, name in found if join.endswith(f"/{HEADER_NAME}")}
+
+
+def joins_in(cache: Path) -> dict[str, JoinHeader]:
+    """Read the headers of all joins in a cache folder, by name. Unreadable ones are passed over."""
+    found: dict[str, JoinHeader] = {}
+    with contextlib.suppress(OSError):
+        for folder in sorted(cache.glob(f"{_PREFIX}*")):
+            with contextlib.suppress(OSError, IndexFileError):
+                found[folder.name.removeprefix(_PREFIX)] = read_join_header(folder)
+    return found
+
+
+def read_join_header(folder: Path) -> JoinHeader:
+    """Read the header of a join.
+
+    Raises:
+        FileNotFoundError: There is no such join.
+        IndexFileError: The header is damaged, or newer than this release.
+    """
+    path = folder / HEADER_NAME
+    return decode_join_header(path.read_bytes(), path)
+
+
+def decode_join_header(data: bytes, where: object) -> JoinHeader:
+    """Take the content of `header.json` apart; messages begin with `where` it lies.
+
+    Raises:
+        IndexFileError: It is damaged, or newer than this release.
+    """
+    try:
+        version = _VERSION_FORM.from_json(data).version
+        if version <= VERSION:
+            header = _HEADER.from_json(data)
+            if (version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
+                raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
+            return header
+    except msgspec.MsgspecError as error:
+        raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
+    raise IndexFileError(f"{where}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
+
+
+def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
+    """Open the columnar form of a join: one small file and one memory map.
+
+    Args:
+        folder: Where it lies.
+        url: What it is a copy of: then rows that are damaged are fetched once more.
+
+    Raises:
+        FileNotFoundError: There is no such join.
+        IndexFileError: It is damaged.
+    """
+    header = read_join_header(folder)
+    path = folder / ROWS_NAME
+    rows = read_column(path, np.int64, header.rows, width=len(header.members), block_sums=header.block_sums)
+    sums = BlockSums(
+        path,
+        rows,
+        checksum=header.checksum,
+        block_sums=header.block_sums,
+        where=str(path) if url is None else f"{url}/{ROWS_NAME}",
+        mending=_MENDING,
+        fetch_again=None if url is None else lambda: _fetch_again(url, _rows_bytes(header)),
+    )
+    return JoinIndex(rows=rows, header=header, folder=folder, url=url, sums=sums)
+
+
+def _fetch_again(url: str, size_bytes: int) -> None:
+    mirror = mirror_of(url.rpartition("/")[0])
+    with mirror.locked():
+        mirror.fetch_again(f"{url.rpartition('/')[2]}/{ROWS_NAME}", size_bytes)
+
+
+@contextlib.contextmanager
+def writing_joins(cache: Path) -> Generator[None]:
+    """Be among those that write joins into a folder, which is made; what killed runs were writing there is removed."""
+    cache.mkdir(parents=True, exist_ok=True)
+    sweep(cache, ".tmp_*", ".join_index_*.tmp")
+    with writing_in(cache):
+        yield
+
+
+@contextlib.contextmanager
+def new_join_folder(cache: Path, name: str) -> Generator[Path]:
+    """Make a temporary folder that becomes the columnar form of the join `name` when the block ends without an error.
+
+    Of two processes that do so at once one wins, and both go on with what it wrote. To be called while `writing_joins`.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    target = join_folder(cache, name)
+    temporary = cache / f".tmp_{secrets.token_hex(8)}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync_folder(temporary)
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            if not _is_whole(target):  # an older, damaged one is in the way
+                shutil.rmtree(target, ignore_errors=True)
+                os.rename(temporary, target)
+        sync_folder(cache)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_join_header(folder: Path, header: JoinHeader) -> None:
+    """Put the header of a join beside its rows."""
+    with open(folder / HEADER_NAME, "xb") as file:
+        sealed = msgspec.structs.replace(header, header_checksum=header_digest(header))
+        file.write(encode_json(sealed) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def shards_digest(shards: Sequence[str]) -> str:
+    """Return 32 hex digits for a list of shards."""
+    return hashlib.blake2b(encode_json(list(shards)), digest_size=16).hexdigest()
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_VERSION_FORM, _HEADER = Form(_Version), Form(JoinHeader)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_join_index(folder).check()
+    except (OSError, IndexFileError):
+        return False
+    return True
+
+
+def _reopen(folder: Path, url: str | None, checksum: str) -> JoinIndex:
+    index = open_join_index(folder, url=url)
+    if index.header.checksum != checksum:
+        raise IndexFileError(f"{folder}: the join was prepared anew while it was in use; start again")
+    return index
+
+
+def _in_memory(rows: Int64Array, header: JoinHeader) -> JoinIndex:
+    rows.flags.writeable = False
+    return JoinIndex(rows=rows, header=header)
 
 
 def cache_folder(metadataset: str | os.PathLike[str]) -> Path:

@@ -39,7 +39,7 @@ from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.storage.object_bytes import ObjectStream

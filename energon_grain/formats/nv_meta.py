@@ -17,13 +17,13 @@ import yaml
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.forms import Form
+from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml
-from energon_grain.storage.kvstore_spec import has_lists
 from energon_grain.storage.location import is_url, no_such_path
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.read_whole import read_beginning
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _LONGEST_LIST_SECONDS = 10.0
 

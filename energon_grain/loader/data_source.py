@@ -8,14 +8,14 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.metadataset.subset import Subset
+from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.stage import PureStage

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from energon_grain.datasets.cache_pool import using_cache
+from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.datasets.worker_config import WorkerConfig
@@ -29,14 +30,13 @@ from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings, using_storage
+from energon_grain.storage.settings import StorageSettings, storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.feed import joined_draws
 from energon_grain.stream.leaf_parts import wanted_block
-from energon_grain.stream.operators.lane_ahead import joined_draws
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec
@@ -137,13 +137,13 @@ def measure_stages(spec: StreamSpec, stage: PureStage, chunks: Sequence[Chunk], 
 def _chunk_samples(stage: PureStage, chunk: Chunk, clock: StageClock) -> list[tuple[Any, tuple[Any, ...]]]:
     """(sample, restore key) of what came through, in the order of the chunk."""
     outcomes: list[tuple[Any, tuple[Any, ...]]] = [(None, ())] * len(chunk.draws)
-    single = len(stage.sources) == 1
     with clock.timed("storage"):
         read = stage.read(chunk.draws)
-    for leaf, places, draws, raw in read:
+    for kind, places, draws, raw in read:
         with clock.timed("decode"):
-            flow = stage.load(leaf, raw, draws, chunk.groups if single else (), chunk.batches_of(places))
-        for hook in stage.hooks(leaf):
+            groups = chunk.groups if len(places) == len(chunk.draws) else ()
+            flow = stage.load(kind, raw, draws, groups, chunk.batches_of(places))
+        for hook in stage.hooks(kind):
             with clock.timed(hook.name):
                 stage.apply(flow, hook)
             if not hook.concurrent:

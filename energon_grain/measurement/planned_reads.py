@@ -76,7 +76,7 @@ def stream_chunks(spec: StreamSpec, stage: PureStage, batch_size: int, pace: Chu
 
 def settled_pace(spec: StreamSpec, stage: PureStage, batch_size: int, seconds: float) -> ChunkPace:
     """The size of chunks that the stream settles at, learnt from running it for some time."""
-    pace = ChunkPace(first=max(1, batch_size))
+    pace = ChunkPace(first=max(1, batch_size), leaves=len(spec.leaves))
     run = pace.timed(stage.run)
     deadline = time.perf_counter() + seconds
     for chunk in stream_chunks(spec, stage, batch_size, pace):

@@ -1,42 +1,58 @@
 """Whole documents: `MetadatasetV2`, the older `Metadataset`, and `DatasetLoader` for a dataset by itself."""
 
-# ruff: noqa: RUF009 (`key` is a field specifier)
 from __future__ import annotations
 
-import difflib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
+import msgspec
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
+from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.file_ending import METADATASET_ENDINGS
+from energon_grain.formats.join_index import index_file_name
 from energon_grain.formats.yaml_dialect import parse_yaml
-from energon_grain.metadataset.blends import AnyNode, BlendEntry, MetadatasetBlend, Node
-from energon_grain.metadataset.keys import build, check, form_schema, key, place_of
-from energon_grain.metadataset.place import Place, as_mapping, wrong, wrong_type
-from energon_grain.metadataset.references import (
-    DATASET_CONFIG_DOC,
-    NAME_DOC,
-    PASSES_DOC,
-    PATH_DOC,
-    SPLIT_CONFIG_DOC,
-    SPLIT_DOC,
-    SUBFLAVOR_DOC,
-    SUBFLAVORS_DOC,
+from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
+from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
+from energon_grain.metadataset.forms import (
+    NODE_KEYS,
+    OLDER,
+    Child,
     DatasetReference,
+    MetadatasetBlend,
+    Node,
+    node_schemas,
+    older_schema,
+    passes_of,
+    plain,
+    read_node,
 )
-from energon_grain.metadataset.values import Amount, Passes, PathText, Tags, Text
+from energon_grain.metadataset.prepare_joins import JoinProgress, MetadatasetReport, prepare_joins
+from energon_grain.metadataset.resolve import Inherited, Leaf, Resolver
+from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
+from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import no_such_path
+from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
 from energon_grain.storage.read_whole import read_whole
+from energon_grain.transforms.decode import SampleDecoder
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.loaded_dataset import LoadedDatasets
-    from energon_grain.datasets.worker_config import WorkerConfig
-    from energon_grain.metadataset.flat import TraversedDatasetReference
+_DECODER = SampleDecoder()
+_OF_LEAVES = (
+    *("max_samples_per_sequence", "shuffle_buffer_size", "parallel_shard_iters", "part_filter", "sample_type"),
+    *("dataset_config", "split_config"),
+)
+"""Further arguments of `get_datasets`."""
 
 
 class DatasetLoaderInterface(ABC):
@@ -92,35 +108,41 @@ class DatasetLoaderInterface(ABC):
             ConfigError: A document or an argument is not valid.
             DatasetNotFoundError: A file or a dataset is missing.
         """
-        from energon_grain.datasets.get_datasets import loaded_datasets  # the layer above: for Energon's spelling
-
-        return loaded_datasets(
-            self,
-            training=training,
-            split_part=split_part,
+        task_encoder = options.pop("task_encoder", None)
+        decoder = options.pop("decoder", _DECODER)
+        if task_encoder is None:
+            task_encoder = TaskEncoder[Any, Any, Any, Any]()
+            task_encoder.decoder = decoder
+        trusted_modules = tuple(options.pop("trusted_modules", ()))
+        for name in options:
+            if name not in _OF_LEAVES:
+                raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
+        leaf = leaf_maker(
             worker_config=worker_config,
+            task_encoder=task_encoder,
+            training=training,
+            trusted_modules=trusted_modules,
+            **options,
+        )
+        return training_datasets(
+            self,
+            True,
+            leaf,
+            split_part=split_part,
             subflavors=subflavors,
             shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
             subset=subset,
-            **options,
         )
 
     def traverse(self, mds_path: None = None, *, split_part: str) -> list[TraversedDatasetReference]:
         """The datasets that a split comes to; see `traverse_metadataset`."""
-        from energon_grain.metadataset.flat import traverse_metadataset
-
         del mds_path
         return traverse_metadataset(self, split_part=split_part)
 
     def prepare(self, split_part: str | None = None) -> Sequence[EPath]:
         """Write the indices of all joins, of all splits, as `prepare_metadataset` does, and say where they lie."""
         del split_part
-        if self.file is None:
-            return ()
-        from energon_grain.formats.join_index import index_file_name
-        from energon_grain.metadataset.prepare_joins import prepare_metadataset
-
-        joins = prepare_metadataset(self.file).joins
+        joins = () if self.file is None else prepare_metadataset(self.file).joins
         return [EPath(join.folder / index_file_name(join.name)) for join in joins]
 
     def post_initialize(self, mds_path: None = None) -> None:
@@ -128,34 +150,16 @@ class DatasetLoaderInterface(ABC):
         del mds_path
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """A mapping of split names to a form."""
-
-    kind: Any
-
-    def convert(self, value: Any, place: Place) -> dict[str, Any]:
-        """Read them."""
-        splits = as_mapping(value, place, "a mapping of split names to datasets")
-        if not splits:
-            raise wrong(place, "there is no split")
-        return {name: self.kind.convert(split, place.at(name)) for name, split in splits.items()}
-
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema."""
-        return {"type": "object", "additionalProperties": self.kind.schema(), "minProperties": 1}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetadatasetV2(DatasetLoaderInterface):
     """A metadataset: for each split, a node that names or combines datasets."""
 
     path: str | os.PathLike[str] | None = None
-    splits: Mapping[str, Node] = key(Splits(AnyNode()), "What to load, by split.")
+    splits: Mapping[str, Any]
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check(self)
+        _read_splits(self, read_node)
 
     @property
     def file(self) -> str | None:
@@ -164,76 +168,7 @@ class MetadatasetV2(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """As in the interface."""
-        return _split(self.splits, split_part, place_of(self))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetadatasetReference:
-    """A weighted dataset of the older form."""
-
-    path: str = key(PathText(), PATH_DOC)
-    weight: Fraction = key(Amount("weight"), "Share of the stream, relative to the other weights.", default=Fraction(1))
-    split_part: str | None = key(Text(), SPLIT_DOC, default=None)
-    subflavor: str | None = key(Text(), SUBFLAVOR_DOC, default=None)
-    subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
-    shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
-    dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
-    split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
-    name: str | None = key(Text(), NAME_DOC, default=None)
-    place: Place | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def entry(self) -> BlendEntry:
-        """The same in the newer form."""
-        node = DatasetReference(
-            path=self.path,
-            split_part=self.split_part,
-            subflavor=self.subflavor,
-            subflavors=self.subflavors,
-            shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
-            dataset_config=self.dataset_config,
-            split_config=self.split_config,
-            name=self.name,
-            place=self.place,
-        )
-        return BlendEntry(node=node, weight=self.weight, place=self.place)
-
-
-@dataclass(frozen=True, slots=True)
-class _References:
-    """A list of weighted datasets."""
-
-    def convert(self, value: Any, place: Place) -> tuple[MetadatasetReference, ...]:
-        if not isinstance(value, list | tuple) or not value:
-            raise wrong_type(place, "a list of at least one dataset", value)
-        return tuple(build(MetadatasetReference, item, place.at(number)) for number, item in enumerate(value))
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": form_schema(MetadatasetReference), "minItems": 1}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetadatasetBlender:
-    """A split of the older form: datasets blended by weights."""
-
-    datasets: tuple[MetadatasetReference, ...] = key(_References(), "The datasets, each with a `weight`.")
-    place: Place | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Blender:
-    """A split of the older form."""
-
-    def convert(self, value: Any, place: Place) -> MetadatasetBlender:
-        return build(MetadatasetBlender, value, place)
-
-    def schema(self) -> dict[str, Any]:
-        return form_schema(MetadatasetBlender)
+        return _split(self, split_part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,11 +176,11 @@ class Metadataset(DatasetLoaderInterface):
     """A metadataset of the older form: for each split, a list of weighted datasets."""
 
     path: str | os.PathLike[str] | None = None
-    splits: Mapping[str, MetadatasetBlender] = key(Splits(_Blender()), "What to load, by split.")
+    splits: Mapping[str, Any]
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check(self)
+        _read_splits(self, _read_older)
 
     @property
     def file(self) -> str | None:
@@ -254,25 +189,63 @@ class Metadataset(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """As in the interface."""
-        blender = _split(self.splits, split_part, place_of(self))
-        # Places are those of the file: there the list is called `datasets`.
-        return MetadatasetBlend(blend=tuple(each.entry() for each in blender.datasets), place=blender.place)
+        return _split(self, split_part)
+
+
+def _read_splits(document: MetadatasetV2 | Metadataset, read: Callable[[Any, Place], Node]) -> None:
+    """Read the splits of a document that was just made."""
+    place = (document.place or Place(type(document).__name__)).at("splits")
+    splits = as_mapping(document.splits, place, "a mapping of split names to datasets")
+    if not splits:
+        raise wrong(place, "there is no split")
+    object.__setattr__(document, "splits", {name: read(each, place.at(name)) for name, each in splits.items()})
+
+
+def _read_older(value: Any, place: Place) -> Node:
+    """A split of the older form, `datasets:`, in the newer one. Places are those of the file."""
+    if isinstance(value, Node):
+        return value
+    split = as_mapping(value, place, "a mapping with datasets")
+    for key in split:
+        if key != "datasets":
+            raise unknown(place, key, ("datasets",))
+    if "datasets" not in split:
+        raise wrong(place, "the key `datasets` is missing. The datasets, each with a `weight`")
+    datasets, at = split["datasets"], place.at("datasets")
+    if not isinstance(datasets, list | tuple) or not datasets:
+        raise wrong(at, expected("a list of at least one dataset", datasets))
+    children: list[Child] = []
+    for number, each in enumerate(datasets):
+        written = OLDER.read(each, at.at(number))
+        if written.weight == 0:
+            raise wrong(written.at.at("weight"), "must be above 0; leave the dataset out instead")
+        named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
+        children.append(Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight))
+    return MetadatasetBlend(blend=tuple(children), place=place)
+
+
+def _split(document: MetadatasetV2 | Metadataset, split_part: str) -> Node:
+    if split_part in document.splits:
+        return document.splits[split_part]
+    advice = did_you_mean(split_part, document.splits) or f"; it has {', '.join(map(repr, document.splits))}"
+    place = document.place or Place(type(document).__name__)
+    raise wrong(place.at("splits"), f"there is no split {split_part!r}{advice}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetLoader(DatasetLoaderInterface):
     """A prepared dataset by itself."""
 
-    path: str = key(PathText(), "A prepared dataset folder, or a .jsonl file.")
-    split_part: str | None = key(Text(), SPLIT_DOC, default=None)
-    subflavors: Mapping[str, Any] | None = key(Tags(), SUBFLAVORS_DOC, default=None)
-    shuffle_over_epochs_multiplier: int | None = key(Passes(), PASSES_DOC, default=1, nullable=True)
-    dataset_config: str | None = key(Text(), DATASET_CONFIG_DOC, default=None)
-    split_config: str | None = key(Text(), SPLIT_CONFIG_DOC, default=None)
+    path: str
+    split_part: str | None = None
+    subflavors: Mapping[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    dataset_config: str | None = None
+    split_config: str | None = None
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check(self)
+        self.node("")
 
     @property
     def file(self) -> str | None:
@@ -281,22 +254,19 @@ class DatasetLoader(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """As in the interface; every split part is taken to exist."""
-        return DatasetReference(
-            path=self.path,
-            split_part=self.split_part,
-            subflavors=self.subflavors,
-            shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
-            dataset_config=self.dataset_config,
-            split_config=self.split_config,
-            place=self.place or Place(self.path),
-        )
+        names = ("path", "split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config")
+        said = {name: getattr(self, name) for name in names}
+        return read_node(said, self.place or Place(os.fspath(self.path)))
 
 
-DOCUMENT_FORMS: dict[str, type[Any]] = {"MetadatasetV2": MetadatasetV2, "Metadataset": Metadataset}
+DOCUMENT_FORMS: dict[str, type[MetadatasetV2 | Metadataset]] = {
+    "MetadatasetV2": MetadatasetV2,
+    "Metadataset": Metadataset,
+}
 """The classes that a file can name. Without one, it is of the older form."""
-
 EXTENSION = "x-"
 """Keys at the top of a document that begin so are passed over: a place for anchors."""
+_SPLITS_DOC = "What to load, by split."
 
 
 def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
@@ -332,68 +302,337 @@ def parse_document(content: Any, *, file: str | os.PathLike[str] | None = None) 
     place = Place("metadataset" if file is None else os.fspath(file))
     mapping = as_mapping(content, place, "a mapping with `splits`")
     form = _document_form(mapping, place)
-    body = {name: value for name, value in mapping.items() if not name.startswith((EXTENSION, "__"))}
-    document = build(form, body, place)
-    if file is not None:
-        object.__setattr__(document, "path", os.fspath(file))
-    return document
+    for key in mapping:
+        if key != "splits" and not key.startswith((EXTENSION, "__")):
+            raise unknown(place, key, ("splits",))
+    if "splits" not in mapping:
+        raise wrong(place, f"the key `splits` is missing. {_SPLITS_DOC}")
+    return form(path=None if file is None else os.fspath(file), splits=mapping["splits"], place=place)
 
 
-def _document_form(mapping: Mapping[str, Any], place: Place) -> type[Any]:
+def _document_form(mapping: Mapping[str, Any], place: Place) -> type[MetadatasetV2 | Metadataset]:
     for name in mapping:
         if name.startswith("__") and name not in ("__module__", "__class__"):
             raise wrong(place.at(name), "there is no such key. Known here: __module__, __class__, splits")
     module = mapping.get("__module__", "megatron.energon")
     if not isinstance(module, str):
-        raise wrong_type(place.at("__module__"), "text", module)
+        raise wrong(place.at("__module__"), expected("text", module))
     if "__class__" not in mapping:
-        _older_form(mapping, place)
+        splits = mapping.get("splits")
+        for name, split in splits.items() if isinstance(splits, Mapping) else ():
+            if isinstance(split, Mapping) and "datasets" not in split and any(key in split for key in NODE_KEYS):
+                raise wrong(
+                    place.at("splits", name),
+                    "this is the form of MetadatasetV2, but a file that names no class is an older Metadataset, with "
+                    "`datasets:` here. Write `__module__: megatron.energon` and `__class__: MetadatasetV2` at its top",
+                )
         return Metadataset
     name = mapping["__class__"]
     if not isinstance(name, str) or not ClassRef(module=module, name=name).is_ours or name not in DOCUMENT_FORMS:
-        close = difflib.get_close_matches(str(name), DOCUMENT_FORMS, n=1)
         raise wrong(
             place.at("__class__"),
-            f"{module}.{name} is no metadataset. "
-            + (f"Did you mean {close[0]!r}?" if close and name not in DOCUMENT_FORMS else "")
-            + f" A file can name megatron.energon.{' or .'.join(DOCUMENT_FORMS)}; an object of a class of your own "
+            f"{module}.{name} is no metadataset"
+            f"{'.' if name in DOCUMENT_FORMS else did_you_mean(str(name), DOCUMENT_FORMS) or '.'} "
+            f"A file can name megatron.energon.{' or .'.join(DOCUMENT_FORMS)}; an object of a class of your own "
             "is passed in place of the path",
         )
     return DOCUMENT_FORMS[name]
 
 
-def _older_form(mapping: Mapping[str, Any], place: Place) -> None:
-    """Say what is missing where a document of the newer form does not name its class."""
-    splits = mapping.get("splits")
-    for name, split in splits.items() if isinstance(splits, Mapping) else ():
-        if isinstance(split, Mapping) and "datasets" not in split and any(form in split for form in _NEWER):
-            raise wrong(
-                place.at("splits", name),
-                "this is the form of MetadatasetV2, but a file that names no class is an older Metadataset, with "
-                "`datasets:` here. Write `__module__: megatron.energon` and `__class__: MetadatasetV2` at its top",
-            )
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 7) of metadataset files of both forms, for editors.
+
+    A file that is valid by it can still break rules that a schema cannot say: a node with `blend` inside of
+    `blend_epochized`, say, or a schedule that does not ascend.
+    """
+    datasets = {"description": "The datasets, each with a `weight`.", "type": "array", "items": older_schema()}
+    blender = {
+        "type": "object",
+        "description": "A split of the older form: datasets blended by weights.",
+        "properties": {"datasets": {**datasets, "minItems": 1}},
+        "required": ["datasets"],
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Energon metadataset",
+        "if": {"required": ["__class__"], "properties": {"__class__": {"const": "MetadatasetV2"}}},
+        "then": _document_schema(MetadatasetV2, {"$ref": "#/definitions/node"}, "__class__", "splits"),
+        "else": _document_schema(Metadataset, blender, "splits"),
+        "definitions": node_schemas(),
+    }
 
 
-_NEWER = ("path", "blend", "blend_epochized", "concat", "join")
+def _document_schema(form: type[Any], split: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": (form.__doc__ or "").split("\n")[0],
+        "properties": {
+            "__module__": {"description": "Where Energon has the class: megatron.energon.", "type": "string"},
+            "__class__": {"description": "The form of this file.", "const": form.__name__},
+            "splits": {
+                "description": _SPLITS_DOC,
+                "type": "object",
+                "additionalProperties": split,
+                "minProperties": 1,
+            },
+        },
+        "required": list(required),
+        "additionalProperties": False,
+        "patternProperties": {f"^{EXTENSION}": {"description": "Anything; a place for anchors."}},
+    }
 
 
-def _split(splits: Mapping[str, Any], split_part: str, place: Place) -> Any:
-    if split_part in splits:
-        return splits[split_part]
-    close = difflib.get_close_matches(split_part, splits, n=1)
-    advice = f". Did you mean {close[0]!r}?" if close else f"; it has {', '.join(map(repr, splits))}"
-    raise wrong(place.at("splits"), f"there is no split {split_part!r}{advice}")
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
+"""A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
+LeafMaker: TypeAlias = Callable[..., LeafDataset]
+"""Makes a leaf of what a metadataset says of it; what the program says of all leaves is in it already."""
 
 
-__all__ = [
-    "DOCUMENT_FORMS",
-    "EXTENSION",
-    "DatasetLoader",
-    "DatasetLoaderInterface",
-    "Metadataset",
-    "MetadatasetBlender",
-    "MetadatasetReference",
-    "MetadatasetV2",
-    "parse_document",
-    "read_document",
-]
+def leaf_maker(
+    *, worker_config: WorkerConfig | None = None, task_encoder: TaskEncoder | None = None, **options: Any
+) -> LeafMaker:
+    """What makes the leaves of a program.
+
+    Args:
+        worker_config: Of every leaf; default: of a single process.
+        task_encoder: Of every leaf; default: one without hooks.
+        **options: Fields of `LeafDataset` of every leaf, where they are not None; what a document says counts before
+            `dataset_config` and `split_config`.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    encoder = task_encoder or TaskEncoder[Any, Any, Any, Any]()
+    config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return partial(LeafDataset, worker_config=config, task_encoder=encoder, **given)
+
+
+def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
+    """Read a metadataset, or describe a dataset by itself. What it refers to is not opened.
+
+    Args:
+        path: A path, the content of a metadataset as a mapping, or a document, which passes unchanged.
+        root: Folder that the paths in a mapping are relative to; default: the working folder.
+
+    Raises:
+        ConfigError: The metadataset is not valid; names the place in the document.
+        DatasetNotFoundError: There is nothing at the path.
+    """
+    if isinstance(path, DatasetLoaderInterface):
+        return path
+    if isinstance(path, Mapping):
+        document = parse_document(path)
+        return document if root is None else replace(document, path=join(located(root), "metadataset"))
+    path = located(path)
+    if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
+        return DatasetLoader(path=path)
+    if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
+        raise DatasetNotFoundError(no_such_path(path))
+    return read_document(path)
+
+
+def load_metadataset(
+    source: Source,
+    leaf: LeafMaker | None = None,
+    *,
+    split_part: str,
+    require_data: bool = True,
+    root: str | os.PathLike[str] | None = None,
+    **outer: Any,
+) -> SavableDataset:
+    """Resolve one split of a metadataset into a node: a leaf, or a mixture as the file nests it.
+
+    Nested files are read and put in place; paths are absolute; split parts, tags, passes and subsets of all levels are
+    merged into the leaves. No dataset is opened and nothing that a file names is imported. A path of a dataset by
+    itself gives its leaf.
+
+    Args:
+        source: As in `load_dataset`.
+        leaf: Makes the leaves; default: as for a single process without hooks.
+        split_part: The split to load, and the part of datasets that name none.
+        require_data: Whether each dataset must exist on this machine and be prepared.
+        root: As in `load_dataset`.
+        **outer: `subflavors`, `shuffle_over_epochs_multiplier` and `subset`, as in `get_datasets`.
+
+    Raises:
+        ConfigError: A document is not valid or breaks a rule; names the file and the place in it.
+        DatasetNotFoundError: A file or a dataset is missing; names the place of the reference.
+    """
+    resolver = Resolver(leaf or leaf_maker(), read_document, require_data=require_data)
+    return _resolved(load_dataset(source, root=root), resolver, split_part=split_part, **outer)
+
+
+def _resolved(
+    document: DatasetLoaderInterface,
+    resolver: Resolver,
+    *,
+    split_part: str,
+    subflavors: Mapping[str, Any] | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    subset: Subset | Any = None,
+) -> SavableDataset:
+    try:
+        passes = passes_of(shuffle_over_epochs_multiplier)
+    except ConfigError as error:
+        raise ConfigError(f"shuffle_over_epochs_multiplier: {error}") from None
+    subset = None if subset is None else Subset.parse(subset)
+    outer = Inherited(split_part=split_part, subflavors=plain(subflavors or {}), passes=passes, subset=subset)
+    if not isinstance(document, DatasetLoader):
+        return resolver.document(document, outer)
+    # A dataset by itself: the program may count samples, and its identity is its folder's name, wherever that lies.
+    node = document.node(split_part)
+    assert isinstance(node, DatasetReference)
+    alone = replace(outer, subset=None, folder=os.getcwd())
+    leaf = resolver.node(msgspec.structs.replace(node, subset=subset), alone)
+    assert isinstance(leaf, LeafDataset)
+    return replace(leaf, written=name_of(node.path))
+
+
+def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> LoadedDatasets:
+    """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
+
+    Args:
+        source: As in `load_metadataset`, and so are the others.
+        require_data: See there.
+        leaf: See there.
+        **outer: See there.
+
+    Raises:
+        ConfigError: Something in it cannot be trained on, or a document or a dataset of this machine is wrong.
+        DatasetNotFoundError: A file or a dataset is missing.
+    """
+    resolver = Resolver(leaf, read_document, require_data=require_data)
+    tree = _resolved(load_dataset(source), resolver, **outer)
+    if resolver.endless_at is not None:
+        raise wrong(
+            resolver.endless_at,
+            "a blend by weights has no end, so nothing can follow it; use `blend_epochized` inside a concat",
+        )
+    for each in leaves_of(tree):
+        each.check()
+    at = str(resolver.mixed_at)
+    if isinstance(tree, BlendDataset):
+        children, schedule = flatten_blend(tree)
+        weighted = zip(children, schedule[0][1], strict=True)
+        return LoadedDatasets(
+            datasets=[_loaded(child, weight=weight, combined_at=at) for child, weight in weighted],
+            blend_mode=DatasetBlendMode.DATASET_WEIGHT,
+            schedule=schedule if len(schedule) > 1 else None,
+        )
+    if isinstance(tree, BlendEpochizedDataset):
+        repeated = flatten_epochized(tree)
+        return LoadedDatasets(
+            datasets=[_loaded(child, repetitions=number, combined_at=at) for child, number in repeated],
+            blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
+        )
+    return LoadedDatasets(datasets=[_loaded(tree)], blend_mode=DatasetBlendMode.NONE)
+
+
+def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:
+    """Each leaf by itself, in document order. Its weights have no meaning here.
+
+    Arguments are those of `training_datasets`.
+
+    Raises:
+        ConfigError: A leaf cannot be read.
+    """
+    leaves = leaves_of(load_metadataset(source, leaf, require_data=require_data, **outer))
+    for each in leaves:
+        each.check()
+    return [_loaded(each) for each in leaves]
+
+
+def _loaded(node: SavableDataset, **combination: Any) -> LoadedDataset:
+    if not isinstance(node, LeafDataset):
+        return LoadedDataset(flattened(node), **combination)
+    return LoadedDataset(
+        node,
+        **combination,
+        subflavors=node.subflavors,
+        path=node.path,
+        split_part=node.split_part,
+        name=node.name,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraversedDatasetReference:
+    """A leaf of a metadataset, as `traverse_metadataset` gives it.
+
+    Attributes:
+        path: The dataset.
+        split_part: The part that is read.
+        aux: Where auxiliary stores lie, by name.
+        subflavors: Tags of all levels, without those of the dataset's own `dataset.yaml`.
+    """
+
+    path: EPath
+    split_part: str
+    aux: dict[str, EPath]
+    subflavors: dict[str, Any]
+
+
+def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedDatasetReference]:
+    """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
+
+    The datasets of a join are listed one by one, without its arrays.
+
+    Raises:
+        ConfigError: A document is not valid.
+        DatasetNotFoundError: A nested metadataset is missing.
+    """
+    tree = load_metadataset(path, split_part=split_part, require_data=False)
+    return [
+        TraversedDatasetReference(
+            path=EPath(dataset.path),
+            split_part=dataset.split_part,
+            aux={name: EPath(aux.path) for name, aux in dataset.aux.items()},
+            subflavors=dict(dataset.subflavors),
+        )
+        for leaf in leaves_of(tree)
+        for dataset in datasets_of(leaf)
+    ]
+
+
+def datasets_of(leaf: Leaf) -> tuple[LeafDataset, ...]:
+    """The datasets that a leaf reads: itself, or those that it joins."""
+    return leaf.datasets if isinstance(leaf, JoinedLeafDataset) else (leaf,)
+
+
+def find_joins(path: str | os.PathLike[str]) -> tuple[JoinedLeafDataset, ...]:
+    """List the joins of all splits of a metadataset, nested metadatasets included, in document order.
+
+    Raises:
+        ConfigError: A document is not valid.
+        DatasetNotFoundError: A metadataset file is missing.
+    """
+    document = read_document(path)
+    trees = [load_metadataset(document, split_part=split, require_data=False) for split in document.splits]
+    return tuple(leaf for tree in trees for leaf in leaves_of(tree) if isinstance(leaf, JoinedLeafDataset))
+
+
+def prepare_metadataset(
+    path: str | os.PathLike[str],
+    *,
+    progress: JoinProgress | None = None,
+    memory_bytes: int = JOIN_MEMORY_BYTES,
+) -> MetadatasetReport:
+    """Write the index of every join of a metadataset, and remove those of ours that no join needs any more.
+
+    An index lies in `<file>.cache`, beside the file that the join stands in: for a join in a nested metadataset, beside
+    that; of a metadataset in an object store, there. Indices that are there and valid are left alone. Where the name
+    that Energon would look for is unambiguous, the file gets it too; files that Energon wrote are never changed or
+    removed.
+
+    Args:
+        path: The metadataset file.
+        progress: Told how far it is.
+        memory_bytes: As in `build_join`.
+
+    Raises:
+        ConfigError: A document is not valid, or a key is missing in a dataset and `nonmatch` does not allow that.
+        DatasetNotFoundError: A metadataset, or a joined dataset or array, is missing.
+        DuplicateKeyError: A dataset has a key twice.
+        EmptyDatasetError: A join has no row.
+    """
+    path = located(path)
+    return prepare_joins(path, find_joins(path), progress=progress, memory_bytes=memory_bytes)

@@ -11,26 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.open_join import can_hold_joins, fetch_join, join_inputs, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
-from energon_grain.formats.join_index import cache_folder, index_file_name
-from energon_grain.formats.join_rows import JoinIndex, join_folder, open_join_index, writing_joins
-from energon_grain.metadataset.documents import read_document
-from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_metadataset
-from energon_grain.metadataset.open_join import join_inputs
-from energon_grain.metadataset.remote_joins import can_hold_joins, fetch_join, store_joins
-from energon_grain.metadataset.tree import Join
+from energon_grain.formats.join_index import (
+    JoinIndex,
+    cache_folder,
+    index_file_name,
+    join_folder,
+    open_join_index,
+    writing_joins,
+)
 from energon_grain.prepare.join_build import (
     JOIN_MEMORY_BYTES,
-    JoinInputs,
     build_join,
     energon_names_of,
     name_of,
     only_datasets,
-    open_inputs,
     write_energon_form,
 )
-from energon_grain.storage.location import absolute, is_url, located
+from energon_grain.prepare.join_members import JoinMember
+from energon_grain.storage.location import absolute, is_url
 
 JoinProgress = Callable[[str, int, int], None]
 """Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
@@ -78,45 +79,16 @@ class MetadatasetReport:
     elapsed_s: float
 
 
-def find_joins(path: str | os.PathLike[str]) -> tuple[Join, ...]:
-    """List the joins of all splits of a metadataset, nested metadatasets included, in document order.
-
-    Raises:
-        ConfigError: A document is not valid.
-        DatasetNotFoundError: A metadataset file is missing.
-    """
-    document = read_document(path)
-    trees = [load_metadataset(document, split_part=split, require_data=False) for split in document.splits]
-    return tuple(leaf for tree in trees for leaf in leaves_of(tree) if isinstance(leaf, Join))
-
-
-def prepare_metadataset(
-    path: str | os.PathLike[str],
+def prepare_joins(
+    path: str,
+    joins: Sequence[JoinedLeafDataset],
     *,
     progress: JoinProgress | None = None,
     memory_bytes: int = JOIN_MEMORY_BYTES,
 ) -> MetadatasetReport:
-    """Write the index of every join of a metadataset, and remove those of ours that no join needs any more.
-
-    An index lies in `<file>.cache`, beside the file that the join stands in: for a join in a nested metadataset, beside
-    that; of a metadataset in an object store, there. Indices that are there and valid are left alone. Where the name
-    that Energon would look for is unambiguous, the file gets it too; files that Energon wrote are never changed or
-    removed.
-
-    Args:
-        path: The metadataset file.
-        progress: Told how far it is.
-        memory_bytes: As in `build_join`.
-
-    Raises:
-        ConfigError: A document is not valid, or a key is missing in a dataset and `nonmatch` does not allow that.
-        DatasetNotFoundError: A metadataset, or a joined dataset or array, is missing.
-        DuplicateKeyError: A dataset has a key twice.
-        EmptyDatasetError: A join has no row.
-    """
+    """Write the indices of the joins of a metadataset; see `prepare_metadataset`."""
     started = time.monotonic()
-    path = located(path)
-    pending = _without_repetitions(find_joins(path))
+    pending = _without_repetitions(joins)
     total = sum(each.keys for each in pending)
     before = 0
     done: list[PreparedJoin] = []
@@ -157,17 +129,16 @@ class _Pending:
     folder: Path
     name: str
     keys: int
-    inputs: JoinInputs
+    inputs: Sequence[JoinMember]
     has_arrays: bool
     energon_names: list[str]
 
 
-def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
+def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
     found: dict[tuple[Path, str], _Pending] = {}
     for join in joins:
         assert join.metadataset is not None  # it was read from a file
-        inputs = join_inputs(join)
-        samples = open_inputs(inputs)
+        samples = join_inputs(join)
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
             found[folder, name] = _Pending(
@@ -175,7 +146,7 @@ def _without_repetitions(joins: Sequence[Join]) -> list[_Pending]:
                 folder=folder,
                 name=name,
                 keys=sum(each.total for each in samples),
-                inputs=inputs,
+                inputs=samples,
                 has_arrays=only_datasets(samples) is None,
                 energon_names=energon_names_of(samples),
             )
@@ -242,7 +213,7 @@ def _existing(pending: _Pending) -> JoinIndex | None:
         shutil.rmtree(join_folder(pending.folder, pending.name), ignore_errors=True)
         return None
     file = pending.folder / index_file_name(pending.name)
-    datasets = None if file.exists() else only_datasets(open_inputs(pending.inputs))
+    datasets = None if file.exists() else only_datasets(pending.inputs)
     if datasets is not None:  # Energon's `prepare` removes what it did not write
         write_energon_form(file, datasets, index.rows)
     return index
@@ -294,9 +265,9 @@ def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
             )
         elif not (join.folder / names[0]).exists():
             _link(ours, join.folder / names[0])
-        elif not _same_bytes(ours, join.folder / names[0]):
+        elif not (ours.samefile(theirs := join.folder / names[0]) or filecmp.cmp(ours, theirs, shallow=False)):
             notes.append(
-                f"{where}: {join.folder / names[0]}, which Energon would load, has other rows or another order and is "
+                f"{where}: {theirs}, which Energon would load, has other rows or another order and is "
                 "left as it is; remove it and prepare again to put ours in its place"
             )
     return notes
@@ -309,7 +280,3 @@ def _link(file: Path, name: Path) -> None:
         temporary = name.with_name(f".tmp_{name.name}")
         shutil.copyfile(file, temporary)
         os.replace(temporary, name)
-
-
-def _same_bytes(one: Path, other: Path) -> bool:
-    return one.samefile(other) or filecmp.cmp(one, other, shallow=False)

@@ -5,9 +5,9 @@ bring another; `RayExecutor` is a cluster.
 
 `concurrent.futures.ProcessPoolExecutor` would either fork a process with threads, or import the caller's `__main__`
 again in every child, so that a script without a main guard prepares its dataset recursively; and one child that dies
-breaks all of its calls. So `Processes` has children of its own: each is a small loop between two pipes that knows
-nothing of the caller's program. It is forked where this process has a single thread, as the command line has (5 ms),
-and a program otherwise (0.3 s).
+breaks all of its calls. So `Processes` has children of its own: each is a small loop at the other end of a pipe that
+knows nothing of the caller's program. It is forked where this process has a single thread, as the command line has
+(5 ms), and a program otherwise (0.3 s).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from collections.abc import Callable, Generator
 from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from threading import Lock
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from energon_grain.errors import ConfigError, WorkerError
 from energon_grain.extras import needed_for
@@ -59,17 +60,14 @@ def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) 
         threads = _OBJECTS_AT_ONCE if num_workers is None else max(num_workers, 1)
         executor: Executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-grain")
     else:
-        workers = min(_cores() if num_workers is None else num_workers, jobs)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(min(cores, 16) if num_workers is None else num_workers, jobs)
         worth = size_bytes >= (_WORTH_FORKING_BYTES if _may_fork() else _WORTH_STARTING_BYTES)
         executor = Processes(workers) if workers > 1 and worth else Inline()
     try:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 16)
 
 
 class Inline(Executor):
@@ -99,13 +97,13 @@ class Processes(ThreadPoolExecutor):
         super().__init__(processes, thread_name_prefix="energon-grain")
         self._lock, self._ended = Lock(), False
         self._children: set[_Child] = set()
-        self._idle: SimpleQueue[_Child | None] = SimpleQueue()
+        self._idle: SimpleQueue[_Child | None] = SimpleQueue()  # None: one that died, to be started again
         for _ in range(processes):
             self._idle.put(self._start())
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a call in a child when one is free."""
-        return super().submit(self._call, pickle.dumps((fn, args, kwargs)))
+        return super().submit(self._call, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for all calls, and end the children; or end those that run as well, if futures are to be cancelled."""
@@ -122,16 +120,17 @@ class Processes(ThreadPoolExecutor):
         with self._lock:
             if self._ended:
                 raise WorkerError("the worker processes were ended")
-            child = _fork() if _may_fork() else _spawn()
+            child = _Child.start()
             self._children.add(child)
             return child
 
-    def _call(self, call: bytes) -> Any:
+    def _call(self, *call: Any) -> Any:
         child = None
         try:
             child = self._idle.get() or self._start()
-            done, value = child.call(call)
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+            child.pipe.send(call)
+            done, value = child.pipe.recv()
+        except (OSError, EOFError, pickle.UnpicklingError):
             assert child is not None
             with self._lock:
                 if not self._ended:
@@ -146,22 +145,37 @@ class Processes(ThreadPoolExecutor):
         raise value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Child:
     pid: int
-    calls: BinaryIO
-    replies: BinaryIO
+    pipe: Connection[Any, Any]
 
-    def call(self, call: bytes) -> tuple[bool, Any]:
-        self.calls.write(call)
-        self.calls.flush()
-        return pickle.load(self.replies)
+    @classmethod
+    def start(cls) -> _Child:
+        ours, theirs = Pipe()
+        with theirs:
+            if _may_fork():
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        ours.close()
+                        serve(theirs)
+                    finally:
+                        os._exit(0)
+            else:
+                path = os.pathsep.join(path for path in sys.path if path)
+                environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+                pid = os.posix_spawn(
+                    sys.executable,
+                    [sys.executable, "-c", f"from {__name__} import serve, Connection; serve(Connection(0))"],
+                    environment,  # what is printed goes to standard error
+                    file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+                )
+        return cls(pid, ours)
 
     def close(self) -> None:
         """Wait for a child that was killed or died."""
-        with contextlib.suppress(BrokenPipeError):
-            self.calls.close()
-        self.replies.close()
+        self.pipe.close()
         with contextlib.suppress(ChildProcessError):  # where the caller's program ignores SIGCHLD
             os.waitpid(self.pid, 0)
 
@@ -174,73 +188,17 @@ def _may_fork() -> bool:
         return False
 
 
-def _fork() -> _Child:
-    calls_read, calls_write = os.pipe()
-    replies_read, replies_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(calls_write)
-            os.close(replies_read)
-            serve(calls_read, replies_write)
-            code = 0
-        finally:
-            os._exit(code)
-    return _child(pid, calls_read, calls_write, replies_read, replies_write)
-
-
-def _spawn() -> _Child:
-    calls_read, calls_write = os.pipe()
-    replies_read, replies_write = os.pipe()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    program = f"from {__name__} import main; main()"
-    pid = os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-c", program],
-        environment,
-        file_actions=[(os.POSIX_SPAWN_DUP2, calls_read, 0), (os.POSIX_SPAWN_DUP2, replies_write, 1)],
-    )
-    return _child(pid, calls_read, calls_write, replies_read, replies_write)
-
-
-def _child(pid: int, calls_read: int, calls_write: int, replies_read: int, replies_write: int) -> _Child:
-    os.close(calls_read)
-    os.close(replies_write)
-    return _Child(pid=pid, calls=open(calls_write, "wb"), replies=open(replies_read, "rb"))
-
-
-def main() -> None:
-    """Serve what comes through standard input; what is printed meanwhile goes to standard error."""
-    replies = os.dup(1)
-    os.dup2(2, 1)
-    serve(0, replies)
-
-
-def serve(calls: int, replies: int) -> None:
-    """Run call after call from one descriptor until it ends, and send what each returned or raised to the other."""
+def serve(pipe: Connection[Any, Any]) -> None:
+    """Run call after call from a pipe until it ends, and send back what each returned or raised."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    with open(calls, "rb", closefd=False) as file:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
-            try:
-                fn, args, kwargs = pickle.load(file)
-            except EOFError:
-                return
+            fn, args, kwargs = pipe.recv()
             try:
                 reply = True, fn(*args, **kwargs)
             except Exception as error:
                 reply = False, _portable(error)
-            content = memoryview(pickle.dumps(reply))
-            try:
-                while content:
-                    content = content[os.write(replies, content) :]
-            except BrokenPipeError:
-                return  # the parent is gone; what was finished is kept for the next run
+            pipe.send(reply)
 
 
 def _portable(error: Exception) -> Exception:

@@ -1,265 +1,60 @@
-"""Building the index of a join, from datasets and arrays, or from one that Energon built."""
+"""Building the index of a join, from datasets and arrays, or from one that Energon built.
+
+A sort-merge over hashed keys, in bounded memory. The hashes of the keys of each member go with the numbers of their
+samples into buckets by their upper bits, so that equal keys meet in one bucket; there both sides are sorted by hash
+and merged, and what was found goes into buckets again, by rank of the primary, so that rows come out in its order.
+Then the keys themselves are compared, so that nothing depends on hashes being different:
+
+    keys 20 bytes  ->  (hash, sample)  ->  sorted by hash, merged  ->  (rank, sample)  ->  rows of the primary's order
+                       16 bytes, spilled by hash                       16 bytes, spilled by rank
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, IndexFileError
-from energon_grain.formats.columnar_header import ColumnWriter, read_column, release_pages
+from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError, IndexFileError
+from energon_grain.formats.columnar_header import ColumnWriter, release_pages
 from energon_grain.formats.join_index import (
-    energon_join_names,
-    index_file_name,
-    join_name,
-    read_join_index,
-    write_join_index,
-)
-from energon_grain.formats.join_rows import (
-    JoinedMember,
+    ROWS_NAME,
     JoinHeader,
     JoinIndex,
-    JoinRowsWriter,
+    energon_join_names,
+    index_file_name,
     join_folder,
+    join_name,
     new_join_folder,
     open_join_index,
+    read_join_index,
     write_join_header,
+    write_join_index,
     writing_joins,
 )
-from energon_grain.formats.key_order import KeyWords
+from energon_grain.formats.key_order import hash_keys
 from energon_grain.formats.nv_meta import read_uuid
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, close_together
-from energon_grain.prepare.join_match import HashCollision, KeyedSamples, Matching, keys_agree
-from energon_grain.sources.arrays import ArraySource
-from energon_grain.storage.location import is_url, located
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
 
-_BLOCK_BYTES = 16 << 20
-_LINE_FEED, _CARRIAGE_RETURN = 10, 13
 Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
 JOIN_MEMORY_BYTES = 256 << 20
-_LISTED = 5
+_BYTES_A_KEY = 256  # of a bucket at its worst moment: pairs of both sides, their order, what was found, and its keys
+_MOST_BUCKETS = 1 << 12
+_WINDOW_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 18
-_HASH_BITS = (64, 64, 64, 64)
+_LISTED = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KeyLines:
-    """The lines of a file, one after the other without their ends; mapped from a temporary file where they are many.
-
-    Attributes:
-        start: (n + 1,) where each begins.
-        data: All of them.
-    """
-
-    start: npt.NDArray[np.int64]
-    data: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.start) - 1
-
-    def line(self, number: int) -> str:
-        """A line, counted from 0; bytes that are not UTF-8 become surrogates, as in names of tar members."""
-        return self.data[self.start[number] : self.start[number + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-
-def read_key_lines(path: Path, scratch: Path, *, block_bytes: int = _BLOCK_BYTES) -> KeyLines:
-    """Read the lines of a file, which end with LF or CR LF; the last one may lack its end.
-
-    Takes about 12 bytes of memory for each of `block_bytes`, whatever the size of the file.
-
-    Args:
-        path: The file.
-        scratch: A folder for what does not stay in memory: 8 bytes a line, and the lines.
-        block_bytes: Read at once.
-    """
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    starts, data = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "data", np.uint8)
-    starts.append(np.zeros(1, np.int64))
-    held, ended = b"", True
-    with open(path, "rb") as file:
-        while block := file.read(block_bytes):
-            ended = block.endswith(b"\n")
-            block = held + block
-            held = b"\r" if block.endswith(b"\r") else b""  # an LF may come next
-            _append(block[: len(block) - len(held)], starts, data)
-    if not ended:
-        _append(held + b"\n", starts, data)
-    starts.close()
-    data.close()
-    return KeyLines(
-        start=read_column(folder / "start", np.int64, starts.rows, block_sums=starts.block_sums),
-        data=read_column(folder / "data", np.uint8, data.rows, block_sums=data.block_sums),
-    )
-
-
-def _append(block: bytes, starts: ColumnWriter, data: ColumnWriter) -> None:
-    found = np.frombuffer(block, np.uint8)
-    line_feed = found == _LINE_FEED
-    kept = ~line_feed
-    kept[:-1] &= ~((found[:-1] == _CARRIAGE_RETURN) & line_feed[1:])
-    starts.append(data.rows + np.cumsum(kept)[line_feed])
-    data.append(found[kept])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinArray:
-    """An array of a join.
-
-    Attributes:
-        path: The array's folder, or its URL.
-        keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
-            dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
-        nonmatch: What happens to a sample without a row.
-        written: The path as it is shown and compared.
-    """
-
-    path: str | os.PathLike[str]
-    keys: str | os.PathLike[str] | None = None
-    nonmatch: Nonmatch = "error"
-    written: str = ""
-
-
-JoinInputs: TypeAlias = Sequence[JoinInput | JoinArray]
-"""The primary, which is a dataset, then the others."""
-
-
-class JoinedArray:
-    """The rows of a `JoinArray`, counted through.
-
-    Attributes:
-        input: The array.
-        source: Its rows.
-
-    Raises:
-        DatasetNotFoundError: There is no array, or no file with keys.
-        ConfigError, FormatError, EmptyDatasetError: As `ArraySource`.
-    """
-
-    def __init__(self, member: JoinArray) -> None:
-        self.input = member
-        self.source = ArraySource(member.path)
-        self._content_id = self.source.content_id
-        if member.keys is not None:
-            self._content_id += f"-{_digest(located(member.keys))}"
-
-    @property
-    def identity(self) -> tuple[str, str, Sequence[str], Sequence[str], str]:
-        """What the name of a join is made of: see `formats.join_index.join_name`."""
-        return self._content_id, "", (), (), self.input.nonmatch
-
-    @property
-    def total(self) -> int:
-        """Number of keys to go through."""
-        return 0 if self.input.keys is None else len(self.source)
-
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        return f"{self.input.path} ({len(self.source)} rows)"
-
-    def rows_of(self, samples: Int64Array) -> Int64Array:
-        """The row of each sample of the primary by its number, -1 where the array has none."""
-        return np.where(samples < len(self.source), samples, -1)
-
-    def keyed(self, scratch: Path) -> ArrayKeys:
-        """Read the keys of the rows.
-
-        Raises:
-            ConfigError: There are more or fewer than rows.
-        """
-        assert self.input.keys is not None
-        keys = located(self.input.keys)
-        file = Path(keys)
-        if is_url(keys):
-            file = scratch / f"keys_{self._content_id}"
-            file.write_bytes(read_whole(keys))
-        lines = read_key_lines(file, scratch)
-        if len(lines) != len(self.source):
-            raise ConfigError(
-                f"{keys}: has {len(lines)} lines, but {self.input.path} has {len(self.source)} rows; there "
-                "must be one line with a key for each row, in the same order"
-            )
-        return ArrayKeys(keys, lines)
-
-    def describe(self, missing: int = 0) -> JoinedMember:
-        """What the header of a join says of this array."""
-        return JoinedMember(
-            path=self.input.written,
-            split_part="",
-            content_id=self._content_id,
-            samples=len(self.source),
-            shards="",
-            excludes=[],
-            nonmatch=self.input.nonmatch,
-            missing=missing,
-            array="row" if self.input.keys is None else "key",
-        )
-
-
-class ArrayKeys:
-    """The keys of an array's rows, as `join_match.KeyedSamples`: a sample is a row."""
-
-    instead_of_renaming = ""
-
-    def __init__(self, location: str, lines: KeyLines) -> None:
-        self.label = location
-        self.words = KeyWords(lines.start, lines.data)
-        self._lines = lines
-
-    @property
-    def total(self) -> int:
-        """Number of rows."""
-        return len(self._lines)
-
-    def key(self, sample: int) -> str:
-        """The key of a row."""
-        return self._lines.line(sample)
-
-    def where(self, sample: int) -> str:
-        """Where the key of a row stands."""
-        return f"line {sample + 1}"
-
-    def samples_at(self, ranks: Int64Array) -> Int64Array:
-        """Rows are ranked as they lie."""
-        return ranks
-
-    def blocks(self, rows: int) -> Iterator[Int64Array]:
-        """All rows in order, `rows` at a time at most."""
-        for begin in range(0, self.total, rows):
-            yield np.arange(begin, min(begin + rows, self.total), dtype=np.int64)
-            self.release()
-
-    def windows(self, samples: Int64Array) -> Iterator[Int64Array]:
-        """Cut rows in any order into pieces that lie close together; see `join_input.close_together`."""
-        for piece in close_together(samples, self.total, self._lines.start.nbytes + self._lines.data.nbytes):
-            yield piece
-            self.release()
-
-    def release(self) -> None:
-        """Give back the memory of the keys that were read."""
-        release_pages(self._lines.start)
-        release_pages(self._lines.data)
-
-
-JoinedMembers: TypeAlias = Sequence[JoinedSamples | JoinedArray]
-"""`JoinInputs`, opened."""
-
-
-def open_inputs(members: JoinInputs) -> list[JoinedSamples | JoinedArray]:
-    """Open the datasets and arrays of a join."""
-    return [JoinedArray(member) if isinstance(member, JoinArray) else JoinedSamples(member) for member in members]
-
-
-def primary_of(members: JoinedMembers) -> JoinedSamples:
+def primary_of(members: Sequence[JoinMember]) -> JoinedDataset:
     """The first of a join.
 
     Raises:
@@ -270,55 +65,43 @@ def primary_of(members: JoinedMembers) -> JoinedSamples:
     primary = members[0]
     if isinstance(primary, JoinedArray):
         raise ConfigError(f"{primary.label}: an array cannot be the primary of a join; put a dataset before it")
-    if primary.input.nonmatch != "error":
+    if primary.nonmatch != "error":
         raise ConfigError(
             f"{primary.label}: is the primary of the join, whose keys are looked up in the others; "
-            f"nonmatch={primary.input.nonmatch!r} has no meaning for it"
+            f"nonmatch={primary.nonmatch!r} has no meaning for it"
         )
     return primary
 
 
-def only_datasets(members: JoinedMembers) -> list[JoinedSamples] | None:
+def only_datasets(members: Sequence[JoinMember]) -> list[JoinedDataset] | None:
     """The members of a join, or None where there is an array among them."""
-    datasets = [member for member in members if isinstance(member, JoinedSamples)]
+    datasets = [member for member in members if isinstance(member, JoinedDataset)]
     return datasets if len(datasets) == len(members) else None
 
 
-def _digest(location: str) -> str:
-    try:
-        if is_url(location):
-            return hashlib.blake2b(read_whole(location), digest_size=8).hexdigest()
-        with open(location, "rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise DatasetNotFoundError(
-            f"{location}: here must be a text file with one key a line: {error.strerror or 'there is none'}"
-        ) from error
+def name_of(members: Sequence[JoinMember]) -> str:
+    """Return the name of the join of these members: see `formats.join_index.join_name`."""
+    return join_name([member.identity for member in members])
 
 
 def build_join(
-    members: JoinInputs,
+    members: Sequence[JoinMember],
     target: Path | None,
     *,
     progress: Callable[[int, int], None] | None = None,
     memory_bytes: int = JOIN_MEMORY_BYTES,
-    hash_bits: Sequence[int] = _HASH_BITS,
 ) -> JoinIndex:
     """Join datasets by key: a row for each sample of the first one, the primary, in its order.
 
-    Writes both forms of the index, whole or not at all: `formats.join_rows` and `formats.join_index` say how they look.
-    Equal data gives equal bytes. With arrays among the members only the first form is written, as the other, Energon's,
-    has no place for them.
+    Writes both forms of the index, whole or not at all: `formats.join_index` says how they look. Equal data gives equal
+    bytes. With arrays among the members only the first form is written, as the other, Energon's, has no place for them.
 
     Args:
         members: The primary, then the others.
-        target: The `.cache` folder of the metadataset, made where it is missing; None: rows are kept in memory, in a
-            run that is small enough.
+        target: The `.cache` folder of the metadataset, made where it is missing; None: rows are kept in memory.
         progress: Called with how many keys of how many have been gone through.
-        memory_bytes: About the most memory to take, beside the rows themselves where they are kept. What does not fit
-            goes through temporary files in `target`, 32 bytes a key and dataset.
-        hash_bits: Bits of the key hashes, of one attempt after the other: the next begins where two different keys
-            have the same hash.
+        memory_bytes: About the most memory to take, beside the rows themselves where they are kept. Temporary files
+            take 16 bytes a key, and 16 a row for each other dataset.
 
     Raises:
         ConfigError: The primary has a key that a dataset with `nonmatch: error` lacks, or a sample that such an array
@@ -327,264 +110,369 @@ def build_join(
         EmptyDatasetError: No row is left.
         StaleIndexError: The index of a dataset does not fit its shards.
     """
-    samples = open_inputs(members)
-    primary_of(samples)
-    report = _Report(progress, sum(each.total for each in samples))
-    with contextlib.nullcontext() if target is None else writing_joins(target):
-        for seed, bits in enumerate(hash_bits):
-            with contextlib.suppress(HashCollision):
-                return _attempt(samples, target, report, memory_bytes, seed, bits)
-    raise AssertionError("keys collide in every one of several 64-bit hashes")
+    primary_of(members)
+    name, total, done = name_of(members), sum(member.total for member in members), 0
 
+    def advance(keys: int) -> None:
+        nonlocal done
+        done = min(done + keys, total)
+        if progress is not None:
+            progress(done, total)
 
-def name_of(samples: JoinedMembers) -> str:
-    """Return the name of the join of these samples: see `formats.join_index.join_name`."""
-    return join_name([each.identity for each in samples])
-
-
-def write_energon_form(path: Path, samples: Sequence[JoinedSamples], rows: Int64Array) -> None:
-    """Write rows as Energon has them: see `formats.join_index`."""
-    write_join_index(path, len(samples), energon_blocks(samples, rows))
-
-
-def energon_blocks(samples: Sequence[JoinedSamples], rows: Int64Array) -> Iterator[Int64Array]:
-    """Give (n, datasets, 3) shard, offset and size of the samples of rows, block by block."""
-    listed = [_listed_places(each) for each in samples]
-    for each in samples:
-        each.index.check()
-    for begin in range(0, len(rows), _BLOCK_ROWS):
-        block = rows[begin : begin + _BLOCK_ROWS]
-        places = np.full((*block.shape, 3), -1, np.int64)
-        for number, (each, place) in enumerate(zip(samples, listed, strict=True)):
-            found = np.flatnonzero(block[:, number] >= 0)
-            for at in each.windows(block[found, number]):
-                sample = block[found[at], number]
-                shard = each.index.shard_of(sample)
-                start = each.index.sample_start[sample + shard]
-                size = each.index.sample_start[sample + shard + 1] - start
-                for field, values in enumerate((place[shard], start, size)):
-                    places[found[at], number, field] = values
-        release_pages(rows)
-        yield places
-
-
-def _listed_places(samples: JoinedSamples) -> Int64Array:
-    """Place of each shard of a dataset among those that its split part lists, excluded ones included."""
-    numbers = {name: number for number, name in enumerate(samples.index.shards)}
-    places = np.full(len(numbers), -1, np.int64)
-    for place, name in enumerate(samples.input.listed):
-        if name in numbers:
-            places[numbers[name]] = place
-    return places
-
-
-class _Report:
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-
-    def advance(self, keys: int) -> None:
-        self._done = min(self._done + keys, self._total)
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _attempt(
-    samples: JoinedMembers, target: Path | None, report: _Report, memory_bytes: int, seed: int, bits: int
-) -> JoinIndex:
-    primary = primary_of(samples)
-    name = name_of(samples)
     with contextlib.ExitStack() as stack:
-        folder = None if target is None else stack.enter_context(new_join_folder(target, name))
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".tmp_join_", dir=target)))
-        by_key: dict[int, KeyedSamples] = {}
-        by_row: dict[int, JoinedArray] = {}
-        for number, each in enumerate(samples[1:], 1):
-            if isinstance(each, JoinedSamples):
-                by_key[number] = each
-            elif each.input.keys is not None:
-                by_key[number] = each.keyed(scratch)
-            else:
-                by_row[number] = each
-        largest = max((each.total for each in by_key.values()), default=0)
-        matching = Matching(
-            primary, largest, scratch, memory_bytes=memory_bytes, seed=seed, bits=bits, progress=report.advance
-        )
-        for other in by_key.values():
-            matching.look_up(other)
-        writer = JoinRowsWriter(len(samples), folder)
-        missing = _Missing(samples)
-        for matched in matching.rows(list(by_key.values())):
-            rows = np.empty((len(matched), len(samples)), np.int64)
-            rows[:, [0, *by_key]] = matched
-            for number, array in by_row.items():
-                rows[:, number] = array.rows_of(matched[:, 0])
-            writer.append(missing.take(rows))
-        rows, checksum, block_sums = writer.close()
-        missing.check(writer.rows)
-        header = JoinHeader(
-            members=[each.describe(count) for each, count in zip(samples, missing.counts, strict=True)],
-            rows=writer.rows,
-            skipped=len(primary) - writer.rows,
-            checksum=checksum,
-            block_sums=block_sums,
-        )
-        if folder is not None:
-            write_join_header(folder, header)
-    if target is None:
-        assert rows is not None
-        return JoinIndex(rows=rows, header=header)
-    index = open_join_index(join_folder(target, name))
-    datasets = only_datasets(samples)
+        cache = target or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="energon-grain-")))
+        stack.enter_context(writing_joins(cache))
+        for seed in itertools.count():  # another one where two different keys have the same hash
+            with contextlib.suppress(HashCollision), new_join_folder(cache, name) as folder:
+                with tempfile.TemporaryDirectory(prefix=".tmp_join_", dir=cache) as scratch:
+                    _write(members, folder, _Matching(members, Path(scratch), memory_bytes, seed, advance))
+                break
+        index = open_join_index(join_folder(cache, name))
+        if target is None:
+            rows = np.array(index.rows)
+            rows.flags.writeable = False
+            return JoinIndex(rows=rows, header=index.header)
+    datasets = only_datasets(members)
     if datasets is not None:
         write_energon_form(target / index_file_name(name), datasets, index.rows)
     index.release()
     return index
 
 
-class _Missing:
-    """Does to rows without a match what `nonmatch` says."""
-
-    def __init__(self, samples: JoinedMembers) -> None:
-        self._samples = samples
-        self.counts = [0] * len(samples)
-        self._first: list[list[int]] = [[] for _ in samples]
-
-    def take(self, rows: Int64Array) -> Int64Array:
-        """Leave out rows that a dataset with `skip` lacks, and count what is missing in the others."""
-        keep = np.ones(len(rows), np.bool_)
-        for number, each in enumerate(self._samples):
-            if each.input.nonmatch == "skip":
-                keep &= rows[:, number] >= 0
-        rows = rows if keep.all() else rows[keep]
-        for number, each in enumerate(self._samples):
-            places = np.flatnonzero(rows[:, number] < 0)
-            self.counts[number] += len(places)
-            first = self._first[number]
-            if each.input.nonmatch == "error" and len(first) < _LISTED:
-                first.extend(rows[places[: _LISTED - len(first)], 0].tolist())
-        return rows
-
-    def check(self, rows: int) -> None:
-        """Raise if something is missing that may not be, or if nothing is left."""
-        primary = primary_of(self._samples)
-        for each, count, first in zip(self._samples, self.counts, self._first, strict=True):
-            if each.input.nonmatch == "error" and count:
-                by_row = isinstance(each, JoinedArray) and each.input.keys is None
-                named = [f"{primary.key(sample)!r}{f' (sample {sample})' if by_row else ''}" for sample in first]
-                what, lacking = ("samples", "have no row") if by_row else ("keys", "are not")
-                raise ConfigError(
-                    f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {each.label}: {', '.join(named)}"
-                    f"{', …' if count > len(first) else ''}. Complete it, or say at this "
-                    f"{'array' if isinstance(each, JoinedArray) else 'dataset'} `nonmatch: skip` (rows without it are "
-                    "left out) or `nonmatch: none` (None takes its place)"
-                )
-        if not rows:
-            skipping = " and ".join(each.label for each in self._samples if each.input.nonmatch == "skip")
-            raise EmptyDatasetError(
-                f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
-                "row; do both name their samples alike, and are these the right split parts?"
+def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> None:
+    """Write rows and header, and leave out or refuse rows without a match, as `nonmatch` says."""
+    counts = [0] * len(members)
+    first: list[list[int]] = [[] for _ in members]
+    writer = ColumnWriter(folder / ROWS_NAME, np.int64, width=len(members))
+    with contextlib.closing(writer):
+        for rows in matching.rows():
+            for number, member in enumerate(members):
+                if member.nonmatch == "skip":
+                    rows = rows[rows[:, number] >= 0]
+            for number in range(1, len(members)):
+                places = np.flatnonzero(rows[:, number] < 0)
+                counts[number] += len(places)
+                first[number] += rows[places[: _LISTED - len(first[number])], 0].tolist()
+            writer.append(rows)
+    primary = primary_of(members)
+    for member, count, samples in zip(members, counts, first, strict=True):
+        if member.nonmatch == "error" and count:
+            named = [f"{primary.key(sample)!r}{f' (sample {sample})' * member.by_row}" for sample in samples]
+            what, lacking = ("samples", "have no row") if member.by_row else ("keys", "are not")
+            raise ConfigError(
+                f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {member.label}: {', '.join(named)}"
+                f"{', …' * (count > len(samples))}. Complete it, or say at this "
+                f"{'array' if isinstance(member, JoinedArray) else 'dataset'} `nonmatch: skip` (rows without it are "
+                "left out) or `nonmatch: none` (None takes its place)"
             )
+    if not writer.rows:
+        skipping = " and ".join(member.label for member in members if member.nonmatch == "skip")
+        raise EmptyDatasetError(
+            f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
+            "row; do both name their samples alike, and are these the right split parts?"
+        )
+    header = JoinHeader(
+        members=[member.describe(count) for member, count in zip(members, counts, strict=True)],
+        rows=writer.rows,
+        skipped=len(primary) - writer.rows,
+        checksum=writer.checksum,
+        block_sums=writer.block_sums,
+    )
+    write_join_header(folder, header)
 
 
-def energon_names_of(samples: JoinedMembers) -> list[str]:
+class HashCollision(Exception):  # noqa: N818 (no error: the caller begins anew with other hashes)
+    """Two different keys have the same hash."""
+
+
+class _Matching:
+    """The samples with the same keys.
+
+    Args:
+        members: The primary, then the others.
+        scratch: A folder for temporary files.
+        memory_bytes: About the most memory to take.
+        seed: Of the hashes.
+        advance: Called with numbers of keys that have been gone through.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[JoinMember],
+        scratch: Path,
+        memory_bytes: int,
+        seed: int,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._members, self._scratch, self._seed, self._advance = members, scratch, seed, advance
+        self._primary = primary_of(members)
+        for member in members:
+            if isinstance(member, JoinedArray) and not member.by_row:
+                member.read_keys(scratch)
+        wanted = (self._primary.total + max(member.total for member in members)) * _BYTES_A_KEY // memory_bytes
+        self._bits = min(wanted.bit_length(), _MOST_BUCKETS.bit_length() - 1)
+        self._stripe = max(1, -(-self._primary.total >> self._bits))
+        self._block = max(1, memory_bytes // _BYTES_A_KEY)
+
+    def rows(self) -> Iterator[Int64Array]:
+        """Give (n, members) numbers of samples, -1 where a key is missing, in the order of the primary.
+
+        Raises:
+            DuplicateKeyError: A member has a key twice.
+            HashCollision: Another seed is needed.
+        """
+        with contextlib.ExitStack() as until:
+            yield from self._in_order(self._merge(until))
+
+    def _in_order(self, found: dict[int, _Spill]) -> Iterator[Int64Array]:
+        for stripe, samples in enumerate(self._primary.blocks(self._stripe)):
+            ranks = self._primary.ranks_of(samples) - stripe * self._stripe
+            rows = np.full((len(samples), len(self._members)), -1, np.int64)
+            rows[:, 0] = samples
+            for number, member in enumerate(self._members):
+                if number in found:
+                    places, there = found[number].take(stripe)
+                    column = np.full(self._stripe, -1, np.int64)
+                    column[places.view(np.int64) - stripe * self._stripe] = there
+                    rows[:, number] = column[ranks]
+                    if not keys_agree(self._primary, samples, member, rows[:, number]):
+                        raise HashCollision
+                elif member.by_row:
+                    rows[:, number] = np.where(samples < len(member), samples, -1)
+            yield rows
+
+    def _merge(self, until: contextlib.ExitStack) -> dict[int, _Spill]:
+        """Find the keys of the primary in the others: (rank, sample) by stripe, by number of the member."""
+        keyed = {number: member for number, member in enumerate(self._members) if not member.by_row}
+        found = {number: _Spill(self._scratch, 1 << self._bits, until) for number in keyed if number}
+        repeated = dict.fromkeys(keyed, 0)
+        listed: dict[int, list[list[int]]] = {number: [] for number in keyed}
+        with contextlib.ExitStack() as merging:
+            hashes = {number: self._hash(member, merging) for number, member in keyed.items()}
+            for bucket in range(1 << self._bits):
+                wanted = primary = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+                for number, member in keyed.items():
+                    hashed, samples = _by_hash(*hashes[number].take(bucket))
+                    same = np.flatnonzero(hashed[1:] == hashed[:-1])
+                    if len(same) and not member.words.equal(samples[same], member.words, samples[same + 1]).all():
+                        raise HashCollision
+                    repeated[number] += len(same)
+                    for pair in same[: _LISTED - len(listed[number])].tolist():
+                        listed[number].append(sorted(samples[pair : pair + 2].tolist()))
+                    if not number:
+                        wanted, primary = hashed, self._primary.ranks_of(samples)
+                    elif len(hashed):
+                        place = np.minimum(np.searchsorted(hashed, wanted), len(hashed) - 1)
+                        hits = hashed[place] == wanted
+                        ranks = primary[hits]
+                        found[number].add(ranks // self._stripe, ranks.view(np.uint64), samples[place[hits]])
+        for number, member in keyed.items():
+            _refuse_repeated(member, repeated[number], listed[number])
+        return found
+
+    def _hash(self, member: JoinMember, until: contextlib.ExitStack) -> _Spill:
+        """Spill (hash, sample) of all keys by the upper bits of the hash."""
+        spill = _Spill(self._scratch, 1 << self._bits, until)
+        for samples in member.blocks(self._block):
+            hashed = hash_keys(member.words, samples, seed=self._seed)
+            bucket = hashed >> np.uint64(64 - self._bits) if self._bits else np.zeros_like(hashed)
+            spill.add(bucket, hashed, samples)
+            self._advance(len(samples))
+        return spill
+
+
+class _Spill:
+    """Pairs of 64-bit numbers in a temporary file, taken in any order and given back bucket by bucket.
+
+    Args:
+        folder: Where the file lies, without a name.
+        buckets: How many, at most 65,535.
+        until: Closes it.
+    """
+
+    def __init__(self, folder: Path, buckets: int, until: contextlib.ExitStack) -> None:
+        self._file = until.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 (closed by `until`)
+        self._buckets, self._pairs = np.arange(buckets + 1, dtype=np.uint16), 0
+        self._cuts: list[Int64Array] = []
+
+    def add(self, bucket: npt.NDArray[Any], first: UInt64Array, second: Int64Array) -> None:
+        """Set pairs aside; `bucket` says of each where."""
+        bucket = bucket.astype(np.uint16)
+        order = np.argsort(bucket, kind="stable")
+        pairs = np.stack([first[order], second[order].view(np.uint64)], axis=1)
+        self._cuts.append(self._pairs + np.searchsorted(bucket[order], self._buckets))
+        self._pairs += len(pairs)
+        pairs.tofile(self._file)
+
+    def take(self, bucket: int) -> tuple[UInt64Array, Int64Array]:
+        """The pairs of a bucket, in the order in which they came."""
+        self._file.flush()
+        cuts = [(16 * int(cut[bucket]), 16 * int(cut[bucket + 1])) for cut in self._cuts]
+        found = b"".join([os.pread(self._file.fileno(), end - begin, begin) for begin, end in cuts])
+        pairs = np.frombuffer(found, np.uint64).reshape(-1, 2)
+        return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]).view(np.int64)
+
+
+def _by_hash(hashed: UInt64Array, samples: Int64Array) -> tuple[UInt64Array, Int64Array]:
+    order = np.argsort(hashed)
+    return hashed[order], samples[order]
+
+
+def _refuse_repeated(member: JoinMember, count: int, pairs: Sequence[Sequence[int]]) -> None:
+    if count:
+        listed = [f"{member.key(one)!r} in {member.where(one)} and in {member.where(other)}" for one, other in pairs]
+        more = f" and {count - len(listed)} more" * (count > len(listed))
+        raise DuplicateKeyError(
+            f"{member.key_label}: cannot be joined, {count} of its keys repeat another: {'; '.join(listed)}{more}. "
+            f"Rename them{member.advice}"
+        )
+
+
+def keys_agree(primary: JoinedDataset, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
+    """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
+    hit = np.flatnonzero(others >= 0)
+    samples, others = samples[hit], others[hit]
+    return all(primary.words.equal(samples[at], other.words, others[at]).all() for at in windows(other, others))
+
+
+def windows(member: JoinMember, samples: Int64Array, window_bytes: int = _WINDOW_BYTES) -> Iterator[Int64Array]:
+    """Cut samples in any order into pieces that lie close together, and release the member's index after each.
+
+    Looking 1,000 samples up at random places of an index makes 64 MiB of it resident, at each 64 KiB.
+
+    Args:
+        member: Whose samples.
+        samples: (n,) numbers in the whole dataset.
+        window_bytes: About how much of the index a piece covers.
+
+    Returns:
+        Places in `samples`, each in one piece.
+    """
+    pieces, count = sum(column.nbytes for column in member.columns) // window_bytes + 1, len(member.columns[0])
+    order = np.argsort(samples) if pieces > 1 else np.arange(len(samples))
+    limits = np.arange(1, pieces) * (count // pieces)
+    for piece in np.split(order, np.searchsorted(samples[order], limits)):
+        if len(piece):
+            yield piece
+            member.release()
+
+
+def write_energon_form(path: Path, members: Sequence[JoinedDataset], rows: Int64Array) -> None:
+    """Write rows as Energon has them: see `formats.join_index`."""
+    for member in members:
+        member.index.check()
+    write_join_index(path, len(members), _energon_blocks(members, rows))
+
+
+def _energon_blocks(members: Sequence[JoinedDataset], rows: Int64Array) -> Iterator[Int64Array]:
+    """Give (n, datasets, 3) shard, offset and size of the samples of rows, block by block."""
+    for begin in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[begin : begin + _BLOCK_ROWS]
+        places = np.full((*block.shape, 3), -1, np.int64)
+        for number, member in enumerate(members):
+            index, listed = member.index, {name: place for place, name in enumerate(member.listed)}
+            place = np.array([listed.get(name, -1) for name in index.shards])
+            found = np.flatnonzero(block[:, number] >= 0)
+            for at in windows(member, block[found, number]):
+                sample = block[found[at], number]
+                shard = index.shard_of(sample)
+                start, end = index.sample_start[sample + shard], index.sample_start[sample + shard + 1]
+                places[found[at], number] = np.stack([place[shard], start, end - start], axis=1)
+        release_pages(rows)
+        yield places
+
+
+def energon_names_of(members: Sequence[JoinMember]) -> list[str]:
     """Return the file names that Energon may have given to a join; none where a dataset has no uuid, or with arrays."""
-    members: list[tuple[str, Sequence[str], str]] = []
-    for each in only_datasets(samples) or ():
-        uuid = read_uuid(each.input.root)
+    described: list[tuple[str, Sequence[str], str]] = []
+    for member in only_datasets(members) or ():
+        uuid = read_uuid(member.folder.local)
         if uuid is None:
             return []
-        members.append((uuid, each.input.energon_excludes, each.input.nonmatch))
-    return [index_file_name(digest) for digest in energon_join_names(members)]
+        described.append((uuid, member.energon_excludes, member.nonmatch))
+    return [index_file_name(digest) for digest in energon_join_names(described)]
 
 
-def find_join_index(cache: Path, samples: JoinedMembers) -> JoinIndex | None:
-    """Find and check an index file for these samples, of ours or of Energon; None where none fits.
+def find_join_index(cache: Path, members: Sequence[JoinMember]) -> JoinIndex | None:
+    """Find and check an index file for these members, of ours or of Energon; None where none fits.
 
     Energon's name for a file says nothing of the split part, so a file counts only when all of its rows fit: see
     `adopt_join_index`. Such files have no place for arrays.
     """
-    datasets = only_datasets(samples)
-    if datasets is None:
-        return None
-    there = {path.name for path in cache.glob(index_file_name("*"))}
-    if not there:
+    datasets = only_datasets(members)
+    there = {path.name for path in cache.glob(index_file_name("*"))} if datasets is not None else ()
+    if datasets is None or not there:
         return None
     for name in dict.fromkeys([index_file_name(name_of(datasets)), *energon_names_of(datasets)]):
-        if name in there:
-            index = adopt_join_index(cache / name, datasets)
-            if index is not None:
-                return index
+        if name in there and (index := adopt_join_index(cache / name, datasets)) is not None:
+            return index
     return None
 
 
-def adopt_join_index(path: Path, samples: Sequence[JoinedSamples]) -> JoinIndex | None:
-    """Read an index file as the join of `samples`, or return None where it is not that.
+def adopt_join_index(path: Path, members: Sequence[JoinedDataset]) -> JoinIndex | None:
+    """Read an index file as the join of `members`, or return None where it is not that.
 
     Every row must lie on samples of the split parts that are not excluded, with equal keys; no sample of the primary
     may come twice; all of them must come unless a dataset has `nonmatch: skip`; and only datasets with `nonmatch: none`
-    may lack one. Rows are put into the order in which we write them: Energon leaves it open inside a shard. Takes 8
+    may lack one. Rows are put into the order in which we write them: Energon leaves it open inside a shard. Takes 16
     bytes a row and dataset, and about 2 µs a row.
     """
     try:
         stored = read_join_index(path)
     except IndexFileError:
         return None
-    if stored.shape[1] not in (0, len(samples)):
+    if not len(stored) or stored.shape[1] != len(members):
         return None
-    rows = np.empty((len(stored), len(samples)), np.int64)
-    for begin in range(0, len(stored), _BLOCK_ROWS):
-        block = stored[begin : begin + _BLOCK_ROWS]
-        for number, each in enumerate(samples):
-            found = _samples_of(block[:, number], each)
-            if found is None:
-                return None
-            rows[begin : begin + len(block), number] = found
-        done = rows[begin : begin + len(block)]
-        if not all(keys_agree(samples[0], done[:, 0], each, done[:, n]) for n, each in enumerate(samples)):
+    rows = np.empty(stored.shape[:2], np.int64)
+    for number, member in enumerate(members):
+        column = _samples_at(stored[:, number], member)
+        if column is None:
             return None
-    ranks = samples[0].ranks_of(rows[:, 0])
+        rows[:, number] = column
+    for begin in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[begin : begin + _BLOCK_ROWS]
+        if not all(keys_agree(members[0], block[:, 0], each, block[:, n]) for n, each in enumerate(members)):
+            return None
+    ranks = members[0].ranks_of(rows[:, 0])
     order = np.argsort(ranks, kind="stable")
-    ranks = ranks[order]
-    complete = len(rows) == len(samples[0]) or any(each.input.nonmatch == "skip" for each in samples)
-    if not len(rows) or not complete or (ranks[1:] == ranks[:-1]).any():
+    complete = len(rows) == len(members[0]) or any(member.nonmatch == "skip" for member in members)
+    if not complete or (np.diff(ranks[order]) == 0).any():
         return None
     rows = rows[order]
     rows.flags.writeable = False
     header = JoinHeader(
-        members=[each.describe(int(np.count_nonzero(rows[:, n] < 0))) for n, each in enumerate(samples)],
+        members=[each.describe(int(np.count_nonzero(rows[:, n] < 0))) for n, each in enumerate(members)],
         rows=len(rows),
-        skipped=len(samples[0]) - len(rows),
+        skipped=len(members[0]) - len(rows),
         checksum=hashlib.blake2b(rows.data.cast("B"), digest_size=16).hexdigest(),
     )
     return JoinIndex(rows=rows, header=header)
 
 
-def _samples_of(places: Int64Array, samples: JoinedSamples) -> Int64Array | None:
+def _samples_at(places: Int64Array, member: JoinedDataset) -> Int64Array | None:
     """The sample at each (shard, offset, size), -1 for (-1, -1, -1); None if one is no sample that may be joined."""
     result = np.full(len(places), -1, np.int64)
-    missing = (places == -1).all(axis=1)
-    if missing.any() and samples.input.nonmatch != "none":
+    there = np.flatnonzero((places != -1).any(axis=1))
+    if len(there) < len(places) and member.nonmatch != "none":
         return None
-    rows = np.flatnonzero(~missing)
-    listed, start, size = places[rows, 0], places[rows, 1], places[rows, 2]
-    if len(rows) and not (listed.min() >= 0 and listed.max() < len(samples.input.listed)):
+    listed, start, size = places[there].T
+    if not len(there):
+        return result
+    index, numbers = member.index, {name: number for number, name in enumerate(member.index.shards)}
+    if listed.min() < 0 or listed.max() >= len(member.listed) or (start < 0).any():
         return None
-    index = samples.index
-    numbers = {name: number for number, name in enumerate(index.shards)}
-    order = np.argsort(listed, kind="stable")
-    borders = np.flatnonzero(np.diff(listed[order])) + 1
-    for group in np.split(order, borders) if len(order) else ():
-        shard = numbers.get(samples.input.listed[int(listed[group[0]])])
-        if shard is None:
-            return None
-        starts = index.shard_sample_start(shard)
-        place = np.searchsorted(starts[:-1], start[group])
-        if not len(starts) - 1 or (place >= len(starts) - 1).any():
-            return None
-        if (starts[place] != start[group]).any() or (starts[place + 1] - starts[place] != size[group]).any():
-            return None
-        result[rows[group]] = index.shard_first[shard] + place
-    ranks = samples.ranks_of(result[rows])
-    samples.release()
-    allowed = (ranks >= 0).all() and not np.isin(ranks, samples.left_out).any()
-    return result if allowed else None
+    shard = np.array([numbers.get(name, -1) for name in member.listed])[listed]
+    if (shard < 0).any() or (start > index.shard_bytes[shard]).any():
+        return None
+    # One ascending column: the shards laid end to end, a byte apart.
+    base = np.cumsum(index.shard_bytes + 1) - index.shard_bytes - 1
+    starts = index.sample_start + np.repeat(base, np.diff(index.shard_first) + 1)
+    place = np.searchsorted(starts, base[shard] + start)
+    if (starts[place] != base[shard] + start).any():
+        return None
+    sample = place - shard
+    if (sample >= index.shard_first[shard + 1]).any() or (starts[place + 1] - starts[place] != size).any():
+        return None
+    result[there] = sample
+    member.release()
+    return result if member.may_be_joined(sample) else None

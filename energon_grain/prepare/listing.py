@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
-from energon_grain.storage.glob_pattern import glob_to_regex
+from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",
@@ -57,10 +57,7 @@ def find_shards(
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
         advice = advice if files else " Nothing else lies there either: check the path."
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
-    kept = exclude_shards(sorted(found, key=lambda name: name.split("/")), exclude)
-    refuse_compressed(kept)
-    refuse_unwritable(kept)
-    return tuple(kept)
+    return check_shards(sorted(found, key=lambda name: name.split("/")), exclude)
 
 
 def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:
@@ -71,53 +68,48 @@ def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[
         return [name for name in names if META_FOLDER not in name.split("/") and not name.endswith("/")]
     if not os.path.isdir(location):
         raise DatasetNotFoundError(f"{location}: not a folder. Give the folder that holds the {what} files.")
-    return list(_walk(Path(location), Path(location), frozenset()))
+    return list(_walk(location))
 
 
-def exclude_shards(shards: Sequence[str], exclude: str | None) -> list[str]:
-    """Leave out the shards in whose name the regular expression is found; their order is kept."""
-    if exclude is None:
-        return list(shards)
-    try:
-        pattern = re.compile(exclude)
-    except re.error as error:
-        raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
-    kept = [name for name in shards if not pattern.search(name)]
-    if not kept:
-        raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
-    return kept
-
-
-def refuse_compressed(shards: Sequence[str]) -> None:
-    """Raise TarError where names say that archives are compressed."""
-    compressed = [name for name in shards if name.endswith(tuple(COMPRESSED_SUFFIXES))]
-    if not compressed:
-        return
-    example = compressed[0]
-    suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
-    others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
-    raise TarError(
-        f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
-        f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the compressed "
-        f"file, or leave such files out with --exclude '{re.escape(suffix)}$'."
-    )
-
-
-def refuse_unwritable(shards: Sequence[str]) -> None:
-    """Raise ConfigError where a name is not UTF-8, which split files and indices are."""
-    for name in shards:
+def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
+    """Leave out the shards in whose name `exclude` is found, and refuse what cannot be one; see `find_shards`."""
+    kept = list(shards)
+    if exclude is not None:
+        try:
+            pattern = re.compile(exclude)
+        except re.error as error:
+            raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
+        kept = [name for name in shards if not pattern.search(name)]
+        if not kept:
+            raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
+    compressed = [name for name in kept if name.endswith(tuple(COMPRESSED_SUFFIXES))]
+    if compressed:
+        example = compressed[0]
+        suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
+        others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
+        raise TarError(
+            f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
+            f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
+            f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+        )
+    for name in kept:
         try:
             name.encode()
         except UnicodeEncodeError:
-            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             raise ConfigError(
-                f"{shown}: the name is not UTF-8, as the files that name shards must be. Rename the file, or leave it "
-                f"out with --exclude."
+                f"{printable(name)}: the name is not UTF-8, as the files that name shards must be. Rename the file, or "
+                f"leave it out with --exclude."
             ) from None
+    return tuple(kept)
 
 
-def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """Yield the files below `folder` relative to `root`; a link back to a folder above it is not entered."""
+def printable(name: str) -> str:
+    """Show bytes that are not UTF-8 as escapes, so that the name can be printed and sent as JSON."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _walk(folder: str, below: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Yield the files in `folder`, each behind `below`; a link back to a folder above it is not entered."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -126,9 +118,9 @@ def _walk(root: Path, folder: Path, above: frozenset[tuple[int, int]]) -> Iterat
         for entry in entries:
             if entry.is_dir():
                 if entry.name != META_FOLDER:
-                    yield from _walk(root, Path(entry.path), above | {identity})
+                    yield from _walk(entry.path, f"{below}{entry.name}/", above | {identity})
             elif entry.is_file():
-                yield os.path.relpath(entry.path, root)
+                yield below + entry.name
 
 
 def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -219,7 +211,7 @@ def parse_ratio(text: str) -> dict[str, float]:
     """Read `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names).
 
     Raises:
-        ConfigError: Anything else, or ratios that `check_ratio` refuses.
+        ConfigError: Anything else, or what `name_ratio` refuses.
     """
     pieces = [piece.strip() for piece in text.split(",")]
     try:
@@ -227,9 +219,8 @@ def parse_ratio(text: str) -> dict[str, float]:
             names = [piece.split("=", 1)[0].strip() for piece in pieces]
             if len(set(names)) < len(names):
                 raise ConfigError(f"split ratio {text!r} names a part twice.")
-            ratio = dict(zip(names, [float(piece.split("=", 1)[1]) for piece in pieces], strict=True))
-        else:
-            ratio = name_ratio([float(piece) for piece in pieces])
+            return name_ratio(dict(zip(names, [float(piece.split("=", 1)[1]) for piece in pieces], strict=True)))
+        return name_ratio([float(piece) for piece in pieces])
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
@@ -237,12 +228,14 @@ def parse_ratio(text: str) -> dict[str, float]:
             f"split ratio {text!r}: give three numbers for train, val and test, such as 8,1,1, or names, such as "
             f"train=9,val=1."
         ) from error
-    check_ratio(ratio)
-    return ratio
 
 
 def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """Give a bare sequence the names train, val and test; a mapping stays as it is."""
+    """Give a bare sequence the names train, val and test; a mapping stays as it is.
+
+    Raises:
+        ConfigError: There are more bare numbers, or the ratios are not finite, negative or all zero.
+    """
     if isinstance(ratio, Mapping):
         named = {**ratio}
     elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
@@ -252,19 +245,14 @@ def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]
             f"split ratio {list(ratio)}: bare numbers stand for train, val and test, so there may be at most three. "
             f"Name the parts to have others: train=8,val=1,extra=1."
         )
-    check_ratio(named)
-    return named
-
-
-def check_ratio(ratio: Mapping[str, float]) -> None:
-    """Raise ConfigError unless the ratios are finite, not negative and not all zero."""
-    for name, value in ratio.items():
+    for name, value in named.items():
         if not name or not math.isfinite(value) or value < 0:
             raise ConfigError(
                 f"split ratio of {name!r} is {value}: a ratio is a number of at least 0, of a named part."
             )
-    if not any(ratio.values()):
-        raise ConfigError(f"split ratio {dict(ratio)}: at least one part must have more than 0.")
+    if not any(named.values()):
+        raise ConfigError(f"split ratio {named}: at least one part must have more than 0.")
+    return named
 
 
 def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, int]:
@@ -300,11 +288,8 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
     return counts
 
 
-def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float] | Sequence[float]) -> dict[str, tuple[str, ...]]:
     """Cut the list of shards, in its order, into consecutive parts of the sizes of `shards_per_part`: none is lost."""
-    parts: dict[str, tuple[str, ...]] = {}
-    start = 0
-    for name, count in shards_per_part(len(shards), ratio).items():
-        parts[name] = tuple(shards[start : start + count])
-        start += count
-    return parts
+    rest = iter(shards)
+    counts = shards_per_part(len(shards), name_ratio(ratio))
+    return {name: tuple(itertools.islice(rest, count)) for name, count in counts.items()}

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import random
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -15,10 +14,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
-from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.array_record_encoding import RecordEncoding, encode_records_file, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder
@@ -29,50 +29,49 @@ from energon_grain.formats.nv_meta import (
     INDEX_SQLITE,
     INDEX_UUID,
     INFO_JSON,
+    INFO_YAML,
     META_FOLDER,
     RECORD_SUFFIX,
+    RECORDS_JSON,
     DatasetInfo,
     dataset_kind,
     read_info,
+    write_info,
 )
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.listing import (
     TAR_SUFFIX,
-    exclude_shards,
+    check_shards,
     find_shards,
     list_files,
-    name_ratio,
-    refuse_compressed,
-    refuse_unwritable,
     split_by_patterns,
     split_by_ratio,
 )
-from energon_grain.prepare.scan import PrepareProgress, ScannedDataset, scan_dataset
+from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, scan_dataset
 from energon_grain.prepare.staging import (
     commit_to_store,
     finish_prefixes,
     finish_staging,
     prefix_members,
-    stage_definition,
     stage_indices,
-    stage_info,
-    stage_records_file,
-    stage_splits,
 )
-from energon_grain.storage.atomic import atomic_write_text, naming_when_full, remove_temporaries
-from energon_grain.storage.kvstore_spec import has_lists
+from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.atomic import (
+    atomic_write_bytes,
+    atomic_write_text,
+    naming_when_full,
+    remove_temporaries,
+)
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
-
-if TYPE_CHECKING:
-    from energon_grain.prepare.dataset_definition import DatasetDefinition
+from energon_grain.storage.settings import storage_settings
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
-ChooseDefinition = Callable[[ScannedDataset], "DatasetDefinition | None"]
+ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
 
@@ -134,7 +133,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
-    progress: Callable[[PrepareProgress], None] | None = None,
+    progress: Callable[[PrepareProgress], None] = lambda _: None,
     executor: Executor | None = None,
 ) -> PrepareReport:
     """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
@@ -229,22 +228,30 @@ def prepare_dataset(
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
-        split_parts = _split(names, split_ratio, split_patterns, shuffle_seed if shuffle_tars else None)
+        dealt = list(names)
+        if shuffle_tars:
+            random.Random(shuffle_seed).shuffle(dealt)
+        ratio = DEFAULT_SPLIT_RATIO if split_ratio is None else split_ratio
+        split_parts = split_by_patterns(dealt, split_patterns) if split_patterns else split_by_ratio(dealt, ratio)
     definition = None
     if old_info is None and choose_definition is None:
-        definition = _define(sample_type, field_map, crude)
-    scans_folder = root / PREPARE_FOLDER / "scans"
-    scans_folder.mkdir(parents=True, exist_ok=True)
-    with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
-        _remove_leftovers(root)
+        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
+    meta, sqlite = root / META_FOLDER, sqlite and records is None
+    (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(naming(dataset))
+        stack.enter_context(naming_when_full(meta))
+        stack.enter_context(preparation_lock(meta))
+        remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
             finish_prefixes(root, names)
+        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scans")))
         scan = partial(
             scan_dataset,
             dataset.location,
             names,
-            scans_folder,
+            log,
             records=records,
             num_workers=num_workers,
             executor=executor,
@@ -259,10 +266,9 @@ def prepare_dataset(
             start += time.perf_counter() - asked
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        if progress is not None:
-            progress(scanned.progress("index"))
+        progress(scanned.progress("index"))
         staging = new_staging_folder(root)
-        sqlite = sqlite and records is None
+        (staging / META_FOLDER).mkdir()
         stage = partial(
             stage_indices,
             staging,
@@ -271,24 +277,32 @@ def prepare_dataset(
             sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
         )
         try:
-            put, generation = stage(scanned.identities)
+            put, generation = stage(scanned)
         except DuplicateKeyError:
             if not fix_duplicates:
                 raise
-            prefix_members(root, scanned.identities)
+            prefix_members(root, scanned)
             scanned = scan()
-            put, generation = stage(scanned.identities)
+            put, generation = stage(scanned)
         if records is not None and old_info is None:
-            put += stage_records_file(staging, records)
+            put.append(f"{META_FOLDER}/{RECORDS_JSON}")
+            atomic_write_bytes(staging / put[-1], encode_records_file(records))
         if definition is not None:
-            put += stage_definition(staging, dataset_yaml_name, definition)
+            put.append(f"{META_FOLDER}/{dataset_yaml_name}")
+            text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
+            atomic_write_text(staging / put[-1], text)
         if old_info is None:
-            put += stage_splits(staging, split_config, split_parts)
-        if old_info is None or not (root / META_FOLDER / INFO_JSON).exists():
-            put += stage_info(root, staging, old_info or _new_info(scanned))
+            put.append(f"{META_FOLDER}/{split_config}")
+            write_split_config(staging / put[-1], SplitConfig(split_parts=split_parts))
+        if old_info is None or not (meta / INFO_JSON).exists():
+            put.append(f"{META_FOLDER}/{INFO_JSON}")
+            if (meta / INFO_YAML).exists():
+                put.append(f"{META_FOLDER}/{INFO_YAML}")
+                (staging / put[-1]).touch()
+            new = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+            write_info(staging, old_info or new)
         scanned.check_unchanged()
-        if progress is not None:
-            progress(scanned.progress("commit"))
+        progress(scanned.progress("commit"))
         remove = () if sqlite else _SQLITE_FILES
         if dataset.is_remote:
             commit_to_store(dataset, staging, put=put, remove=remove)
@@ -299,7 +313,10 @@ def prepare_dataset(
             finish_staging(root, staging, names[0])
             commit_staged(root, staging, put=put, remove=remove)
             remove_old_generations(columnar_folder(root), generation)
-        _finish(root)
+        # Last goes what says that this run was not at its end.
+        remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
+        (root / _REQUEST).unlink()
+        (root / PREPARE_FOLDER).rmdir()
     return PrepareReport(
         root=dataset.location if dataset.is_remote else root,
         shard_counts=scanned.shard_counts,
@@ -341,36 +358,7 @@ def _list_shards(
             raise DatasetNotFoundError(f"{path}: listed as a shard, but there is no such file.")
     if len(set(shards)) < len(shards):
         raise ConfigError(f"{root}: the list of shards names one twice.")
-    kept = exclude_shards(shards, exclude)
-    refuse_compressed(kept)
-    refuse_unwritable(kept)
-    return tuple(kept)
-
-
-def _define(sample_type: str | None, field_map: Mapping[str, str] | None, crude: bool) -> DatasetDefinition | None:
-    if sample_type is None and field_map is None and not crude:
-        return None
-    from energon_grain.prepare.dataset_definition import define_dataset  # imports all sample types
-
-    return define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
-
-
-def _split(
-    shards: Sequence[str],
-    ratio: Mapping[str, float] | Sequence[float] | None,
-    patterns: Mapping[str, str | Sequence[str]] | None,
-    shuffle_seed: int | None,
-) -> dict[str, tuple[str, ...]]:
-    dealt = list(shards)
-    if shuffle_seed is not None:
-        random.Random(shuffle_seed).shuffle(dealt)
-    if patterns is not None:
-        return split_by_patterns(dealt, patterns)
-    return split_by_ratio(dealt, name_ratio(DEFAULT_SPLIT_RATIO if ratio is None else ratio))
-
-
-def _new_info(scanned: ScannedDataset) -> DatasetInfo:
-    return DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+    return check_shards(shards, exclude)
 
 
 def _is_unfinished(root: Path, request: str) -> bool:
@@ -379,21 +367,6 @@ def _is_unfinished(root: Path, request: str) -> bool:
         return (root / _REQUEST).read_text(encoding="utf-8") == request
     except FileNotFoundError:  # it was killed right at its end
         return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
-
-
-def _finish(root: Path) -> None:
-    """Remove what a run keeps for the next one should it be killed; last, what says that it was not at its end."""
-    for path in (root / PREPARE_FOLDER).iterdir():
-        if path != root / _REQUEST:
-            remove_temporaries(root / PREPARE_FOLDER, path.name)
-    (root / _REQUEST).unlink()
-    (root / PREPARE_FOLDER).rmdir()
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Remove what a run left that was killed before its commit; its scans stay."""
-    for staging in (root / PREPARE_FOLDER).glob("staged-*"):
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> Iterator[str]:

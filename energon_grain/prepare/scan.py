@@ -1,21 +1,19 @@
 """Scanning the shards of a dataset: the work on one shard, all shards on an executor, and what they came to.
 
-An executor runs `scan_and_store` where it is of this machine; what comes back is a handful of numbers, for the arrays
-go through a file in a folder that both see. A worker of somebody else's, here or on another machine, may see neither
-that folder nor write anywhere: it runs `scan_remotely`, which needs the shard only and returns the scan as bytes, and
-they are stored here. What is finished is kept either way, whatever happens to workers, executor or this process.
+A worker, in this process or on another machine, runs `scan_shard`: it needs the shard only, writes nothing, and returns
+the scan as bytes. They are appended here to one file, the log, so what is finished is kept whatever happens to workers,
+executor or this process.
 
-A stored scan is 8 bytes of magic; as little-endian uint32, the length of the header, and the CRC-32 of all that follows
-(begun with that length), because these files are not flushed to disk one by one; the header as JSON, padded with spaces
-to a multiple of 8 bytes; the arrays, each padded likewise. The header says which file was scanned (name, size, time of
-modification, or version of an object), so that the scan of another file is never taken for this one's.
+A record of the log is 8 bytes of magic; as little-endian uint32, the CRC-32 of all that follows, because the log is not
+flushed to disk; as uint64, the lengths of two msgpack documents; which file was scanned (name, size, time of
+modification, or version of an object), so that the scan of another file is never taken for this one's; the columns. The
+last record of a shard counts, and what a killed process left unfinished at the end is cut off.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import os
 import socket
@@ -30,7 +28,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from energon_grain.errors import (
     ConfigError,
@@ -47,21 +44,22 @@ from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.forms import Form
 from energon_grain.prepare.executors import own_executor
+from energon_grain.prepare.listing import printable
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_bytes import is_unchanged
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
+from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 MAX_PART_NAMES = 50
-TASKS_AHEAD = 1024
+_TASKS_AHEAD = 1024
 """Shards handed over at a time: enough for a thousand cores, and a bound for the results that may wait here."""
 _ATTEMPTS = 2
 _GIVE_UP_AFTER = 5
 _KEPT = "Shards that were finished are kept: run the same command again, and it starts with them."
 _LISTED_FAILURES = 5
-_MAGIC = b"EGSCAN1\n"
-_PREFIX = struct.Struct("<II")
+_MAGIC = b"EGSCAN2\n"
+_HEAD = struct.Struct("<8sIQQ")
 _COLUMNS: dict[str, type[Any]] = {
     "sample_start": np.int64,
     "part_start": np.int64,
@@ -73,395 +71,213 @@ _COLUMNS: dict[str, type[Any]] = {
 }
 
 
-class ShardIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What must be unchanged for a stored scan to hold.
-
-    Attributes:
-        name: Of the shard, relative to the dataset.
-        size_bytes: Of the file or object.
-        mtime_ns: When a file was modified.
-        generation: Version of an object.
-    """
-
-    name: str
-    size_bytes: int
-    mtime_ns: int = 0
-    generation: bytes = b""
-
-    @classmethod
-    def of(cls, root: str | os.PathLike[str], name: str) -> ShardIdentity:
-        """Look at the file as it is now."""
-        status = os.stat(os.path.join(root, name))
-        return cls(name=name, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
-
-    def holds(self, root: str) -> bool:
-        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be told."""
-        if not is_url(root):
-            return ShardIdentity.of(root, self.name) == self
-        return is_unchanged(join(root, self.name), self.generation)
-
-
-class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    shard: ShardIdentity
-    part_names: tuple[str, ...]
-    lengths: tuple[int, ...]
-
-
-_HEADER = Form(_Header)
-
-
-def encode_scan(identity: ShardIdentity, scan: ShardScan) -> bytes:
-    """Write a scan as the bytes of such a file: 24 bytes a sample, 20 a part, and the keys."""
-    columns = [np.ascontiguousarray(getattr(scan, name), dtype) for name, dtype in _COLUMNS.items()]
-    header = msgspec.json.encode(
-        _Header(
-            shard=identity,
-            part_names=tuple(_to_json(name) for name in scan.part_names),
-            lengths=tuple(len(column) for column in columns),
-        )
-    )
-    header += b" " * (-len(header) % 8)
-    pieces = [header]
-    for column in columns:
-        pieces += [column.tobytes(), bytes(-column.nbytes % 8)]
-    crc32 = len(header)
-    for piece in pieces:
-        crc32 = zlib.crc32(piece, crc32)
-    return b"".join([_MAGIC, _PREFIX.pack(len(header), crc32), *pieces])
-
-
-def decode_scan(content: bytes) -> tuple[ShardIdentity, ShardScan] | None:
-    """Read what `encode_scan` wrote, and which file it is of; None where it is damaged. The arrays share memory."""
-    header_start = len(_MAGIC) + _PREFIX.size
-    if not content.startswith(_MAGIC) or len(content) < header_start:
-        return None
-    header_bytes, crc32 = _PREFIX.unpack_from(content, len(_MAGIC))
-    if zlib.crc32(memoryview(content)[header_start:], header_bytes) != crc32:
-        return None
-    offset = header_start + header_bytes
-    try:
-        header = _HEADER.from_json(content[header_start:offset])
-    except msgspec.DecodeError:
-        return None  # of another version of this library
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for (name, dtype), length in zip(_COLUMNS.items(), header.lengths, strict=True):
-        columns[name] = np.frombuffer(content, dtype, length, offset)
-        offset += -(-columns[name].nbytes // 8) * 8
-    part_names = tuple(_from_json(name) for name in header.part_names)
-    shard = header.shard
-    scan = ShardScan(size_bytes=shard.size_bytes, part_names=part_names, generation=shard.generation, **columns)
-    return shard, scan
-
-
-def store_scan(path: Path, content: bytes) -> None:
-    """Put an encoded scan at `path`, by a rename, without waiting for the disk."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming_when_full(path):
-            temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load_scan(path: Path, identity: ShardIdentity) -> ShardScan | None:
-    """Read the scan at `path`; None where there is none, it is damaged, or the shard is not the same any more."""
-    found, scan = read_scan(path) or (None, None)
-    return scan if found == identity else None
-
-
-def read_scan(path: Path) -> tuple[ShardIdentity, ShardScan] | None:
-    """Read the scan at `path`, and which file it is of; None where there is none, or it is damaged."""
-    try:
-        return decode_scan(path.read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _to_json(name: str) -> str:
-    """Tar names may hold bytes that are not UTF-8. Python keeps them as lone surrogates, which JSON may not have."""
-    return name.encode("utf-8", "surrogateescape").decode("latin-1")
-
-
-def _from_json(name: str) -> str:
-    return name.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-class ScanTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scan shard `name` of the dataset at `root`, a path or URL; the result goes into `folder`.
+class ShardTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which shard to scan, relative to the dataset.
 
     An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them.
     """
 
-    root: str
     name: str
-    folder: str
     records: RecordEncoding | None = None
     first: int = 0
 
-    @property
-    def location(self) -> str:
-        """Path or URL of the tar or ArrayRecord file."""
-        return join(self.root, self.name)
 
-    @property
-    def scan_path(self) -> Path:
-        """The file of the result; its name is a digest, so that no shard name can be too long or lead elsewhere."""
-        told = self.name if self.records is None else f"{self.name}\0{self.records}\0{self.first}"
-        digest = hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=16)
-        return Path(self.folder) / f"{digest.hexdigest()}.scan"
+class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a scanned shard without its columns: what must be unchanged for the scan to hold, and its sums.
 
+    Attributes:
+        task: What was to be scanned.
+        size_bytes: Of the file or object.
+        mtime_ns: When a file was modified.
+        generation: Version of an object.
+        samples: How many there are.
+        part_names: Distinct part names, at most 50 (in some datasets every sample has its own), fit to be printed.
+    """
 
-class ScanOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a scanned shard without opening its arrays."""
-
-    shard: ShardIdentity
+    task: ShardTask
+    size_bytes: int
+    mtime_ns: int = 0
+    generation: bytes = b""
     samples: int
     part_names: tuple[str, ...]
-    """Distinct part names, at most 50: in some datasets every sample has its own."""
-    reused: bool
-    """Whether an earlier, interrupted `prepare` had scanned it already."""
+
+    @property
+    def name(self) -> str:
+        """The shard, relative to the dataset."""
+        return self.task.name
+
+    def holds(self, root: str) -> bool:
+        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be told."""
+        path = join(root, self.name)
+        if is_url(root):
+            return is_unchanged(path, self.generation)
+        status = os.stat(path)
+        return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
 
 
-Result = tuple[ScanTask, ScanOutcome | Exception]
+class _Columns(msgspec.Struct, frozen=True, kw_only=True):
+    part_names: tuple[bytes, ...]
+    columns: tuple[bytes, ...]
 
 
-def scan_and_store(task: ScanTask) -> ScanOutcome | Exception:
-    """Scan a shard and store the scan; what is wrong with the shard is returned."""
+_SHARD, _ARRAYS = Form(ScannedShard), Form(_Columns)
+_UTF8 = ("utf-8", "surrogateescape")
+
+
+def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
+    """Write a scan as a record of the log: 24 bytes a sample, 20 a part, and the keys."""
+    columns = tuple(np.asarray(getattr(scan, name), dtype).tobytes() for name, dtype in _COLUMNS.items())
+    names = tuple(name.encode(*_UTF8) for name in scan.part_names)
+    head, body = msgspec.msgpack.encode(shard), msgspec.msgpack.encode(_Columns(part_names=names, columns=columns))
+    return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
+
+
+def _take_apart(record: bytes) -> tuple[int, memoryview, memoryview]:
+    """Checksum, and both documents. Raises ValueError where these are no record's bytes."""
+    if len(record) >= _HEAD.size:
+        magic, crc32, head_bytes, body_bytes = _HEAD.unpack_from(record)
+        if magic == _MAGIC and len(record) == _HEAD.size + head_bytes + body_bytes:
+            view = memoryview(record)[_HEAD.size :]
+            return crc32, view[:head_bytes], view[head_bytes:]
+    raise ValueError("no record of a scan")
+
+
+def describe_scan(record: bytes) -> ScannedShard:
+    """Say what `encode_scan` wrote, without looking at its columns. Raises ValueError where it is no such record."""
     try:
-        identity, scan = _read_shard(task.root, task.name, task.records, task.first)
-        store_scan(task.scan_path, encode_scan(identity, scan))
-        return _outcome(identity, scan, reused=False)
-    except (EnergonGrainError, OSError) as error:
-        return error
+        return _SHARD.from_msgpack(bytes(_take_apart(record)[1]))
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"of another version of this library: {error}") from error
 
 
-def scan_remotely(
-    root: str,
-    name: str,
-    records: RecordEncoding | None = None,
-    first: int = 0,
-    storage: StorageSettings | None = None,
-) -> bytes | Exception:
-    """Scan a shard and return the encoded scan; writes nothing, here or elsewhere.
+def decode_scan(record: bytes) -> ShardScan:
+    """Read what `encode_scan` wrote; the arrays share its memory. Raises ValueError where it is damaged."""
+    crc32, head, body = _take_apart(record)
+    if zlib.crc32(body, zlib.crc32(head)) != crc32:
+        raise ValueError("its checksum differs")
+    shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
+    columns = zip(_COLUMNS.items(), found.columns, strict=True)
+    return ShardScan(
+        size_bytes=shard.size_bytes,
+        generation=shard.generation,
+        part_names=tuple(name.decode(*_UTF8) for name in found.part_names),
+        **{name: np.frombuffer(data, dtype) for (name, dtype), data in columns},
+    )
+
+
+class ScanLog:
+    """The scans of the shards of a dataset, found again after a kill. For one process at a time.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end = path, 0
+        self._places: dict[ShardTask, tuple[int, int]] = {}
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        with contextlib.suppress(ValueError):  # where a process was killed while it was writing
+            while record := self._read(self._end):
+                decode_scan(record)
+                self._note(record)
+        os.truncate(path, self._end)
+
+    def close(self) -> None:
+        """Take no more records."""
+        self._file.close()
+
+    def add(self, record: bytes) -> ScannedShard:
+        """Append a record, without waiting for the disk.
+
+        Raises:
+            ValueError: These are not the bytes of a record.
+            OSError: The disk is full; nothing was appended.
+        """
+        describe_scan(record)
+        try:
+            with naming_when_full(self._path):
+                rest = memoryview(record)
+                while rest:
+                    rest = rest[os.write(self._file.fileno(), rest) :]
+        except OSError:
+            os.truncate(self._path, self._end)
+            raise
+        return self._note(record)
+
+    def find(self, task: ShardTask, root: str) -> ScannedShard | None:
+        """What is known of a shard, if its scan is here and the shard is still the same.
+
+        An object is looked at only where there is a scan of it: that takes a request.
+        """
+        if task in self._places:
+            shard = describe_scan(self._read(*self._places[task]))
+            with contextlib.suppress(OSError):  # whoever scans it will say what is wrong with it
+                return shard if shard.holds(root) else None
+        return None
+
+    def scan(self, task: ShardTask) -> ShardScan:
+        """Read a scan that is here. Raises StaleIndexError where somebody changed the log."""
+        try:
+            return decode_scan(self._read(*self._places[task]))
+        except (OSError, ValueError) as error:
+            raise StaleIndexError(
+                f"{self._path}: the scan of {task.name} was changed or removed ({error}). Prepare again."
+            ) from error
+
+    def _note(self, record: bytes) -> ScannedShard:
+        shard = describe_scan(record)
+        self._places[shard.task] = self._end, len(record)
+        self._end += len(record)
+        return shard
+
+    def _read(self, start: int, size_bytes: int | None = None) -> bytes:
+        """The record at an offset; fewer bytes where it is not whole."""
+        if size_bytes is None:
+            head = np.fromfile(self._path, np.uint8, _HEAD.size, offset=start).tobytes()
+            size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
+            size_bytes = min(size_bytes, self._path.stat().st_size - start)
+        return np.fromfile(self._path, np.uint8, size_bytes, offset=start).tobytes()
+
+
+def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = None) -> bytes | Exception:
+    """Scan a shard and return its record; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
 
     Args:
         root: The dataset, as an absolute path or a URL.
-        name: The shard, relative to it.
-        records: See `ScanTask`.
-        first: See `ScanTask`.
+        task: Which shard.
         storage: How object stores are reached; None leaves what the worker has.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
+    path, records = join(root, task.name), task.records
     try:
-        return encode_scan(*_read_shard(root, name, records, first))
-    except FileNotFoundError as error:
+        status = None if is_url(root) else os.stat(path)
+        scan = scan_tar(path) if records is None else scan_records(path, records, first=task.first)
+        if len(scan) == 0:
+            rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
+            raise (TarError if records is None else FormatError)(
+                f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
+            )
+        shard = ScannedShard(
+            task=task,
+            size_bytes=scan.size_bytes if status is None else status.st_size,
+            mtime_ns=0 if status is None else status.st_mtime_ns,
+            generation=scan.generation,
+            samples=len(scan),
+            part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
+        )
+        if status is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
+            raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
+        return encode_scan(shard, scan)
+    except FileNotFoundError:
         return DatasetNotFoundError(
-            f"{error.filename}: there is no such file on {socket.gethostname()}. Every machine that scans must see the "
-            f"dataset under the same path: put it on a file system that all share."
+            f"{path}: there is no such file on {socket.gethostname()} (any more). Every machine that scans must see "
+            f"the dataset under the same path: put it on a file system that all share."
         )
     except (EnergonGrainError, OSError) as error:
         return error
-
-
-def find_stored(task: ScanTask) -> ScanOutcome | OSError | None:
-    """Look for the scan that an interrupted run stored; None where there is none of the file as it is now.
-
-    The error is that of looking at the shard.
-    """
-    try:
-        expected = None if is_url(task.root) else ShardIdentity.of(task.root, task.name)
-        identity, scan = read_scan(task.scan_path) or (None, None)
-        if identity is None or scan is None or identity.name != task.name:
-            return None
-        # An object is looked at only where there is a scan of it: that takes a request.
-        same = identity.holds(task.root) if expected is None else identity == expected
-    except OSError as error:
-        return error
-    return _outcome(identity, scan, reused=True) if same else None
-
-
-def keep_scan(task: ScanTask, content: bytes) -> ScanOutcome:
-    """Store what `scan_remotely` returned.
-
-    Raises:
-        WorkerError: These are not the bytes of a scan of this shard.
-    """
-    identity, scan = decode_scan(content) or (None, None)
-    if identity is None or scan is None or identity.name != task.name:
-        raise WorkerError(
-            f"{task.location}: what the worker sent is no scan of this shard. Are the versions of energon-grain "
-            f"there and here the same?"
-        )
-    store_scan(task.scan_path, content)
-    return _outcome(identity, scan, reused=False)
-
-
-def _read_shard(root: str, name: str, records: RecordEncoding | None, first: int) -> tuple[ShardIdentity, ShardScan]:
-    path = join(root, name)
-    identity = None if is_url(root) else ShardIdentity.of(root, name)
-    scan = scan_tar(path) if records is None else scan_records(path, records, first=first)
-    if len(scan) == 0:
-        rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
-        raise (TarError if records is None else FormatError)(
-            f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
-        )
-    if identity is None:  # an object that changes while it is scanned has been refused
-        return ShardIdentity(name=name, size_bytes=scan.size_bytes, generation=scan.generation), scan
-    if not identity.holds(root):
-        raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
-    return identity, scan
-
-
-def _outcome(identity: ShardIdentity, scan: ShardScan, *, reused: bool) -> ScanOutcome:
-    names = tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES])
-    return ScanOutcome(shard=identity, samples=len(scan), part_names=names, reused=reused)
-
-
-def printable(name: str) -> str:
-    """Show bytes that are not UTF-8 as escapes, so that the name can be printed and sent as JSON."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-@contextlib.contextmanager
-def scanning(
-    tasks: Sequence[ScanTask], *, num_workers: int | None = None, executor: Executor | None = None
-) -> Generator[Iterator[Result]]:
-    """Scan every shard while the block iterates over the results, which come in any order; a failed one is its error.
-
-    A stored scan is not made again. What is wrong with a shard is its outcome. Anything else that comes out of the
-    executor for a shard, such as the death of a worker, is tried once more, and its outcome, a `WorkerError`, then;
-    after the fifth such shard nothing more is tried. Leaving early cancels what has not begun, and keeps what is done.
-
-    Args:
-        tasks: One for each shard.
-        num_workers: See `own_executor`. With an `executor`: shards handed over at a time, at least 1; None is 1,024.
-        executor: Runs `scan_remotely` in place of an executor of our own; it is not shut down.
-
-    Raises:
-        ConfigError: `num_workers` is negative, or 0 for an executor.
-        WorkerError: The executor is broken or shut down, or five shards failed that way.
-    """
-    if executor is not None:
-        ahead = TASKS_AHEAD if num_workers is None else num_workers
-        if ahead < 1:
-            raise ConfigError(
-                f"num_workers is {ahead}: with an executor it is how many shards are handed over at a time. "
-                f"Give 1 or more."
-            )
-        with contextlib.closing(_results(_Scans(executor, _foreign_call), tasks, ahead)) as results:
-            yield results
-        return
-    size_bytes = None if any(is_url(task.root) for task in tasks) else sum(map(_size_bytes, tasks))
-    with (
-        own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as own,
-        contextlib.closing(_results(_Scans(own, _own_call), tasks, TASKS_AHEAD)) as results,
-    ):
-        yield results
-
-
-def _results(scans: _Scans, tasks: Sequence[ScanTask], ahead: int) -> Generator[Result]:
-    try:
-        for task, stored in zip(tasks, _each(tasks[0].root)(find_stored, tasks), strict=True):
-            if stored is not None:
-                yield task, stored
-                continue
-            while scans.running >= ahead or scans.any_done:
-                yield from scans.wait()
-            scans.submit(task)
-        while scans.running:
-            yield from scans.wait()
-    finally:
-        scans.end()
-
-
-_Call = tuple[Any, ...]
-"""A function and its arguments."""
-
-
-def _own_call(task: ScanTask) -> _Call:
-    return scan_and_store, task
-
-
-def _foreign_call(task: ScanTask) -> _Call:
-    if is_url(task.root):
-        return scan_remotely, task.root, task.name, task.records, task.first, storage_settings()
-    return scan_remotely, os.path.join(os.getcwd(), task.root), task.name, task.records, task.first, None
-
-
-class _Scans:
-    """The tasks that an executor has, and how often each was tried before."""
-
-    def __init__(self, executor: Executor, call: Callable[[ScanTask], _Call]) -> None:
-        self._executor, self._call = executor, call
-        self._running: dict[Future[ScanOutcome | bytes | Exception], tuple[ScanTask, int]] = {}
-        self._done: SimpleQueue[Future[ScanOutcome | bytes | Exception]] = SimpleQueue()
-        self._failed = 0
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def any_done(self) -> bool:
-        return not self._done.empty()
-
-    def submit(self, task: ScanTask, attempt: int = 1) -> None:
-        try:
-            future = self._executor.submit(*self._call(task))
-        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
-            raise _broken(error) from error
-        self._running[future] = task, attempt
-        future.add_done_callback(self._done.put)
-
-    def wait(self) -> Iterator[Result]:
-        """Wait for a task to end; give it, unless it is tried again."""
-        future = self._done.get()
-        task, attempt = self._running.pop(future)
-        try:
-            returned = future.result()
-        except (BrokenExecutor, CancelledError) as error:
-            raise _broken(error) from error
-        except Exception as error:
-            if attempt < _ATTEMPTS:
-                self.submit(task, attempt + 1)
-                return
-            failure = f"{task.location}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
-            self._failed += 1
-            if self._failed == _GIVE_UP_AFTER:
-                raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error
-            yield task, WorkerError(failure)
-        else:
-            yield task, keep_scan(task, returned) if isinstance(returned, bytes) else returned
-
-    def end(self) -> None:
-        """Cancel what has not begun, and store what is done and was not waited for."""
-        for future, (task, _) in self._running.items():
-            if future.cancel() or not future.done() or future.exception() is not None:
-                continue
-            returned = future.result()
-            if isinstance(returned, bytes):
-                with contextlib.suppress(OSError, WorkerError):
-                    keep_scan(task, returned)
-
-
-def _broken(error: BaseException) -> WorkerError:
-    return WorkerError(f"The executor is broken or was shut down ({_describe(error)}). {_KEPT}")
-
-
-def _describe(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _size_bytes(task: ScanTask) -> int:
-    try:
-        return os.stat(task.location).st_size
-    except OSError:
-        return 0  # the scan will say what is wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,60 +303,58 @@ class PrepareProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScannedDataset:
-    """Where the scans of all shards lie, in the order of the shards."""
+    """All shards of a dataset, in their order, and where their scans lie."""
 
     root: str
     """Path or URL."""
-    tasks: tuple[ScanTask, ...]
-    outcomes: tuple[ScanOutcome, ...]
-
-    @property
-    def identities(self) -> dict[ScanTask, ShardIdentity]:
-        """What each task found the shard to be."""
-        return {task: outcome.shard for task, outcome in zip(self.tasks, self.outcomes, strict=True)}
+    shards: tuple[ScannedShard, ...]
+    log: ScanLog
+    shards_reused: int
+    """Shards that an interrupted run had scanned already."""
 
     @property
     def shard_counts(self) -> dict[str, int]:
         """Samples of each shard."""
-        return {outcome.shard.name: outcome.samples for outcome in self.outcomes}
+        return {shard.name: shard.samples for shard in self.shards}
 
     @property
     def size_bytes(self) -> int:
         """Size of all shards."""
-        return sum(outcome.shard.size_bytes for outcome in self.outcomes)
+        return sum(shard.size_bytes for shard in self.shards)
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """Distinct part names."""
-        return tuple(dict.fromkeys(part for outcome in self.outcomes for part in outcome.part_names))
+        return tuple(dict.fromkeys(part for shard in self.shards for part in shard.part_names))
 
-    @property
-    def shards_reused(self) -> int:
-        """Shards that an interrupted run had scanned already."""
-        return sum(outcome.reused for outcome in self.outcomes)
+    def scans(self) -> Iterator[ShardScan]:
+        """The scans, read one by one."""
+        return (self.log.scan(shard.task) for shard in self.shards)
 
     def progress(self, stage: Literal["index", "commit"]) -> PrepareProgress:
         """Describe a later stage."""
+        shards, size_bytes, samples = len(self.shards), self.size_bytes, sum(self.shard_counts.values())
         return PrepareProgress(
             stage=stage,
-            shards_done=len(self.tasks),
-            shards_total=len(self.tasks),
-            samples=sum(outcome.samples for outcome in self.outcomes),
-            bytes_done=self.size_bytes,
-            bytes_total=self.size_bytes,
+            shards_done=shards,
+            shards_total=shards,
+            samples=samples,
+            bytes_done=size_bytes,
+            bytes_total=size_bytes,
         )
 
     def check_unchanged(self) -> None:
         """Raise StaleIndexError if a shard is not the file any more that was scanned."""
-        for task, holds in zip(self.tasks, _each(self.root)(self._holds, self.outcomes), strict=True):
+        for shard, holds in zip(self.shards, _each(self.root)(self._holds, self.shards), strict=True):
             if not holds:
                 raise StaleIndexError(
-                    f"{task.location}: changed since it was scanned. Prepare again when nothing writes to it."
+                    f"{join(self.root, shard.name)}: changed since it was scanned. Prepare again when nothing writes "
+                    f"to it."
                 )
 
-    def _holds(self, outcome: ScanOutcome) -> bool:
+    def _holds(self, shard: ScannedShard) -> bool:
         try:
-            return outcome.shard.holds(self.root)
+            return shard.holds(self.root)
         except FileNotFoundError:
             return False
 
@@ -557,77 +371,163 @@ class ScannedDataset:
 def scan_dataset(
     root: str,
     shards: Sequence[str],
-    folder: Path,
+    log: ScanLog,
     *,
     records: RecordEncoding | None = None,
     num_workers: int | None = None,
     executor: Executor | None = None,
-    progress: Callable[[PrepareProgress], None] | None = None,
+    progress: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> ScannedDataset:
-    """Scan every shard of `shards` and leave the scans in `folder`; those that lie there already are not made again.
+    """Scan every shard of `shards` into the log; those that lie there already are not scanned again.
+
+    What is wrong with a shard does not stop the others. Anything else that comes out of the executor for a shard, such
+    as the death of a worker, is tried once more, and then wrong with that shard, as a `WorkerError`; after the fifth
+    such shard nothing more is tried. Leaving early cancels what has not begun, and keeps what is done.
 
     Args:
         root: Path or URL of the dataset.
         shards: Names of the shards, in order.
-        folder: Where scans are kept.
+        log: Where scans are kept.
         records: How the records of ArrayRecord files are encoded; None for tars.
-        num_workers: See `scanning`.
-        executor: See `scanning`.
+        num_workers: See `own_executor`. With an `executor`: shards handed over at a time, at least 1; None is 1,024.
+        executor: Runs `scan_shard` in place of an executor of our own; it is not shut down.
         progress: Called after every shard.
 
     Raises:
         FormatError: Shards are damaged; the message lists up to five. The scans of the others are kept.
         StaleIndexError: A shard changed while it was read.
+        ConfigError: `num_workers` is negative, or 0 for an executor.
+        WorkerError: The executor is broken or shut down, or five shards failed that way.
     """
-    tasks = tuple(
-        ScanTask(root=root, name=name, folder=str(folder), records=records, first=first)
-        for name, first in zip(shards, _first_records(root, shards, records), strict=True)
-    )
+    firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
+    if records not in (None, "msgpack"):
+        counts = _each(root)(count_records, [join(root, name) for name in shards])
+        firsts = [0, *itertools.accumulate(counts)][:-1]
+    tasks = [ShardTask(name=name, records=records, first=first) for name, first in zip(shards, firsts, strict=True)]
+    remote, ahead = is_url(root), _TASKS_AHEAD
+    # A store tells the size of an object when it is read.
+    size_bytes = 0 if remote else sum(os.stat(join(root, name)).st_size for name in shards)
     now = PrepareProgress(
-        stage="scan",
-        shards_done=0,
-        shards_total=len(shards),
-        samples=0,
-        bytes_done=0,
-        # A store tells the size of an object when it is read.
-        bytes_total=0 if is_url(root) else sum(os.stat(join(root, name)).st_size for name in shards),
+        stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )
-    outcomes: dict[str, ScanOutcome] = {}
+    found: dict[ShardTask, ScannedShard] = {}
     failures: list[Exception] = []
-    with scanning(tasks, num_workers=num_workers, executor=executor) as results:
-        _tell(progress, now)
-        for task, outcome in results:
-            if isinstance(outcome, Exception):
-                failures.append(outcome)
+    with contextlib.ExitStack() as stack:
+        if executor is None:
+            own = own_executor(num_workers, jobs=len(tasks), size_bytes=None if remote else size_bytes)
+            executor = stack.enter_context(own)
+        elif num_workers is not None:
+            ahead = num_workers
+            if ahead < 1:
+                raise ConfigError(
+                    f"num_workers is {ahead}: with an executor it is how many shards are handed over at a time. "
+                    f"Give 1 or more."
+                )
+        progress(now)
+        known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
+        left = _without(tasks, known)
+        where = root if remote else os.path.join(os.getcwd(), root)
+        results = _Scans(executor, log, where, storage_settings() if remote else None).run(left, ahead)
+        stack.enter_context(contextlib.closing(results))
+        for result in itertools.chain(known, results):
+            if isinstance(result, Exception):
+                failures.append(result)
                 continue
-            outcomes[task.name] = outcome
+            found[result.task] = result
             now = dataclasses.replace(
                 now,
-                shards_done=len(outcomes),
-                samples=now.samples + outcome.samples,
-                bytes_done=now.bytes_done + outcome.shard.size_bytes,
+                shards_done=len(found),
+                samples=now.samples + result.samples,
+                bytes_done=now.bytes_done + result.size_bytes,
             )
-            _tell(progress, now)
+            progress(now)
     if failures:
         raise _merge(failures, len(tasks))
-    return ScannedDataset(root=root, tasks=tasks, outcomes=tuple(outcomes[task.name] for task in tasks))
+    return ScannedDataset(root=root, shards=tuple(found[task] for task in tasks), log=log, shards_reused=len(known))
 
 
-def _first_records(root: str, shards: Sequence[str], records: RecordEncoding | None) -> list[int]:
-    """The number in the dataset of the first record of each shard, where a key may be made of it; else 0."""
-    if records in (None, "msgpack"):
-        return [0] * len(shards)
-    return [0, *itertools.accumulate(_each(root)(count_records, [join(root, name) for name in shards]))][:-1]
+class _Scans:
+    """The tasks that an executor has, and how often each was tried before."""
+
+    def __init__(self, executor: Executor, log: ScanLog, root: str, storage: StorageSettings | None) -> None:
+        self._executor, self._log, self._root, self._storage = executor, log, root, storage
+        self._running: dict[Future[bytes | Exception], tuple[ShardTask, int]] = {}
+        self._done: SimpleQueue[Future[bytes | Exception]] = SimpleQueue()
+        self._failed = 0
+
+    def run(self, tasks: Sequence[ShardTask], ahead: int) -> Generator[ScannedShard | Exception]:
+        """Scan shards; give what came of them in any order, where one failed its error."""
+        try:
+            for task in tasks:
+                while len(self._running) >= ahead or not self._done.empty():
+                    yield from self._wait()
+                self._submit(task)
+            while self._running:
+                yield from self._wait()
+        finally:
+            for future in self._running:
+                if not future.cancel() and future.done() and future.exception() is None:
+                    with contextlib.suppress(OSError, ValueError, TypeError):
+                        self._log.add(future.result())  # type: ignore[arg-type]
+
+    def _submit(self, task: ShardTask, attempt: int = 1) -> None:
+        try:
+            future = self._executor.submit(scan_shard, self._root, task, self._storage)
+        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
+            raise _broken(error) from error
+        self._running[future] = task, attempt
+        future.add_done_callback(self._done.put)
+
+    def _wait(self) -> Iterator[ScannedShard | Exception]:
+        """Wait for a task to end; give what came of it, unless it is tried again."""
+        future = self._done.get()
+        task, attempt = self._running.pop(future)
+        place = join(self._root, task.name)
+        try:
+            returned = future.result()
+        except (BrokenExecutor, CancelledError) as error:
+            raise _broken(error) from error
+        except Exception as error:
+            if attempt < _ATTEMPTS:
+                self._submit(task, attempt + 1)
+                return
+            failure = f"{place}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
+            self._failed += 1
+            if self._failed == _GIVE_UP_AFTER:
+                raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error
+            yield WorkerError(failure)
+            return
+        if isinstance(returned, Exception):
+            yield returned
+            return
+        try:
+            if describe_scan(returned).task != task:
+                raise ValueError("of another shard")
+            yield self._log.add(returned)
+        except ValueError as error:
+            raise WorkerError(
+                f"{place}: what the worker sent is no scan of this shard ({error}). Are the versions of energon-grain "
+                f"there and here the same?"
+            ) from error
+
+
+def _without(tasks: Sequence[ShardTask], known: Sequence[ScannedShard]) -> list[ShardTask]:
+    scanned = {shard.task for shard in known}
+    return [task for task in tasks if task not in scanned]
+
+
+def _broken(error: BaseException) -> WorkerError:
+    return WorkerError(f"The executor is broken or was shut down ({_describe(error)}). {_KEPT}")
+
+
+def _describe(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _each(root: str) -> Callable[..., Iterable[Any]]:
     """`map`, side by side where it takes requests."""
     return shared_client(storage_settings()).map if is_url(root) else map
-
-
-def _tell(progress: Callable[[PrepareProgress], None] | None, now: PrepareProgress) -> None:
-    if progress is not None:
-        progress(now)
 
 
 def _merge(failures: Sequence[Exception], shard_count: int) -> Exception:

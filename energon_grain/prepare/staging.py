@@ -5,48 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import yaml
-
-from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
-from energon_grain.formats.array_record_encoding import RecordEncoding, encode_records_file
+from energon_grain.errors import DuplicateKeyError, IndexFileError
 from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder, read_header
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.nv_meta import (
-    INDEX_SQLITE,
-    INDEX_UUID,
-    INFO_JSON,
-    INFO_YAML,
-    META_FOLDER,
-    RECORDS_JSON,
-    DatasetInfo,
-    write_info,
-    write_uuid,
-)
-from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.formats.tar.index import tar_index_path, write_tar_index
+from energon_grain.formats.nv_meta import INDEX_SQLITE, INDEX_UUID, INFO_JSON, META_FOLDER, write_uuid
+from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
-from energon_grain.prepare.scan import ScanTask, ShardIdentity, load_scan
-from energon_grain.storage.atomic import (
-    atomic_write,
-    atomic_write_bytes,
-    atomic_write_text,
-    remove_temporaries,
-    sync_folder,
-)
+from energon_grain.prepare.scan import ScannedDataset
+from energon_grain.storage.atomic import atomic_write, remove_temporaries, sync_folder
 from energon_grain.storage.location import join
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
-
-if TYPE_CHECKING:
-    from energon_grain.prepare.dataset_definition import DatasetDefinition
+from energon_grain.storage.settings import storage_settings
 
 _THREADS = 8  # most of them wait for the disk
 _MARK = f"{PREPARE_FOLDER}/prefixing"
@@ -58,7 +34,7 @@ _SIDE_BY_SIDE_BYTES = 16 << 20
 
 def stage_indices(
     staging: Path,
-    scans: Mapping[ScanTask, ShardIdentity],
+    scanned: ScannedDataset,
     *,
     tar_indices: bool,
     sqlite: bool,
@@ -66,9 +42,12 @@ def stage_indices(
 ) -> tuple[list[str], str]:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite` and `index.uuid`.
 
+    A `.tar.idx` is not flushed to disk by itself, which would take longer than all else of a small shard. One that a
+    power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it anew.
+
     Args:
         staging: The folder that mirrors the dataset.
-        scans: What was scanned, in the order of `.info.json`.
+        scanned: The shards, in the order of `.info.json`.
         tar_indices: Whether to write a `.tar.idx` beside each shard.
         sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
         sqlite_build_path: Where; the staging folder then has a link to it.
@@ -79,49 +58,39 @@ def stage_indices(
     Raises:
         DuplicateKeyError: Two samples of the dataset have the same key.
     """
-    (staging / META_FOLDER).mkdir(exist_ok=True)
-    columnar, shards = columnar_folder(staging), [task.name for task in scans]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
+    columnar, names, put = columnar_folder(staging), [shard.name for shard in scanned.shards], list[str]()
+
+    def scans() -> Iterator[ShardScan]:
+        folders: set[str] = set()
+        for name, scan in zip(names, scanned.scans(), strict=True):
+            if tar_indices:
+                put.append(tar_index_path(name).as_posix())
+                path = os.path.join(staging, put[-1])
+                if (folder := os.path.dirname(path)) not in folders:
+                    os.makedirs(folder, exist_ok=True)
+                    folders.add(folder)
+                with open(path, "wb") as file:
+                    file.write(scan.sample_start.astype("<i8").tobytes())
+            yield scan
+
+    def stage_sqlite() -> None:
+        from energon_grain.formats.sqlite_index import write_sqlite_index
+
+        path = staging / META_FOLDER / INDEX_SQLITE
+        write_sqlite_index(sqlite_build_path or path, enumerate(scanned.scans()), shard_name=names.__getitem__)
+        if sqlite_build_path is not None:
+            path.symlink_to(sqlite_build_path.absolute())
+        write_uuid(staging)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
-        database = pool.submit(_stage_sqlite, staging, shards, scans, sqlite_build_path) if sqlite else None
-        described = scans if tar_indices else {}
-        indices = [pool.submit(_stage_tar_index, staging, task, identity) for task, identity in described.items()]
-        header = write_columnar(columnar, shards, _load(scans), unique_keys=True)
-        put = [future.result() for future in indices]
-        put += [] if database is None else database.result()
-    put += [_relative(staging, columnar / header.generation), _relative(staging, columnar / HEADER_NAME)]
+        database = pool.submit(stage_sqlite) if sqlite else None
+        header = write_columnar(columnar, names, scans(), unique_keys=True)
+        if database is not None:
+            database.result()
+            put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
+    put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
     return put, header.generation
-
-
-def stage_info(root: Path, staging: Path, info: DatasetInfo) -> list[str]:
-    """Write `.info.json`, and `.info.yaml` where the dataset has one, and return their paths."""
-    (staging / META_FOLDER).mkdir(exist_ok=True)
-    put = [f"{META_FOLDER}/{INFO_JSON}"]
-    if (root / META_FOLDER / INFO_YAML).exists():
-        (staging / META_FOLDER / INFO_YAML).touch()
-        put.append(f"{META_FOLDER}/{INFO_YAML}")
-    write_info(staging, info)
-    return put
-
-
-def stage_records_file(staging: Path, encoding: RecordEncoding) -> list[str]:
-    """Write `records.json` and return its path."""
-    atomic_write_bytes(staging / META_FOLDER / RECORDS_JSON, encode_records_file(encoding))
-    return [f"{META_FOLDER}/{RECORDS_JSON}"]
-
-
-def stage_splits(staging: Path, name: str, split_parts: Mapping[str, Sequence[str]]) -> list[str]:
-    """Write the split file and return its path."""
-    config = SplitConfig(split_parts={name: tuple(shards) for name, shards in split_parts.items()})
-    write_split_config(staging / META_FOLDER / name, config)
-    return [f"{META_FOLDER}/{name}"]
-
-
-def stage_definition(staging: Path, name: str, definition: DatasetDefinition) -> list[str]:
-    """Write the dataset's YAML file and return its path."""
-    text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
-    atomic_write_text(staging / META_FOLDER / name, text)
-    return [f"{META_FOLDER}/{name}"]
 
 
 def finish_staging(root: Path, staging: Path, first_shard: str) -> None:
@@ -142,42 +111,6 @@ def finish_staging(root: Path, staging: Path, first_shard: str) -> None:
         sync_folder(Path(folder))
 
 
-def _load(scans: Mapping[ScanTask, ShardIdentity]) -> Iterator[ShardScan]:
-    for task, identity in scans.items():
-        yield _load_one(task, identity)
-
-
-def _load_one(task: ScanTask, identity: ShardIdentity) -> ShardScan:
-    scan = load_scan(task.scan_path, identity)
-    if scan is None:
-        raise StaleIndexError(f"{task.scan_path}: the scan of {task.name} was changed or removed. Prepare again.")
-    return scan
-
-
-def _stage_sqlite(
-    staging: Path, shards: Sequence[str], scans: Mapping[ScanTask, ShardIdentity], build_path: Path | None
-) -> list[str]:
-    from energon_grain.formats.sqlite_index import write_sqlite_index
-
-    path = staging / META_FOLDER / INDEX_SQLITE
-    write_sqlite_index(build_path or path, enumerate(_load(scans)), shard_name=shards.__getitem__)
-    if build_path is not None:
-        path.symlink_to(build_path.absolute())
-    write_uuid(staging)
-    return [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
-
-
-def _stage_tar_index(staging: Path, task: ScanTask, identity: ShardIdentity) -> str:
-    path = tar_index_path(staging / task.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_tar_index(path, _load_one(task, identity).sample_start)
-    return _relative(staging, path)
-
-
-def _relative(staging: Path, path: Path) -> str:
-    return path.relative_to(staging).as_posix()
-
-
 def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
     """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
     if (root / _MARK).exists():
@@ -186,7 +119,7 @@ def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
         _prefix(root, shards)
 
 
-def prefix_members(root: Path, scans: Mapping[ScanTask, ShardIdentity]) -> None:
+def prefix_members(root: Path, scanned: ScannedDataset) -> None:
     """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
 
     `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, as `energon prepare --fix-duplicates` has it, so
@@ -202,21 +135,19 @@ def prefix_members(root: Path, scans: Mapping[ScanTask, ShardIdentity]) -> None:
     Raises:
         DuplicateKeyError: One tar has a key twice, which that would not mend. Nothing was changed.
     """
-    for task, identity in scans.items():
-        scan = load_scan(task.scan_path, identity)
-        if scan is not None and len(set(scan.keys())) < len(scan):
+    for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
+        if len(set(scan.keys())) < len(scan):
             raise DuplicateKeyError(
-                f"{task.location}: has a key twice, in members that are not adjacent, so that the name of the tar "
-                f"would not tell its samples apart. Rename them; no tar was changed."
+                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
+                f"name of the tar would not tell its samples apart. Rename them; no tar was changed."
             )
     (root / _MARK).touch()
-    _prefix(root, [task.name for task in scans])
+    _prefix(root, [shard.name for shard in scanned.shards])
 
 
 def _prefix(root: Path, shards: Sequence[str]) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
-        for done in [pool.submit(_prefix_one, root / shard, f"{shard}/") for shard in shards]:
-            done.result()
+        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
 
 
 def _prefix_one(path: Path, prefix: str) -> None:
@@ -254,43 +185,30 @@ def commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], r
         ReadError: The store cannot be written, or not for us; names the object.
     """
     client = shared_client(storage_settings())
-    current = _current_generation(dataset)
-    files = [name for path in put for name in _files(staging, path)]
+    kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR}
+    with contextlib.suppress(IndexFileError):
+        header = read_header(columnar_folder(dataset.local), dataset.local)
+        kept |= set() if header is None else {header.generation}
 
     def upload(name: str) -> None:
         client.write(join(dataset.location, name), (staging / name).read_bytes())
 
-    sized = {name: (staging / name).stat().st_size for name in files if name not in _LAST}
-    unseen = [name for name in sized if _is_unseen(name)]
-    for name in unseen:
-        if sized[name] > _SIDE_BY_SIDE_BYTES:
-            upload(name)
-    client.map(upload, [name for name in unseen if sized[name] <= _SIDE_BY_SIDE_BYTES])
-    client.map(upload, [name for name in sized if not _is_unseen(name)])
+    unseen, seen = list[str](), list[str]()  # columns, indices of shards, the database: without the others, nothing
+    for path in put:
+        inside = sorted((staging / path).rglob("*")) if (staging / path).is_dir() else [staging / path]
+        for name in (file.relative_to(staging).as_posix() for file in inside if file.is_file()):
+            is_unseen = name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite"))
+            (unseen if is_unseen and name not in _LAST else seen).append(name)
+    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
+    for name in large:
+        upload(name)
+    client.map(upload, [name for name in unseen if name not in large])
+    client.map(upload, [name for name in seen if name not in _LAST])
     for name in _LAST:
-        if name in files:
+        if name in seen:
             upload(name)
 
     folder = join(dataset.location, _COLUMNAR)
-    kept = {current, *(Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR)}
     old = [name for name in client.list(folder) if "/" in name and name.split("/")[0] not in kept]
     urls = [join(folder, name) for name in old] + [join(dataset.location, name) for name in remove]
     client.map(client.delete, urls)
-
-
-def _is_unseen(name: str) -> bool:
-    """Whether readers do not look at a file before the others are there: columns, indices of shards, the database."""
-    return name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite"))
-
-
-def _files(staging: Path, path: str) -> list[str]:
-    if (staging / path).is_file():
-        return [path]
-    return [file.relative_to(staging).as_posix() for file in sorted((staging / path).rglob("*")) if file.is_file()]
-
-
-def _current_generation(dataset: DataFolder) -> str | None:
-    with contextlib.suppress(IndexFileError):
-        header = read_header(columnar_folder(dataset.local), dataset.local)
-        return None if header is None else header.generation
-    return None

@@ -29,7 +29,7 @@ from energon_grain.formats.open_files import OpenFiles
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, remember, reopen
 from energon_grain.sources.indexed import IndexedSource, SourceOptions
-from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
 from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.remote_files import RemoteFiles
@@ -299,12 +299,6 @@ class ArrayRecordSource(IndexedSource):
         self._records = ArrayRecordFolder(self._folder, self._index)
 
     @property
-    def run_samples(self) -> int | None:
-        """Of files in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
-        index = self._index
-        return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
-
-    @property
     def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the files where they lie in an object store."""
         objects = self._records.objects
@@ -315,7 +309,7 @@ class ArrayRecordSource(IndexedSource):
         objects = self._records.objects
         if objects is None:
             return []
-        samples, shard = self._samples.resolve(indices)
+        samples, shard = self._resolve(indices)
         with needing_shards(self._folder):
             start, size = objects.extents(shard, samples - self._index.shard_first[shard])
         paths = self._records.shards.paths
@@ -328,7 +322,7 @@ class ArrayRecordSource(IndexedSource):
             StaleIndexError: A file is not the one that was indexed.
         """
         indices = np.asarray(indices, np.int64)
-        samples, shard = self._samples.resolve(indices)
+        samples, shard = self._resolve(indices)
         index = self._index
         keys = index.keys(samples)
         with needing_shards(self._folder):
@@ -337,9 +331,9 @@ class ArrayRecordSource(IndexedSource):
             indices=indices,
             keys=keys,
             shards=[index.shards[number] for number in shard.tolist()],
-            columns=_columns(rows, None if self._samples.wanted is None else frozenset(self.part_names)),
+            columns=_columns(rows, None if self._wanted is None else frozenset(self.part_names)),
         )
-        self._samples.touch(samples)
+        self._touch(samples)
         return batch
 
     def close(self) -> None:

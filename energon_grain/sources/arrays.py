@@ -39,10 +39,10 @@ from energon_grain.forms import encode_json
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
-from energon_grain.storage.kvstore_spec import kvstore_spec
+from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.read_whole import read_beginning
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings
+from energon_grain.storage.settings import StorageSettings, storage_settings
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -497,17 +497,35 @@ def _opening(location: str, driver: str, settings: StorageSettings | None) -> An
     with needed_for("reading arrays"):
         import tensorstore
 
-    kvstore, key = {"driver": "file"}, location
-    if settings is not None:
-        kvstore, key = kvstore_spec(location, settings)
     spec = {
         "driver": driver,
-        "kvstore": {**kvstore, "path": f"{key.rstrip('/')}/"},
+        "kvstore": {"driver": "file", "path": f"{location.rstrip('/')}/"}
+        if settings is None
+        else _kvstore(location, settings),
         # What was opened once counts as long as it is open: nothing is looked up again for what is cached.
         "recheck_cached_data": "open",
         "recheck_cached_metadata": "open",
     }
     return tensorstore.open(spec, open=True, read=True, context=_context(settings))
+
+
+def _kvstore(url: str, settings: StorageSettings) -> dict[str, Any]:
+    """Where a folder of a store lies, in TensorStore's words. Raises ConfigError where it reads no such store."""
+    address = address_of(url, settings)
+    store = address.store
+    words: dict[str, Any] = {"driver": address.kind, "path": f"{address.key}/", "bucket": address.bucket}
+    if address.kind == "azure":
+        raise ConfigError(f"{url}: arrays are not read from Azure; copy them to another store, or mount the container")
+    if address.kind == "http":
+        return {"driver": "http", "path": f"/{address.key}/", "base_url": store.endpoint}
+    words |= {"endpoint": store.endpoint, "aws_region": store.region, "requester_pays": store.requester_pays}
+    if store.anonymous:
+        words["aws_credentials"] = {"type": "anonymous"}
+    elif address.kind == "s3" and (section := aws_section(url, store)) is not None:
+        # A single sign-on needs the whole of Amazon's own search.
+        own = section[1].keys() & {"aws_access_key_id", "credential_process", "role_arn"}
+        words["aws_credentials"] = {"type": "profile" if own else "default", "profile": section[0]}
+    return {word: meaning for word, meaning in words.items() if meaning}
 
 
 def _await(location: str, opening: Any) -> Any:

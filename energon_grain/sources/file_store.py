@@ -17,12 +17,12 @@ import numpy as np
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, RangeError
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.storage.addresses import address_of
 from energon_grain.storage.epath import shared_epath
-from energon_grain.storage.kvstore_spec import kvstore_spec
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings
+from energon_grain.storage.settings import StorageSettings, storage_settings
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -215,7 +215,7 @@ class ObjectFileStore(FileStore[bytes]):
     def _begin(self, base: str, settings: StorageSettings) -> None:
         if not is_url(base):
             raise ConfigError(f"{base}: is no URL of an object store; a SystemFileStore reads folders of this machine")
-        kvstore_spec(base, settings)  # refuses what no store has
+        address_of(base, settings)  # refuses what no store has
         self._base = base
         self._client: ObjectClient = shared_client(settings)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.prepared import PreparedSource

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.storage.given_up import wanted_for, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 REMOTE_RUN_BYTES = 4 << 20
 """A request of 4 MiB moves about as much in its time as it takes to be answered: 50 ms at 80 MB/s a connection."""
@@ -83,3 +87,22 @@ class FetchedAhead(Protocol):
             ReadError: The store cannot be reached.
         """
         ...
+
+
+def side_by_side(
+    function: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[RemoteFiles]
+) -> list[_Result]:
+    """Call a function that reads for each of several sources: in threads if `files`, where that takes requests.
+
+    After the first failure those that have not begun are left out.
+    """
+    if not files or len(items) < 2:
+        return [function(item) for item in items]
+    over = wanted_for()
+
+    def call(item: _Item) -> _Result:
+        with wanted_until(over):
+            return function(item)
+
+    with ThreadPoolExecutor(min(len(items), files[0].settings.requests_in_flight)) as threads:
+        return list(threads.map(call, items))

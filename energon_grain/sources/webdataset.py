@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import Unpack
+from itertools import chain
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.tar.index import check_shards
-from energon_grain.sources.indexed import IndexedSource, SourceOptions, part_rows
-from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import RawBatch
+from energon_grain.sources.indexed import IndexedSource, SourceOptions, rows_of
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
+from energon_grain.sources.source import RawBatch, in_range
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import coalesce
+from energon_grain.storage.spans import Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -56,23 +56,16 @@ class WebDatasetSource(IndexedSource):
         return self._folder.shards(self._index.shards)
 
     @property
-    def run_samples(self) -> int | None:
-        """Of shards in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
-        index = self._index
-        return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
-
-    @property
     def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the shards where they lie in an object store."""
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
         """See `FetchedAhead`."""
-        samples, shard = self._samples.resolve(indices)
-        with needing_shards(self._folder):
-            self._check_shards(shard)
-        owner, rows = self._samples.part_rows(samples)
-        start, size = self._samples.part_offset(rows), self._samples.part_size(rows)
+        samples, shard = self._resolve(indices)
+        self._check_shards(shard)
+        owner, rows = self._part_rows(samples)
+        _, start, size = self._described(rows)
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
@@ -83,52 +76,40 @@ class WebDatasetSource(IndexedSource):
             keys: Theirs, where they are known.
         """
         indices = np.asarray(indices, np.int64)
-        samples, shard = self._samples.resolve(indices)
-        owner, rows = self._samples.part_rows(samples)
-        size = self._samples.part_size(rows)
-        merge_gap_bytes, solo_bytes = self.coalescing
-        spans = coalesce(
-            shard[owner],
-            self._samples.part_offset(rows),
-            size,
-            merge_gap_bytes=merge_gap_bytes,
-            solo_bytes=solo_bytes,
-        )
-        values = spans.cut(self._read_spans(shard, spans.file, spans.start, spans.stop), size)
-        name = self._samples.part_name(rows)
-        same = _have_the_same_parts(owner, name, np.array([0, len(samples)]))
-        return self._batch(
-            indices, samples, shard, keys, _columns(self._index.part_names, owner, name, values, len(samples), same)
-        )
-
-    @property
-    def coalescing(self) -> tuple[int, int]:
-        """How near each other, and how small, ranges are that its store reads as one; see `read_together`."""
-        return self._store.merge_gap_bytes, self._store.solo_bytes
-
-    def _read_spans(self, shard: Int64Array, file: Int64Array, start: Int64Array, stop: Int64Array) -> list[bytes]:
-        """Bytes [start[i], stop[i]) of shard file[i], once all those that samples lie in (`shard`) are checked."""
-        with needing_shards(self._folder):
-            self._check_shards(shard)
-            return self._store.read_spans(self._paths, file, start, stop)
-
-    def _batch(
-        self,
-        indices: Int64Array,
-        samples: Int64Array,
-        shard: Int64Array,
-        keys: list[str] | None,
-        columns: dict[str, list[bytes | None]],
-    ) -> RawBatch:
+        samples, shard = self._resolve(indices)
+        owner, rows = self._part_rows(samples)
+        name, offset, size = self._described(rows)
+        values = self._payloads(shard, shard[owner], offset, size)
         names = self._index.shards
         batch = RawBatch(
             indices=indices,
             keys=self._index.keys(samples) if keys is None else keys,
             shards=[names[number] for number in shard.tolist()],
-            columns=columns,
+            columns=_columns(self._index.part_names, owner, name, values, len(samples)),
         )
-        self._samples.touch(samples)
+        self._touch(samples)
         return batch
+
+    def _payloads(
+        self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array
+    ) -> list[bytes | None]:
+        """Bytes [offset[i], offset[i] + size[i]) of shard file[i], once all `shards` are checked."""
+        self._check_shards(shards)
+        if len(size) == 1:  # nothing to bring together, and that takes half of the time of a single file
+            return [*self._read_spans(file, offset, offset + size)]
+        gap, solo = self.coalescing
+        spans = coalesce(file, offset, size, merge_gap_bytes=gap, solo_bytes=solo)
+        return spans.cut(self._read_spans(spans.file, spans.start, spans.stop), size)
+
+    def _read_spans(self, file: Int64Array, start: Int64Array, stop: Int64Array) -> list[bytes]:
+        """Bytes [start[i], stop[i]) of shard file[i], which must have been checked."""
+        with needing_shards(self._folder):
+            return self._store.read_spans(self._paths, file, start, stop)
+
+    @property
+    def coalescing(self) -> tuple[int, int]:
+        """How near each other, and how small, ranges are that its store reads as one; see `coalesce`."""
+        return self._store.merge_gap_bytes, self._store.solo_bytes
 
     def _check_shards(self, shard: Int64Array) -> None:
         """Compare size and end marker of shards that have not been read from before with the index."""
@@ -136,7 +117,8 @@ class WebDatasetSource(IndexedSource):
         if verified.all():
             return
         numbers: list[int] = np.unique(shard[~verified]).tolist()
-        check_shards(self._folder, self._index, numbers)
+        with needing_shards(self._folder):
+            check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
     def close(self) -> None:
@@ -144,66 +126,142 @@ class WebDatasetSource(IndexedSource):
         self._store.close()
 
 
-def read_together(sources: Sequence[WebDatasetSource], indices: Sequence[Int64Array]) -> list[RawBatch]:
-    """Read samples of several datasets, in numpy for all of them at once as far as that goes.
+_Run: TypeAlias = tuple[int, int, int]
+"""Number of a source, and the first and one past the last of its samples where these are sorted by source."""
 
-    Of a thousand datasets a chunk has a few samples each, and for few every numpy call costs as much as for many.
+
+class WebDatasetGroup:
+    """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
+
+    Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many.
 
     Args:
-        sources: Each once, all of the same `coalescing`.
-        indices: Of samples of each, at least one.
-
-    Raises:
-        IndexError: An index is out of range.
-        ReadError: Bytes could not be read after retries.
+        sources: Of the same parts in the same order; see `read_alike`.
     """
-    resolved = [source._samples.resolve(asked) for source, asked in zip(sources, indices, strict=True)]
-    bounds = [source._samples.part_bounds(samples) for source, (samples, _) in zip(sources, resolved, strict=True)]
-    owner, rows = part_rows(*(np.concatenate(column) for column in zip(*bounds, strict=True)))
-    first_sample = np.cumsum([0, *map(len, indices)])
-    cuts = np.searchsorted(owner, first_sample).tolist()
-    parts = zip(sources, pairwise(cuts), strict=True)
-    described = [source._samples.described(rows[begin:end]) for source, (begin, end) in parts]
-    name, offset, size, wanted = (np.concatenate(column) for column in zip(*described, strict=True))
-    if not wanted.all():
-        owner, name, offset, size = owner[wanted], name[wanted], offset[wanted], size[wanted]
-        cuts = np.searchsorted(owner, first_sample).tolist()
 
-    first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
-    file = np.concatenate([shard + first for (_, shard), first in zip(resolved, first_file[:-1], strict=True)])
-    merge_gap_bytes, solo_bytes = sources[0].coalescing
-    spans = coalesce(file[owner], offset, size, merge_gap_bytes=merge_gap_bytes, solo_bytes=solo_bytes)
-    own_file = spans.file - np.repeat(first_file[:-1], np.diff(np.searchsorted(spans.file, first_file)))
-    data: list[bytes] = []
-    span_cuts = pairwise(np.searchsorted(spans.file, first_file).tolist())
-    for source, (_, shard), (begin, end) in zip(sources, resolved, span_cuts, strict=True):
-        data += source._read_spans(shard, own_file[begin:end], spans.start[begin:end], spans.stop[begin:end])
-    values = spans.cut(data, size)
+    def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
+        self._sources = sources
+        first = np.cumsum([0, *(source._first[-1] for source in sources)])[:-1]  # the chosen shards of all in one row
+        self._begin = first
+        self._first = np.concatenate([source._first[:-1] + at for source, at in zip(sources, first, strict=True)])
+        self._shift = np.concatenate([source._shift - at for source, at in zip(sources, first, strict=True)])
+        self._shard = np.concatenate([source._shard for source in sources])
+        self._length = np.array([len(source) for source in sources])
+        self._start = np.array([source._selection.start for source in sources])
+        self._excluding = [number for number, source in enumerate(sources) if source._selection.excluded.size]
+        self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
+        self._checked = np.zeros(self._first_file[-1], np.bool_)
 
-    same = _have_the_same_parts(owner, name, first_sample)
-    batches: list[RawBatch] = []
-    owner -= np.repeat(first_sample[:-1], np.diff(cuts))
-    for source, asked, (samples, shard), (begin, end) in zip(sources, indices, resolved, pairwise(cuts), strict=True):
+    def read(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`.
+
+        Args:
+            which: (n,) number of the source of each sample.
+            indices: (n,) of the sample in it.
+        """
+        order = np.argsort(which, kind="stable")
+        which = which[order]
+        samples, shard = self._resolve(which, indices[order])
+        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(order)]
+        runs: list[_Run] = list(zip(which[cuts[:-1]].tolist(), cuts[:-1], cuts[1:], strict=True))
+        owner, name, offset, size = self._parts(runs, samples)
+        keys: list[str] = []
+        shards: list[str] = []
+        numbers: list[int] = shard.tolist()
+        for number, begin, end in runs:
+            source = self._sources[number]
+            keys += source._index.keys(samples[begin:end])
+            shards += [source._index.shards[number] for number in numbers[begin:end]]
+            source._touch(samples[begin:end])
+
+        # From here on in the order asked for.
+        asked = np.argsort(order[owner], kind="stable")
+        owner, name, offset, size = owner[asked], name[asked], offset[asked], size[asked]
+        file = shard + self._first_file[which]
+        self._check(runs, shard, file)
+        first = self._sources[0]
+        gap, solo = first.coalescing
+        spans = coalesce(file[owner], offset, size, merge_gap_bytes=gap, solo_bytes=solo)
         columns = _columns(
-            source._index.part_names, owner[begin:end], name[begin:end], values[begin:end], len(samples), same
+            first._index.part_names, order[owner], name, spans.cut(self._bytes(runs, spans), size), len(order)
         )
-        batches.append(source._batch(asked, samples, shard, None, columns))
-    return batches
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        places: list[int] = back.tolist()
+        return RawBatch(
+            indices=indices,
+            keys=[keys[place] for place in places],
+            shards=[shards[place] for place in places],
+            columns=columns,
+        )
+
+    def _parts(
+        self, runs: list[_Run], samples: Int64Array
+    ) -> tuple[Int64Array, npt.NDArray[np.int32], Int64Array, Int64Array]:
+        """(m,) place of the sample, name, offset and size of every wanted part. See `IndexedSource._part_rows`."""
+        first, last, after = np.empty_like(samples), np.empty_like(samples), samples + 1
+        for number, begin, end in runs:
+            source = self._sources[number]
+            source._index.check(samples[begin:end])
+            first[begin:end] = source._part_start[samples[begin:end]]
+            last[begin:end] = source._part_start[after[begin:end]]
+        owner, rows = rows_of(first, last - first)
+        name, offset, size = np.empty(len(rows), np.int32), np.empty_like(rows), np.empty_like(rows)
+        cuts = np.searchsorted(owner, [begin for _, begin, _ in runs]).tolist()
+        for (number, _, _), begin, end in zip(runs, cuts, [*cuts[1:], len(rows)], strict=True):
+            described = self._sources[number]._described(rows[begin:end])
+            name[begin:end], offset[begin:end], size[begin:end] = described
+        wanted = self._sources[0]._wanted
+        if wanted is None:
+            return owner, name, offset, size
+        keep = wanted[name]
+        return owner[keep], name[keep], offset[keep], size[keep]
+
+    def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """As `IndexedSource._resolve`."""
+        wrong = (indices < 0) | (indices >= self._length[which])
+        for number in which[wrong].tolist():
+            source = self._sources[number]
+            in_range(indices[wrong], len(source), where=source.path)  # which raises
+        rank = indices + (self._begin + self._start)[which]
+        for number in self._excluding:
+            (own,) = np.nonzero(which == number)
+            rank[own] = self._sources[number]._selection.to_raw(indices[own]) + self._begin[number]
+        place = np.searchsorted(self._first, rank, side="right") - 1
+        return rank + self._shift[place], self._shard[place]
+
+    def _check(self, runs: list[_Run], shard: Int64Array, file: Int64Array) -> None:
+        """As `WebDatasetSource._check_shards`: shard and file, among those of all sources, of each sample."""
+        if self._checked[file].all():
+            return
+
+        def check(run: _Run) -> None:
+            number, begin, end = run
+            self._sources[number]._check_shards(shard[begin:end])
+
+        new = [run for run in runs if not self._checked[file[run[1] : run[2]]].all()]
+        side_by_side(check, new, self._sources[0].remote_files)
+        self._checked[file] = True
+
+    def _bytes(self, runs: list[_Run], spans: Spans) -> list[bytes]:
+        """What lies in spans, in their order, which is that of the sources."""
+        numbers = [number for number, _, _ in runs]
+        first = self._first_file[numbers]
+        cuts = [*np.searchsorted(spans.file, first).tolist(), len(spans.file)]
+        file = spans.file - np.repeat(first, np.diff(cuts))
+
+        def read(part: tuple[int, int, int]) -> list[bytes]:
+            number, begin, end = part
+            return self._sources[number]._read_spans(file[begin:end], spans.start[begin:end], spans.stop[begin:end])
+
+        found = side_by_side(read, list(zip(numbers, cuts[:-1], cuts[1:], strict=True)), self._sources[0].remote_files)
+        return list(chain.from_iterable(found))
 
 
-def _have_the_same_parts(owner: Int64Array, name: npt.NDArray[np.int32], first_sample: Int64Array) -> bool:
-    """Whether samples [first_sample[i], first_sample[i + 1]) have the same parts in the same order, for every i.
-
-    And all of them equally many.
-    """
-    count = int(first_sample[-1])
-    width = len(owner) // max(1, count)
-    if width * count != len(owner) or (owner.reshape(count, width) != np.arange(count)[:, None]).any():
-        return False
-    table = name.reshape(count, width)
-    if len(first_sample) == 2:
-        return bool((table == table[:1]).all())
-    return bool((table == table[np.repeat(first_sample[:-1], np.diff(first_sample))]).all())
+def read_alike(source: WebDatasetSource) -> Hashable:
+    """Equal for sources that a `WebDatasetGroup` may have together."""
+    wanted = None if source._wanted is None else source._wanted.tobytes()
+    return source._index.part_names, wanted, source._folder.is_remote, source.coalescing
 
 
 def _columns(
@@ -212,22 +270,23 @@ def _columns(
     name: npt.NDArray[np.int32],
     values: list[bytes | None],
     count: int,
-    same: bool,
 ) -> dict[str, list[bytes | None]]:
     """One list a part name. Where a sample has a part twice, the later one counts.
 
     Args:
         names: Of the dataset's parts.
-        owner: Sample, 0 to `count`, of each value.
+        owner: Sample, 0 to `count`, of each value, ascending.
         name: Place in `names` of each.
         values: The parts.
         count: Samples.
-        same: Whether all samples have the same parts in the same order.
     """
-    if same:
-        width = len(name) // max(1, count)
-        first: list[int] = name[:width].tolist()
-        return {names[number]: values[place::width] for place, number in enumerate(first)}
+    width = len(owner) // max(1, count)
+    if width * count == len(owner):
+        table = name.reshape(count, width)
+        if (owner.reshape(count, width) == np.arange(count)[:, None]).all() and (table == table[:1]).all():
+            # All samples have the same parts in the same order.
+            first: list[int] = name[:width].tolist()
+            return {names[number]: values[place::width] for place, number in enumerate(first)}
     numbers: list[int] = name.tolist()
     columns: dict[str, list[bytes | None]] = {}
     for number, sample, value in zip(numbers, owner.tolist(), values, strict=True):

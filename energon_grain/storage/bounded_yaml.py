@@ -7,6 +7,7 @@ it is at most a hundred levels deep, and nothing in it contains itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ import yaml
 _MOST_VALUES = 1_000_000
 _MOST_GROWTH = 10
 _MOST_DEPTH = 100
-_MOST_RECURSION = 1_000
-"""Bytes of documents that cannot be nested so deep that composing them harms."""
+_COUNTED = 10**18
+"""Sizes are counted up to here."""
+_OPENING = re.compile(rb"[\[{:?-]")
+"""One of these stands before each value that lies in another."""
 
 if TYPE_CHECKING:
     SafeLoader = yaml.SafeLoader
@@ -45,79 +48,56 @@ def composed(data: bytes | str, kind: type[yaml.SafeLoader]) -> Generator[tuple[
     Raises:
         yaml.YAMLError: It is not valid, or breaks a bound.
     """
-    if len(data) > _MOST_RECURSION:
-        _check_depth(data)
+    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MOST_DEPTH:
+        _check(data)
     loader = kind(data)
     try:
-        node: Any = loader.get_single_node()
-        if node is not None:
-            _Extent().check(node)
-        yield loader, node
+        yield loader, loader.get_single_node()
     finally:
         loader.dispose()
 
 
-def _check_depth(data: bytes | str) -> None:
-    """Go through a document without recursion: composing one of 100,000 levels overflows the stack."""
-    level = 0
+def _check(data: bytes | str) -> None:
+    """Count values and levels with every alias replaced by what it stands for; long texts count as several values.
+
+    This goes from event to event: composing a document of 100,000 levels would overflow the stack.
+    """
+    known: dict[str, tuple[int, int]] = {}  # values, and levels below, by anchor
+    opened: list[Any] = [None]
+    values, levels = [0], [0]  # in what is open
+    written = 0
     for event in yaml.parse(data, SafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            level += 1
-            if level > _MOST_DEPTH:
-                raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=event.start_mark)
+        if isinstance(event, yaml.ScalarEvent):
+            found, below = 1 + len(event.value) // 256, 1
+            written += 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append(event)
+            values.append(1)
+            levels.append(0)
+            found, below = 0, 1
+            written += 1
         elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-
-
-_INSIDE = "an alias inside of what it stands for"
-_TOO_DEEP = f"nested too deeply: at most {_MOST_DEPTH} levels"
-
-
-class _Extent:
-    """How large a document is when every alias is replaced by what it stands for."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int]] = {}
-        self._open: set[int] = set()
-
-    def check(self, root: yaml.Node) -> None:
-        values, _ = self._of(root, 1)
-        if values > max(_MOST_VALUES, _MOST_GROWTH * len(self._known)):
-            raise yaml.MarkedYAMLError(
-                problem=f"with its aliases it stands for {_in_words(values)} values, though {len(self._known):,} are "
-                f"written; at most {_MOST_VALUES:,} or {_MOST_GROWTH} times as many are read. Write fewer aliases",
-                problem_mark=root.start_mark,
-            )
-
-    def _of(self, node: yaml.Node, level: int) -> tuple[int, int]:
-        """Values, and levels below this one; long texts count as several values."""
-        known = self._known.get(id(node))
-        if known is None:
-            if id(node) in self._open:
+            event, found, below = opened.pop(), min(values.pop(), _COUNTED), 1 + levels.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(start is not None and start.anchor == event.anchor for start in opened):
                 raise yaml.MarkedYAMLError(
-                    problem="an alias inside of what it stands for", problem_mark=node.start_mark
+                    problem="an alias inside of what it stands for", problem_mark=event.start_mark
                 )
-            if isinstance(node, yaml.ScalarNode):
-                known = 1 + len(node.value) // 256, 0
-            else:
-                self._open.add(id(node))
-                values, below = 1, 0
-                for inner in _inner(node) if level <= _MOST_DEPTH else ():
-                    more, deeper = self._of(inner, level + 1)
-                    values, below = values + more, max(below, deeper + 1)
-                known = values, below
-                self._open.discard(id(node))
-            self._known[id(node)] = known
-        if level + known[1] > _MOST_DEPTH:
-            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=node.start_mark)
-        return known
-
-
-def _inner(node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return (each for pair in node.value for each in pair)
-    return node.value
-
-
-def _in_words(number: int) -> str:
-    return f"{number:,}" if number < 10**18 else "more than 10^18"
+            found, below = known.get(event.anchor, (0, 0))  # what is not known is complained of later
+        else:
+            continue
+        if len(opened) + below > _MOST_DEPTH + 1:
+            problem = f"nested too deeply: at most {_MOST_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if event.anchor and found:
+            known[event.anchor] = found, below
+        values[-1] += found
+        if below > levels[-1]:
+            levels[-1] = below
+    if values[0] > max(_MOST_VALUES, _MOST_GROWTH * written):
+        shown = f"{values[0]:,}" if values[0] < _COUNTED else "more than 10^18"
+        raise yaml.YAMLError(
+            f"with its aliases it stands for {shown} values, though {written:,} are written; at most {_MOST_VALUES:,} "
+            f"or {_MOST_GROWTH} times as many are read. Write fewer aliases"
+        )

@@ -12,13 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
-from energon_grain.storage.glob_pattern import folders_of_glob, glob_to_regex
 from energon_grain.storage.location import absolute, is_url, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_file import create_object, open_object
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
 """The folders that a pattern names before its first sign with a meaning."""
@@ -363,3 +362,44 @@ def _tidy(url: str) -> str:
         elif step not in ("", "."):
             steps.append(step)
     return f"{scheme}://{'/'.join(steps)}"
+
+
+def glob_to_regex(glob: str) -> str:
+    """Translate one shell pattern; `*`, `?` and `[…]` stay inside a folder, `**/` stands for any number of folders."""
+    return "".join(regex for regex, _ in _signs(glob))
+
+
+def folders_of_glob(glob: str) -> str:
+    """A regular expression for the folders, each with a slash behind it, in which something may match a pattern.
+
+    >>> folders_of_glob("sub/*/x.tar")
+    'sub/|sub/[^/]*/'
+    """
+    signs = _signs(glob)
+    return "|".join("".join(regex for regex, _ in signs[: at + 1]) for at, (_, slash) in enumerate(signs) if slash)
+
+
+def _signs(glob: str) -> list[tuple[str, bool]]:
+    """What each sign of a pattern means as a regular expression, and whether that can match a slash."""
+    out: list[tuple[str, bool]] = []
+    place = 0
+    while place < len(glob):
+        if glob.startswith("**/", place):
+            out.append(("(?:[^/]+/)*", True))
+            place += 3
+        elif glob.startswith("**", place):
+            out.append((".*", True))
+            place += 2
+        elif glob[place] in "*?":
+            out.append(("[^/]*" if glob[place] == "*" else "[^/]", False))
+            place += 1
+        elif glob[place] == "[" and (end := glob.find("]", place + 2 + glob.startswith(("!", "^"), place + 1))) > 0:
+            choice = glob[place + 1 : end]
+            inverted = choice[0] in "!^"
+            letters = "".join(letter if letter == "-" else re.escape(letter) for letter in choice[inverted:])
+            out.append((f"(?!/)[^{letters}]", False) if inverted else (f"[{letters}]", True))
+            place = end + 1
+        else:
+            out.append((re.escape(glob[place]), glob[place] == "/"))
+            place += 1
+    return out

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from energon_grain.errors import ConfigError
 
-STORE_SCHEMES = ("s3", "gs", "http", "https", "memory")
+STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory")
 """Schemes of stores. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
@@ -100,7 +100,7 @@ def located(path: str | os.PathLike[str]) -> str:
     if url[1].lower() == "file":
         return os.path.abspath(rest)
     if url[1].lower() not in STORE_SCHEMES:
-        from energon_grain.storage.kvstore_spec import local_path  # which takes its schemes from here
+        from energon_grain.storage.addresses import local_path  # which takes its schemes from here
 
         mapped = local_path(text)
         if mapped is not None:

@@ -19,27 +19,20 @@ import msgspec
 
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
 from energon_grain.forms import Form
+from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 from energon_grain.storage.file_lock import locked_at, open_unlinked
-from energon_grain.storage.kvstore_spec import kvstore_spec
-from energon_grain.storage.location import join, located
+from energon_grain.storage.location import join, located, name_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _logger = logging.getLogger("energon_grain")
-_STATE = ".mirror.json"
+_NOTES_NAME = ".mirror.json"
 _LOCK = ".mirror.lock"
-_LONGEST_NAME = 200
 
 
-class _State(msgspec.Struct):
-    """Generation of each file that was copied, and BLAKE2b-128 of what it held."""
-
-    generations: dict[str, bytes] = {}
-    sums: dict[str, bytes] = {}
-
-
-_STATE_FORM = Form(_State)
+_NOTES = Form(dict[str, tuple[bytes, bytes]])
+"""Generation of each file that was copied, and BLAKE2b-128 of what it held."""
 
 
 def mirror_of(url: str) -> Mirror:
@@ -62,7 +55,11 @@ class Mirror:
     def __init__(self, url: str, client: ObjectClient) -> None:
         self.url = located(url)
         self._client = client
-        self.folder = Path(client.settings.cache_folder, "mirror", *_place(self.url, client.settings))
+        address = address_of(self.url, client.settings)
+        # What tells places apart, and not names: programs may give one name to several places.
+        place = (address.kind, address.store.endpoint, address.bucket, address.key)
+        name = f"{quote(name_of(address.key or address.bucket))[:100]}-{_sum(repr(place).encode()).hex()}"
+        self.folder = Path(client.settings.cache_folder, "mirror", name)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -95,16 +92,17 @@ class Mirror:
         Raises:
             ReadError: The store cannot be reached.
         """
-        state = self._state()
-        before = dict(state.generations), dict(state.sums)
+        notes = self._notes()
+        before = dict(notes)
 
         def copy(name: str) -> tuple[str, bool | None]:
             target = self.folder / name
             held = target.read_bytes() if target.is_file() else None
-            known = None if held is None or _sum(held) != state.sums.get(name) else state.generations.get(name)
+            generation, expected = notes.get(name, (None, b""))
+            known = generation if held is not None and _sum(held) == expected else None
             found = self._client.read(ObjectRange(join(self.url, name), known=known))
             if found is None:
-                if state.generations.pop(name, None) is not None:
+                if notes.pop(name, None) is not None:
                     target.unlink(missing_ok=True)
                 return name, None
             if found.data is None:
@@ -113,19 +111,19 @@ class Mirror:
             if changed:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write_bytes(target, found.data)
-            state.generations[name], state.sums[name] = found.generation, _sum(found.data)
+            notes[name] = found.generation, _sum(found.data)
             return name, changed
 
         try:
             changes = self._client.map(copy, sorted(names))
         finally:
-            if (state.generations, state.sums) != before:
-                atomic_write_bytes(self.folder / _STATE, msgspec.json.encode(state))
+            if notes != before:
+                atomic_write_bytes(self.folder / _NOTES_NAME, msgspec.json.encode(notes))
         return {name: changed for name, changed in changes if changed is not None}
 
     def is_whole(self) -> bool:
         """Whether copies that `refresh` made are what it wrote, or gone."""
-        copies = ((self.folder / name, expected) for name, expected in self._state().sums.items())
+        copies = ((self.folder / name, expected) for name, (_, expected) in self._notes().items())
         return all(_sum(path.read_bytes()) == expected for path, expected in copies if path.is_file())
 
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
@@ -191,31 +189,13 @@ class Mirror:
             for descriptor in descriptors:
                 os.fsync(descriptor)  # else a power cut leaves zeros behind a name and a size that are right
 
-    def _state(self) -> _State:
+    def _notes(self) -> dict[str, tuple[bytes, bytes]]:
         try:
-            with open(self.folder / _STATE, "rb", opener=open_unlinked) as file:
-                return _STATE_FORM.from_json(file.read())
+            with open(self.folder / _NOTES_NAME, "rb", opener=open_unlinked) as file:
+                return _NOTES.from_json(file.read())
         except (OSError, msgspec.MsgspecError):
-            return _State()
+            return {}
 
 
 def _sum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _place(url: str, settings: StorageSettings) -> list[str]:
-    """Folders that stand for where a URL really lies: programs may give one name to several places."""
-    spec, key = kvstore_spec(url, settings)
-    service = [spec["driver"]] if "endpoint" not in spec else [spec["driver"], _folder_name(spec["endpoint"])]
-    store = [spec[part] for part in ("bucket", "base_url") if part in spec]
-    return ["@".join(service), *(_folder_name(step) for step in [*store, *(key.split("/") if key else [])])]
-
-
-def _folder_name(step: str) -> str:
-    """A name for a step of a URL that no other step has, and that a file system takes."""
-    name = quote(step, safe="@=+,")
-    if not name.strip("."):
-        return name.replace(".", "%2E") or "%"  # dots alone would lead elsewhere, and nothing nowhere
-    if len(name) > _LONGEST_NAME:
-        return f"{name[:100]}%{hashlib.sha256(step.encode('utf-8', 'surrogateescape')).hexdigest()[:40]}"
-    return name

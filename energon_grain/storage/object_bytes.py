@@ -12,7 +12,7 @@ import numpy as np
 
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 _FIRST_BYTES = 256 << 10
 _STOP_BYTES = 16 << 10

@@ -19,7 +19,7 @@ import msgspec
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.object_stores import GIVEN_UP, Fetched, ObjectError, ObjectStores
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")

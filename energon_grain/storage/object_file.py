@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 READ_BYTES = 1 << 20
 """What `open_object` fetches at a time, at least."""

@@ -10,17 +10,13 @@ import contextlib
 import functools
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_grain.errors import ConfigError, WorkerError
-from energon_grain.storage.aws_profiles import store_credentials
-from energon_grain.storage.kvstore_spec import kvstore_spec
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.errors import WorkerError
+from energon_grain.storage.addresses import Address, address_of, open_store
+from energon_grain.storage.settings import StorageSettings
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""
@@ -33,8 +29,8 @@ _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _MESSAGE_CHARACTERS = 300
 _BUSY = (408, 429)
 """Answers that ask for patience; others of 300 to 499 would come again."""
-_END_POINT = "the end point (`endpoint` of this store in the storage settings, else AWS_ENDPOINT_URL)"
-_IF_PUBLIC = "set `anonymous: true` for it in the storage settings if it is public"
+_IDENTITY = "http://169.254.169.254/"
+"""Who is asked for the identity of a machine in the cloud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +69,20 @@ class _Place:
     """An object or folder in an open store.
 
     Attributes:
-        spec: As `kvstore_spec` describes the store.
+        address: Where it lies.
         store: Of obstore.
-        key: There, without slashes at its ends.
         mark: What its generations begin with.
         timeout_s: For a request.
     """
 
-    spec: dict[str, Any]
+    address: Address
     store: Any
-    key: str
     mark: bytes
     timeout_s: float
+
+    @property
+    def key(self) -> str:
+        return self.address.key
 
     def generation(self, told: Mapping[str, Any]) -> bytes:
         tag = told.get("e_tag")
@@ -109,10 +107,11 @@ class _Place:
 
         text, _, details = str(error).partition("\n\nDebug source:\n")
         if _is_no_bucket(text):
+            region = ", its region" if self.address.kind == "s3" else ""
             return ObjectError(
-                f"there is no bucket {self.spec.get('bucket', '')!r} at {self._service()}",
+                f"there is no bucket {self.address.bucket!r} at {self.address.service}",
                 passing=False,
-                way_out=f"check its name{', its region' if self.spec['driver'] == 's3' else ''} and {_END_POINT}",
+                way_out=f"check its name{region} and {self.address.where_said}",
             )
         answer = _ANSWER.search(text)
         told = _REQUEST.sub("", text)
@@ -122,48 +121,23 @@ class _Place:
             told = f"{named} (HTTP {answer[1]})"
         told = " ".join(told.split())[:_MESSAGE_CHARACTERS]
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return ObjectError(f"access denied: {told}", passing=False, way_out=self._credentials_way_out())
+            return ObjectError(f"access denied: {told}", passing=False, way_out=self.address.sign_in)
         if "kind: Connect" in details and ("dns error" in details or "ConnectionRefused" in details):
             why = "its name is not known" if "dns error" in details else "nothing answers there"
-            way_out = f"check {_END_POINT}" if self.spec["driver"] == "s3" else "check the network, and the address"
-            return ObjectError(f"cannot connect to {self._service()}: {why}", passing=True, way_out=way_out)
+            way_out = f"check {self.address.where_said}"
+            return ObjectError(f"cannot connect to {self.address.service}: {why}", passing=True, way_out=way_out)
         if "kind: Timeout" in details:
             return ObjectError(f"no answer within {self.timeout_s:g} s", passing=True)
         lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in _BUSY
-        way_out = ""
+        way_out = self.address.sign_in if _IDENTITY in text else ""
         if isinstance(error, NotSupportedError):
             way_out = "this web server sends only whole files, let one that sends parts of them serve the data"
-        return ObjectError(
-            told, passing=isinstance(error, GenericError) and not lasting and not way_out, way_out=way_out
-        )
-
-    def _service(self) -> str:
-        if self.spec["driver"] == "s3":
-            region = self.spec.get("aws_region")
-            return self.spec.get("endpoint") or ("Amazon S3" if region is None else f"Amazon S3 in {region}")
-        return self.spec.get("base_url") or "Google Cloud Storage"
-
-    def _credentials_way_out(self) -> str:
-        """Which credentials were sent, and what to do about them."""
-        if self.spec["driver"] == "gcs":
-            return f"check GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud, or {_IF_PUBLIC}"
-        if self.spec["driver"] != "s3":
-            return "no credentials are sent to web servers: let this one serve the files to everybody"
-        credentials: Mapping[str, str] = self.spec.get("aws_credentials", {})
-        if not credentials:
-            return (
-                "no credentials were found in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in ~/.aws, "
-                f"so this machine's role counted, if it has one; give them there, or {_IF_PUBLIC}"
-            )
-        if credentials["type"] == "anonymous":
-            return "no credentials are sent, as the storage settings say `anonymous: true` of it: take that out"
-        if credentials["type"] == "environment":
-            return f"check the credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or {_IF_PUBLIC}"
-        return f"check the credentials of the profile {credentials['profile']!r} in ~/.aws, or {_IF_PUBLIC}"
+            lasting = True
+        return ObjectError(told, passing=isinstance(error, GenericError) and not lasting, way_out=way_out)
 
 
 def _is_no_bucket(text: str) -> bool:
-    return "NoSuchBucket" in text or "specified bucket does not exist" in text
+    return any(words in text for words in ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"))
 
 
 class ObjectStores:
@@ -175,7 +149,7 @@ class ObjectStores:
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[Address, Any] = {}
 
     def read(self, url: str, start: int | None, stop: int | None, known: bytes | None) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
@@ -218,7 +192,8 @@ class ObjectStores:
                 answer = _ANSWER.search(str(error))
                 if start is None or (answer is not None and answer[1] != "416"):
                     raise
-                if answer is None and place.spec["driver"] != "memory":
+                # Of an empty object Azure's emulator names a range that nobody can read.
+                if answer is None and place.address.kind != "memory" and "CONTENT_RANGE" not in str(error):
                     raise
                 there = self.look(url)
                 if there is None or there.size_bytes is None:
@@ -238,7 +213,7 @@ class ObjectStores:
         place = self._place(url)
         with place.failures():
             try:
-                if place.spec["driver"] != "http":
+                if place.address.kind != "http":
                     told = place.store.head(place.key)
                 else:  # not all that serve files answer to HEAD
                     try:
@@ -254,7 +229,7 @@ class ObjectStores:
     def list(self, url: str) -> list[str]:
         """Keys below a folder, relative to it, sorted."""
         place = self._place(url)
-        if place.spec["driver"] == "http":
+        if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
             found = {each["path"]: each["size"] for page in place.store.list(place.key or None) for each in page}
@@ -282,12 +257,20 @@ class ObjectStores:
                 "outlive that; start processes by 'forkserver' or 'spawn' "
                 "(`multiprocessing_context='forkserver'`), or use threads"
             )
-        spec, key = kvstore_spec(url, self._settings)
-        name = repr(spec)
-        if name not in self._stores:
-            self._stores[name] = _opened(url, spec, self._settings.timeout_s)
-        mark = _memory()[1] if spec["driver"] == "memory" else b""
-        return _Place(spec, self._stores[name], key.strip("/"), mark, self._settings.timeout_s)
+        global _used
+        address = address_of(url, self._settings)
+        store = replace(address, key="")
+        if store not in self._stores:
+            _used = True
+            self._stores[store] = open_store(store, url, self._settings.timeout_s)
+        mark = _mark_of_memory() if address.kind == "memory" else b""
+        return _Place(address, self._stores[store], mark, self._settings.timeout_s)
+
+
+@functools.cache
+def _mark_of_memory() -> bytes:
+    """What tells the generations of `memory://` from those of other processes, which count alike."""
+    return os.urandom(8)
 
 
 _forked = False
@@ -300,58 +283,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-@functools.cache
-def _memory() -> tuple[Any, bytes]:
-    """The store of `memory://`, and what tells its generations from those of other processes, which count alike."""
-    from obstore.store import MemoryStore
-
-    return MemoryStore(), os.urandom(8)
-
-
-def _opened(url: str, spec: dict[str, Any], timeout_s: float) -> Any:
-    """Open a store. Raises ConfigError where none can be called so."""
-    from obstore.exceptions import BaseError
-    from obstore.store import GCSStore, HTTPStore, S3Store
-
-    global _used
-    _used = True
-    options: Any = {
-        # `ObjectClient` repeats requests.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
-        "client_options": {"timeout": timedelta(seconds=timeout_s), "allow_http": True},
-    }
-    try:
-        if spec["driver"] == "memory":
-            return _memory()[0]
-        if spec["driver"] == "http":
-            return HTTPStore(spec["base_url"], **options)
-        if spec["driver"] == "gcs":
-            return GCSStore(spec["bucket"], **options)
-        if not _BUCKET.fullmatch(spec["bucket"]):
-            raise ValueError(f'Invalid S3 bucket name: "{spec["bucket"]}"')
-        config: Any = {"region": spec.get("aws_region") or _region(spec["bucket"], timeout_s)}
-        if "endpoint" in spec:
-            config["endpoint"] = spec["endpoint"]
-        if spec.get("requester_pays"):
-            config["request_payer"] = True
-        return S3Store(spec["bucket"], config=config, **store_credentials(url, spec.get("aws_credentials")), **options)
-    except (BaseError, ValueError) as error:
-        raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from error
-
-
-_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
-
-
-def _region(bucket: str, timeout_s: float) -> str:
-    """The region of a bucket of Amazon's, which it says to everybody, also with a refusal."""
-    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            headers: Any = answer.headers
-    except urllib.error.HTTPError as error:
-        headers = error.headers
-    except OSError:
-        return "us-east-1"
-    return headers.get("x-amz-bucket-region") or "us-east-1"

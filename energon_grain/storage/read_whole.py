@@ -7,7 +7,7 @@ from pathlib import Path
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.location import is_url
 from energon_grain.storage.object_client import ObjectRange, shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 
 def read_whole(location: str) -> bytes:

@@ -29,7 +29,7 @@ from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.object_versions import ObjectVersions, Version
 from energon_grain.storage.page_cache import CachedObject, Claim, PageCache
-from energon_grain.storage.storage_settings import DEFAULT_CACHE_SHARE, StorageSettings
+from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
 BLOCK_BYTES = 256 << 10
 _ROUNDS = 4

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.dropped import raise_if_fatal
+from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.hook_call import call_hook
 from energon_grain.stream.restore_key import with_restore_key
 from energon_grain.stream.spec import BatchSpec, HookSpec
@@ -128,7 +128,19 @@ class BatchStage:
                 f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
                 f"others would go on with a batch more. Drop samples in `encode_sample` instead"
             ) from error
-        self._statistics.drop_batch(hook.name, hook.failure_tolerance, error, value)
+        self._statistics.drop(
+            Dropped(
+                leaf=-1,
+                hook=hook.name,
+                failure_tolerance=hook.failure_tolerance,
+                error=error,
+                key="",
+                shard="",
+                sample=value,
+                sources=None,
+                what="batch",
+            )
+        )
 
 
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from energon_grain.stream.chunk import Chunk, Encoded
 
 MAX_CHUNK = 8_192
-"""Samples that are read at once."""
+"""Samples that are read at once, of few leaves."""
+SAMPLES_OF_A_LEAF = 16
+"""Samples that are read at once, of many leaves for each of them: a call for each costs as much as these take."""
+MAX_CHUNK_OF_MANY = 32_768
+"""Samples that are read at once of however many leaves."""
 CHUNK_SECONDS = 0.1
 """A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
+LEAF_SECONDS = 1e-4
+"""So much longer for each leaf: with fewer samples of each a chunk of many leaves hardly ends sooner."""
 CHUNK_BYTES = 16 << 20
 """A chunk is cut so that its samples hold about this much memory: smaller ones cost numpy calls, larger ones caches."""
 
@@ -20,14 +26,17 @@ class ChunkPace:
 
     Args:
         first: Size of the first chunks; small, so that the first batch does not wait for more than itself.
+        leaves: How many the samples are of.
 
     Attributes:
-        samples: What a chunk may hold at most now, 1 … `MAX_CHUNK`.
+        samples: What a chunk may hold at most now.
         size_bytes: What it may take to read at most now, so that it holds `CHUNK_BYTES` once it is decoded.
     """
 
-    def __init__(self, first: int) -> None:
-        self.samples = min(first, MAX_CHUNK)
+    def __init__(self, first: int, leaves: int = 1) -> None:
+        self._most = max(MAX_CHUNK, min(MAX_CHUNK_OF_MANY, SAMPLES_OF_A_LEAF * leaves))
+        self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
+        self.samples = min(first, self._most)
         self.size_bytes = CHUNK_BYTES
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
@@ -45,6 +54,6 @@ class ChunkPace:
 
     def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
         """Take in that encoding a chunk took so long."""
-        fitting = len(chunk.draws) * CHUNK_SECONDS / max(seconds, 1e-6)
-        self.samples = max(1, min(MAX_CHUNK, 2 * self.samples, int(fitting)))
+        fitting = len(chunk.draws) * self._seconds / max(seconds, 1e-6)
+        self.samples = max(1, min(self._most, 2 * self.samples, int(fitting)))
         self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)

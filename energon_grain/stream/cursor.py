@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError
-from energon_grain.stream.operators.program import read_state
-from energon_grain.stream.packed_integers import pack_integers, unpack_integers
 from energon_grain.stream.progress import Progress, Segment
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
+from energon_grain.stream.state import decode, pack_integers, positions, unpack_integers
 
 VERSION = 1
 Cursor = dict[str, Any]
@@ -71,7 +71,8 @@ def to_cursor(
     }
     if manifest is not None:
         cursor["manifest"] = manifest
-    cursor["check"] = _checksum(cursor)
+    # The same bytes as of `_CANONICAL`, as all texts here are ASCII, in a fifth of the time.
+    cursor["check"] = hashlib.blake2b(msgspec.json.encode(cursor, order="sorted"), digest_size=8).hexdigest()
     return cursor
 
 
@@ -348,8 +349,9 @@ def _lane_state(program: Program, values: list[int]) -> Any:
         StateError: The integers are not those of a state of the program.
     """
     try:
-        state = read_state(program, values)
-        if any(not _whole(position) for _, position in program.root.held(state)):
+        form = program.root.state_form
+        state = decode(form, values)
+        if any(not _whole(position) for _, position in positions(form, state)):
             raise StateError("a position in it is out of range")
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the state's 'held' does not fit the lanes of this dataset: {error}") from error

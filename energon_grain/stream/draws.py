@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,15 @@ class Draws:
 
     def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
         """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
-        order = np.argsort(self.leaf, kind="stable")
-        draws = self[order]
-        cuts = [0, *(np.flatnonzero(np.diff(draws.leaf)) + 1).tolist(), len(order)]
+        return self.by(self.leaf)
+
+    def by(self, numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
+        """Each of some numbers, one a draw, the places of its draws in ascending order, and these draws."""
+        order = np.argsort(numbers, kind="stable")
+        found, draws = numbers[order], self[order]
+        cuts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(order)]
         parts = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
-        return [(int(draws.leaf[part.start]), order[part], draws[part]) for part in parts]
+        return [(int(found[part.start]), order[part], draws[part]) for part in parts]
 
     def __len__(self) -> int:
         return len(self.leaf)

@@ -1,10 +1,11 @@
-"""Samples that did not make it, and why."""
+"""What did not make it, and why: samples, items of lanes, and batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from energon_grain.datasets.worker_config import named
 from energon_grain.errors import (
     ConfigError,
     FatalSampleError,
@@ -37,17 +38,18 @@ They end the iteration at once: a hiccup of the network must not change the stre
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dropped:
-    """Stands in a chunk where a sample was dropped.
+    """What was dropped, where and by which hook. In a chunk it stands in place of the sample.
 
     Attributes:
-        leaf: Number of the leaf.
+        leaf: Number of the leaf that it is of, or its first sample; -1: of several.
         hook: What dropped it: "decode", or the name of a hook.
         failure_tolerance: Of that hook.
         error: What it raised; a `SkipSample` when the hook chose to drop the sample.
-        key: Key of the sample.
-        shard: Shard that it lies in.
+        key: Key of the sample; "" for others.
+        shard: Shard that it lies in, likewise.
         sample: What the hook was given, for the error handler; None where it was dropped on purpose.
         sources: Provenance of the sample.
+        what: A sample as it is read, what a lane makes, or a batch of a step.
     """
 
     leaf: int
@@ -58,6 +60,14 @@ class Dropped:
     shard: str
     sample: Any
     sources: Any
+    what: Literal["sample", "item", "batch"] = "sample"
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+        if self.what == "sample":
+            return f"{self.shard}: {self.key}"
+        return f"{'an item' if self.what == 'item' else 'a batch'} ({named(self.sample)})"
 
     @property
     def skipped(self) -> bool:

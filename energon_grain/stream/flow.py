@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from energon_grain.datasets.draw_context import Draw, current
 from energon_grain.errors import SkipSample
@@ -20,16 +20,18 @@ _hook_key = lru_cache(maxsize=4096)(fold)
 """64-bit key of a hook's random numbers on a leaf."""
 
 
+Numbers: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Samples of one leaf, hook by hook.
+    """Samples of leaves whose samples are made alike, hook by hook.
 
     Attributes:
-        leaf: Number of the leaf.
-        leaf_key: 64-bit key of the leaf's random numbers.
         raw: What was read; place i of the flow is sample i of it.
         restore_keys: One a place.
-        draws: (child positions, indices, epochs) of each place.
+        draws: (leaf, child position, index, epoch) of each place, as four lists.
+        hook_keys: 64-bit key of a leaf's random numbers, by its number.
         values: What the samples have become so far.
         places: Place of each value; shorter than the chunk once samples were dropped.
         dropped: What was dropped, by place.
@@ -37,11 +39,10 @@ class Flow:
         batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
     """
 
-    leaf: int
-    leaf_key: int
     raw: RawBatch
     restore_keys: list[tuple[Any, ...]]
-    draws: tuple[list[int], list[int], list[int]]
+    draws: Numbers
+    hook_keys: Mapping[int, int]
     values: list[Any]
     places: list[int]
     dropped: dict[int, Dropped]
@@ -55,7 +56,7 @@ class Flow:
             FatalSampleError: The hook raised what no policy may skip.
             GivenUp: Nobody waits for the samples any more.
         """
-        draw = Draw(_hook_key(self.leaf_key, hook.name), *self.draws, self.batch_of)
+        draw = _FlowDraw(self, hook.name)
         function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
         results: list[Any] = []
         append = results.append
@@ -91,7 +92,7 @@ class Flow:
         if skipped := isinstance(error, SkipSample):
             release_frames(error)
         self.dropped[place] = Dropped(
-            leaf=self.leaf,
+            leaf=self.draws[0][place],
             hook=hook,
             failure_tolerance=failure_tolerance,
             error=error,
@@ -111,3 +112,19 @@ class Flow:
         for place, dropped in self.dropped.items():
             entries[place] = dropped
         return entries
+
+
+class _FlowDraw(Draw):
+    """The draw of a hook that runs over a flow. Which leaf it is of matters only where somebody asks for numbers."""
+
+    __slots__ = ("_hook", "_hook_keys", "_leaves")
+
+    def __init__(self, flow: Flow, hook: str) -> None:
+        self._leaves, positions, indices, epochs = flow.draws
+        super().__init__(0, positions, indices, epochs, flow.batch_of)
+        self._hook_keys, self._hook = flow.hook_keys, hook
+
+    @property
+    def seed(self) -> int:
+        """See `Draw`."""
+        return fold(_hook_key(self._hook_keys[self._leaves[self.place]], self._hook), self.position)

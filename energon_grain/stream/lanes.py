@@ -1,212 +1,359 @@
-"""Assembly: from encoded positions to items.
+"""What lanes run: operators, from a lane's samples to its items.
 
-A lane turns its positions, in order, into items; a dropped sample makes the lane's later positions move up by one. As
-long as nothing was dropped item m is position m and this is a slice. The state is one count a lane: with d drops so
-far, the lane's item of round i is found at round i + d or behind it.
+Below the lowest node whose items depend on data a graph is an index map; from there on upwards every lane runs the same
+tree of operators on its own samples. A `LaneOperator` describes one, once for all lanes; `LaneOperator.open` makes the
+`Items` of one lane.
+
+Items are values, each with a *reference* from which the value can be made again. References and states are nested
+tuples of integers, whose form an operator says (`stream.state`), so what a lane holds costs a few bytes in a saved
+state. Their meaning is known to the operator that made them and to nobody else.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from energon_grain.datasets.draw_context import Positions
+from energon_grain.datasets.worker_config import ErrorHandler
+from energon_grain.errors import FatalSampleError, SkipSample, StateError
+from energon_grain.stream.dropped import Dropped, raise_if_fatal
+from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
+from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Position, positions
 
-from energon_grain.errors import FatalSampleError
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.dropped import Dropped
+if TYPE_CHECKING:
+    from energon_grain.stream.feed import Feed
 
-Int64Array = npt.NDArray[np.int64]
+Reference = Any
+State = Any
+"""Nested tuples of integers and references: immutable, cheap to take after every item."""
+Item = tuple[Reference, Any]
+Samples = dict[Position, list[Any]]
+"""Encoded samples by position, as many as there are uses of it."""
+_EMPTY_PASSES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Some consecutive items.
+class Items(Protocol):
+    """An operator at work in one lane."""
+
+    def next(self) -> Item | None:
+        """The lane's next item; None at the end of the pass, and again until `begin` is called."""
+        ...
+
+    def begin(self, pass_number: int) -> None:
+        """Go to the beginning of a pass. What is endless below goes on where it stood."""
+        ...
+
+    def state(self) -> State:
+        """The place behind the last item."""
+        ...
+
+    def expect(self, items: float) -> None:
+        """Tell how many items will probably be asked for soon, so that as much is read ahead."""
+        ...
+
+
+class LaneOperator:
+    """Base of operators: immutable, and without anything of a single lane.
+
+    What is not overridden is as in `child`: fitting for one that hands on the items of its child as they are.
 
     Attributes:
-        samples: Those that exist, in the order of items.
-        restore_keys: Of the draws that they were made from.
-        missing: Places among the items asked for that the pass does not have.
-        made: The batch of all of them, made already; then `samples` and `restore_keys` mean nothing.
+        child: Whose items it works on; one over several has `children` instead.
+        chooses: Whether its items are those of what lies below, whatever their values: it only leaves them out, or in
+            another order. A hook on them may then run where samples are read.
     """
 
-    samples: list[Any]
-    restore_keys: list[tuple[Any, ...]]
-    missing: list[int]
-    made: MadeBatch | None = None
+    __slots__ = ()
+
+    chooses: ClassVar[bool] = False
+    child: LaneOperator
+
+    @property
+    def children(self) -> tuple[LaneOperator, ...]:
+        """The operators below."""
+        return (self.child,)
+
+    @property
+    def finite(self) -> bool:
+        """Whether its passes end."""
+        return self.child.finite
+
+    def items(self) -> int:
+        """Items of a pass over all lanes, if nothing is dropped: an estimate. Endless: of one pass over the data."""
+        return self.child.items()
+
+    def buffers(self) -> Iterator[int]:
+        """For each buffer here and below that is emptied when it is full, how often a pass fills it."""
+        for child in self.children:
+            yield from child.buffers()
+
+    @property
+    def outlives_passes(self) -> bool:
+        """Whether a pass goes on where the last one ended, so that states outlive passes."""
+        return any(child.outlives_passes for child in self.children)
+
+    @property
+    def state_form(self) -> Form:
+        """What states of its `Items` look like."""
+        return self.child.state_form
+
+    @property
+    def reference_form(self) -> Form:
+        """What references of its items look like."""
+        return self.child.reference_form
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The items of a lane, behind a state; None: from the beginning of `lane.pass_number`.
+
+        The samples that the state is made of are among `lane.samples`.
+        """
+        raise NotImplementedError
+
+    def number(self, reference: Reference) -> int:
+        """64-bit number of an item among those of its lane; it keys random numbers of hooks on it."""
+        return self.child.number(reference)
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The value of an item again; the samples that its reference is made of are among `lane.samples`."""
+        return self.child.rebuild(reference, lane)
 
 
-class LaneAssembly:
-    """Turns the chunks of one host into its items.
+class NumberOf:
+    """The number of an item, worked out when a hook asks for random numbers.
 
     Args:
-        lanes: Number of lanes of this host.
-        drops: (lanes,) samples dropped so far in each lane.
-        chunks: Chunks of consecutive local positions, encoded, beginning at `first`.
-        again: Encodes a chunk to samples, where batches were made of them that cannot be used.
-        first: Local position of the first chunk; every lane's next position is at or behind it.
-        end: Local positions of a pass; None: endless.
-        on_drop: Called for each dropped sample, once, in the order of items.
-        on_success: Called when a sample was not dropped.
-        patience: Positions that a lane may drop on its way to one item.
+        operator: That made the item.
+        reference: Of the item.
     """
 
-    def __init__(
+    __slots__ = ("_operator", "_reference")
+
+    def __init__(self, operator: LaneOperator, reference: Reference) -> None:
+        self._operator = operator
+        self._reference = reference
+
+    def __getitem__(self, place: int, /) -> int:
+        return self._operator.number(self._reference)
+
+
+class FeedReader(Protocol):
+    """Gives lanes their samples."""
+
+    def open(self, feed: Feed, lane: Lane, state: State | None) -> Items:
+        """A lane's end of a feed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Surroundings:
+    """What the lanes of one host share.
+
+    Attributes:
+        on_drop: Called for each sample or item that is dropped.
+        read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
+        leaf_of: Number of the leaf of a position.
+        hook_lock: Held around hooks that must not overlap in time with others.
+        direct: A reader for replaying.
+        patience: Samples in a row that may be dropped on the way to one item.
+        on_success: Called after a failure with the name of a lane's hook that works again, or "" for a sample that all
+            hooks of the pure stage let through.
+        on_restore_error: `WorkerConfig.restore_error_handler`.
+        in_a_row: What was dropped since the last item of any lane.
+        passes_in_a_row: Passes of something repeated that ended since then.
+        failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
+        replaying: Whether what was made before is made again, so that drops were counted.
+        batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
+    """
+
+    on_drop: Callable[[Dropped], None]
+    on_success: Callable[[str], bool]
+    on_restore_error: ErrorHandler
+    read: Callable[[list[Position]], Samples]
+    leaf_of: Callable[[Position], int]
+    hook_lock: threading.RLock
+    direct: FeedReader
+    patience: int
+    in_a_row: int = 0
+    passes_in_a_row: int = 0
+    failing: bool = False
+    replaying: bool = False
+    batch: int | None = None
+    _forms: dict[int, Form] = field(default_factory=dict[int, Form])
+
+    def first_position(self, node: LaneOperator, reference: Reference) -> Position | None:
+        """The first sample that an item of `node` is made of; None: only making it would tell."""
+        form = self._forms.get(id(node))
+        if form is None:  # of a blend of a thousand datasets it is large
+            form = self._forms[id(node)] = node.reference_form
+        return next(positions(form, reference), None)
+
+    def succeeded(self, hook: str) -> None:
+        """A hook works again (""; those of the pure stage): its failures are no longer in a row."""
+        self.failing = self.on_success(hook)
+
+    def restore_failed(self, error: Exception, sample: Any, sources: Any) -> None:
+        """Tell the handler of errors in what is rebuilt.
+
+        Raises:
+            StateError: The handler raised.
+        """
+        try:
+            self.on_restore_error(error, sample, sources)
+        except Exception as raised:
+            raise StateError(
+                f"something that a saved state or a restore key names cannot be rebuilt: a hook fails on it now with "
+                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+            ) from raised
+
+    @contextmanager
+    def replay(self) -> Generator[None]:
+        """A context in which what was made before is made again."""
+        outer, self.replaying = self.replaying, True
+        in_a_row = self.in_a_row
+        try:
+            yield
+        finally:
+            self.replaying, self.in_a_row = outer, in_a_row
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One lane at work.
+
+    Attributes:
+        number: Of the lane among all lanes of the run.
+        pass_number: Pass of the run, as it counts for random numbers.
+        reader: Where feeds are opened.
+        around: What all lanes share.
+        samples: Encoded samples that operators are rebuilt from.
+        replays: Functions from stream to stream that run again meanwhile, by node and call: items handed out, and the
+            operator.
+    """
+
+    number: int
+    pass_number: int
+    reader: FeedReader
+    around: Surroundings
+    samples: Samples = field(default_factory=dict[Position, list[Any]])
+    replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
+
+    def call(self, hook: HookSpec, key: int, number: Positions, value: Any, *, batch: int | None = None) -> Any:
+        """Call a hook on a value; `key` is the node's in this lane, `number` (at place 0) the item's."""
+        result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=batch)
+        if self.around.failing:
+            self.around.succeeded(hook.name)
+        return result
+
+    def run(
         self,
+        hook: HookSpec,
+        key: int,
+        number: Positions,
+        value: Any,
         *,
-        lanes: int,
-        drops: Int64Array,
-        chunks: Iterator[tuple[Chunk, Encoded]],
-        again: Callable[[Chunk], Encoded],
-        first: int,
-        end: int | None,
-        on_drop: Callable[[Dropped], None],
-        on_success: Callable[[], None],
-        patience: int,
-    ) -> None:
-        self._lanes = lanes
-        self._set_drops(drops)
-        self._chunks = chunks
-        self._again = again
-        self._made: deque[tuple[int, Chunk]] = deque()
-        self._in_step = not self._shifted
-        self._base = first
-        self._window: list[Any] = []
-        self._keys: list[tuple[Any, ...]] = []
-        self._bad: set[int] = set()
-        self._end = end
-        self._on_drop = on_drop
-        self._on_success = on_success
-        self._patience = patience
+        maker: MakesItems | None = None,
+        batches: Batches = (),
+    ) -> HookGenerator:
+        """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
+        lock = self._lock(hook)
+        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
-    def _set_drops(self, drops: Int64Array) -> None:
-        self._drops = drops
-        self._shifted = bool(drops.any())
-        self._least = int(drops.min())
+    def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
+        return nullcontext() if hook.concurrent else self.around.hook_lock
 
-    @property
-    def takes_batches(self) -> bool:
-        """Whether batches still are what positions say: nothing was dropped, and the end has not been reached."""
-        return self._in_step
+    def drop(self, node: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
+        """Count an item of `node` that a hook dropped.
 
-    @property
-    def drops(self) -> Int64Array:
-        """(lanes,) samples dropped so far in each lane. A new array whenever it changes."""
-        return self._drops
-
-    def take(self, first: int, count: int) -> Taken:
-        """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
-        self._forget(first)
-        if self._shifted:
-            items = np.arange(first, first + count)
-            places = items + self._drops[items % self._lanes] * self._lanes
-            stop = int(places.max()) + 1
-        else:
-            places = range(first, first + count)
-            stop = first + count
-        if self._end is None or stop <= self._end:
-            self._fill(stop)
-            if not self._bad or self._bad.isdisjoint(places.tolist() if isinstance(places, np.ndarray) else places):
-                self._on_success()
-                base = self._base
-                if not isinstance(places, np.ndarray):
-                    low, high = first - base, first - base + count
-                    taken = self._slice(low, high)
-                    # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
-                    del self._window[:high], self._keys[:high]
-                    self._base += high
-                    return taken
-                self._take_apart()
-                offsets = (places - base).tolist()
-                return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
-        self._take_apart()
-        return self._take_one_by_one(first, count)
-
-    def _slice(self, low: int, high: int) -> Taken:
-        """Places low, …, high - 1 of the window."""
-        if self._made:
-            head = self._window[low]
-            if type(head) is MadeBatch and head.samples == high - low:
-                return Taken([], [], [], head)
-            if head is None or any(type(entry) is MadeBatch for entry in self._window[low:high]):
-                self._take_apart()
-        return Taken(self._window[low:high], self._keys[low:high], [])
-
-    def _take_apart(self) -> None:
-        """Put samples in the place of batches, for good."""
-        self._in_step = False
-        while self._made:
-            start, chunk = self._made.popleft()
-            begin = max(start, self._base)
-            if begin < start + len(chunk.draws):
-                encoded = self._again(chunk)
-                places = slice(begin - self._base, start + len(chunk.draws) - self._base)
-                self._window[places] = encoded.outcomes[begin - start :]
-                self._keys[places] = encoded.restore_keys[begin - start :]
-
-    def _take_one_by_one(self, first: int, count: int) -> Taken:
-        taken = Taken([], [], [])
-        for place in range(count):
-            at = self._find(first + place)
-            if at is None:
-                taken.missing.append(place)
-            else:
-                taken.samples.append(self._hand_out(at))
-                taken.restore_keys.append(self._keys[at])
-        return taken
-
-    def _hand_out(self, at: int) -> Any:
-        """The entry of the window, which no longer holds it: other lanes may be far behind."""
-        entry, self._window[at] = self._window[at], None
-        return entry
-
-    def _find(self, item: int) -> int | None:
-        """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
-        lane = item % self._lanes
-        for _ in range(self._patience):
-            position = item + int(self._drops[lane]) * self._lanes
-            if self._end is not None and position >= self._end:
-                return None
-            self._fill(position + 1)
-            if position not in self._bad:
-                self._on_success()
-                return position - self._base
-            self._on_drop(self._hand_out(position - self._base))
-            drops = self._drops.copy()
-            drops[lane] += 1
-            self._set_drops(drops)
-        raise FatalSampleError(
-            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip "
-            f"all (or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the "
-            f"dataset instead"
+        Raises:
+            FatalSampleError: The error is one that no policy may skip, or too much was dropped in a row.
+        """
+        first = self.around.first_position(node, reference)
+        raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
+        if self.around.replaying:
+            self.count_drop()
+            return
+        self.dropped(
+            Dropped(
+                leaf=-1 if first is None else self.around.leaf_of(first),
+                hook=hook.name,
+                failure_tolerance=hook.failure_tolerance,
+                error=error,
+                key="",
+                shard="",
+                sample=None if isinstance(error, SkipSample) else value,
+                sources=getattr(value, "__sources__", None),
+                what="item",
+            )
         )
 
-    def _fill(self, stop: int) -> None:
-        """Make positions before `stop` available."""
-        while self._base + len(self._window) < stop:
-            chunk, encoded = next(self._chunks)
-            start = self._base + len(self._window)
-            if encoded.made:
-                if self._in_step:
-                    self._made.append((start, chunk))
-                else:
-                    encoded = self._again(chunk)
-            if encoded.drops:
-                self._bad.update(start + at for at, entry in enumerate(encoded.outcomes) if type(entry) is Dropped)
-            self._window += encoded.outcomes
-            self._keys += encoded.restore_keys
+    def dropped(self, dropped: Dropped) -> None:
+        """Count a sample or item that was dropped. Raises as `drop`."""
+        if not self.around.replaying:
+            self.around.failing = True
+            self.around.on_drop(dropped)
+        self.count_drop()
 
-    def _forget(self, first: int) -> None:
-        """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
-        reach = first + self._least * self._lanes
-        while self._made and self._made[0][0] + len(self._made[0][1].draws) <= first:
-            self._made.popleft()
-        gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
-        if gone > 1024 or gone > len(self._window) // 2:
-            del self._window[:gone], self._keys[:gone]
-            self._base += gone
-            if self._bad:
-                self._bad = {position for position in self._bad if position >= self._base}
+    def count_pass(self) -> None:
+        """A pass of something that is repeated came to its end.
+
+        Raises:
+            FatalSampleError: Too many in a row had no item for this lane.
+        """
+        self.around.passes_in_a_row += 1
+        if self.around.passes_in_a_row > _EMPTY_PASSES:
+            raise FatalSampleError(
+                f"lane {self.number} came through {_EMPTY_PASSES} passes of a dataset that is repeated without one "
+                f"item: it has fewer items in a pass than there are lanes (or its hooks drop them all). Run with fewer "
+                f"lanes (lanes=), or repeat what lies below the batches, packs or limits"
+            )
+
+    def count_drop(self) -> None:
+        """Something was dropped.
+
+        Raises:
+            FatalSampleError: Too often in a row.
+        """
+        self.around.in_a_row += 1
+        if self.around.in_a_row > self.around.patience:
+            raise FatalSampleError(
+                f"lane {self.number} came through {self.around.patience} samples without one item: hooks, filters or "
+                f"packers drop all (or nearly all) of what it reads. loader.stats() tells what was dropped and why"
+            )
+
+    def sample(self, position: Position) -> Any:
+        """An encoded sample of `samples`.
+
+        Raises:
+            StateError: It was dropped now, although it was not when the state was saved.
+        """
+        # Each use gets an object of its own: hooks may change what they are given.
+        value = self.samples[position].pop()
+        if type(value) is Dropped:
+            self.around.restore_failed(value.error, value.sample, value.sources)
+            raise StateError(
+                f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
+                f"({type(value.error).__name__}: {value.error}); hooks must do the same whenever they see a sample"
+            ) from value.error
+        return value
+
+    def at_pass(self, pass_number: int) -> Lane:
+        """The same lane for a node below which passes are counted on their own."""
+        if pass_number == self.pass_number:
+            return self
+        return Lane(self.number, pass_number, self.reader, self.around, self.samples, self.replays)
+
+    def replay(self) -> Lane:
+        """The same lane, with feeds of its own that read directly."""
+        return Lane(self.number, self.pass_number, self.around.direct, self.around)
+
+    def reopen(self, node: LaneOperator, state: State) -> Items:
+        """An operator of this lane behind a state, whose held samples are read now."""
+        self.samples = self.around.read([*positions(node.state_form, state)])
+        operator = node.open(self, state)
+        self.samples = {}
+        return operator

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.errors import ConfigError
+from energon_grain.stream.progress import Progress
+from energon_grain.stream.spec import LastBatch, StreamSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +76,32 @@ class PassPlan:
         """Steps of whole passes of these lengths, if nothing is dropped."""
         steps = lengths // self.global_batch if self.drops_last else -(-lengths // self.global_batch)
         return steps if self.steps is None else np.minimum(steps, self.steps)
+
+
+def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
+    """Check that a last batch can be treated in this way on this number of hosts.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if last_batch == "keep" and hosts > 1:
+        raise ConfigError(
+            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
+            f"left without one; use 'drop' or 'pad'"
+        )
+
+
+def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
+    """Steps per host of the pass that `progress` is in, those already made included."""
+    remaining = plan.remaining(progress.pass_step, progress.item)
+    if remaining is not None:
+        return progress.pass_step + remaining
+    if spec.program is None:
+        return max(1, spec.order.samples // plan.global_batch)
+    items = spec.program.root.items()
+    return max(1, items // plan.global_batch if plan.drops_last or spec.endless else -(-items // plan.global_batch))
+
+
+def first_pass_steps(spec: StreamSpec, hosts: int) -> int:
+    """Steps per host of the first pass."""
+    return pass_steps(spec, PassPlan.of(spec, hosts), Progress(drops=np.zeros(1, np.int64)))

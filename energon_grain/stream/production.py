@@ -12,15 +12,13 @@ import numpy as np
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
+from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.end_of_life import UnderWay, interrupts_held
-from energon_grain.stream.lanes import LaneAssembly, Taken
-from energon_grain.stream.operators.program import LaneProgram
-from energon_grain.stream.operators.sample_reader import AheadReader
-from energon_grain.stream.operators.surroundings import surroundings
+from energon_grain.stream.feed import AheadReader
 from energon_grain.stream.pass_plan import PassPlan
 from energon_grain.stream.plan import local_end, plan_chunks
 from energon_grain.stream.progress import Progress
@@ -92,7 +90,7 @@ class Production:
         statistics.begin(first=not (start.item or start.pass_number))
         self._finish = finish
         self._under_way = under_way
-        self._pace = ChunkPace(first=self._plan.batch_size)
+        self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
         self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         if self._ahead:
             under_way.add(self._ahead.close)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError
-from energon_grain.sources.remote_runs import FetchedAhead
+from energon_grain.sources.remote_runs import FetchedAhead, RemoteExtents, side_by_side
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
@@ -90,14 +90,9 @@ class ReadAhead:
         """What to fetch; and for each piece of a sample which draw takes it and in which range it lies."""
         ranges: list[_Range] = []
         places_of, spans_of = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for leaf, places, own in draws.by_leaf():
-            found = self._sources.get(leaf)
-            if found is None:
-                continue
-            try:
-                extents = found.extents(own.index)
-            except (EnergonGrainError, OSError):
-                continue
+        asked = [(leaf, places, own) for leaf, places, own in draws.by_leaf() if leaf in self._sources]
+        files = self._sources[asked[0][0]].remote_files if asked else ()
+        for (_, places, _), extents in zip(asked, side_by_side(self._extents, asked, files), strict=True):
             for each in extents:
                 if not (self._in_process or each.files.keeps_on_disk):
                     continue
@@ -107,6 +102,12 @@ class ReadAhead:
                 runs = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
                 ranges.extend((each.files, each.paths[int(file)], int(start), int(stop)) for file, start, stop in runs)
         return ranges, (np.concatenate(places_of), np.concatenate(spans_of))
+
+    def _extents(self, asked: tuple[int, npt.NDArray[np.intp], Draws]) -> list[RemoteExtents]:
+        try:
+            return self._sources[asked[0]].extents(asked[2].index)
+        except (EnergonGrainError, OSError):
+            return []
 
     def _submit(self, files: RemoteFiles, path: str, start: int, stop: int) -> Future[None]:
         if self._threads is None:

@@ -17,16 +17,16 @@ import numpy as np
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import StateError
+from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.index_map import IndexMap
-from energon_grain.stream.operators.program import checked_reference, rebuild_item
-from energon_grain.stream.operators.surroundings import surroundings
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.state import check
 from energon_grain.stream.statistics import Statistics
 
 _PATIENCE = 100_000
@@ -82,7 +82,7 @@ class SampleRestorer:
             _number(pass_number)
             if self._spec.program is None or _number(lane) >= self._spec.lanes:
                 raise ValueError("there is no such lane")
-            checked_reference(self._spec.program, reference)
+            check(self._spec.program.root.reference_form, reference)
         elif kind == "batch":
             pass_number, step, item, padding, *members = rest
             if padding is not None and not isinstance(padding, tuple):

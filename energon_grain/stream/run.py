@@ -13,27 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from energon_grain.datasets.batching import check_last_batch
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.dataset import SavableDataset, config_to_run
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.ahead import Ahead
 from energon_grain.stream.batches import BatchStage
-from energon_grain.stream.compile import compile_dataset
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
 from energon_grain.stream.end_of_life import UnderWay, close_with
 from energon_grain.stream.global_seeding import assembly_seeds_globals, stage_seeds_globals
-from energon_grain.stream.operators.program import goes_on, write_states
-from energon_grain.stream.packed_integers import pack_integers
-from energon_grain.stream.pass_plan import PassPlan
-from energon_grain.stream.pass_steps import pass_steps
+from energon_grain.stream.pass_plan import PassPlan, check_last_batch, pass_steps
 from energon_grain.stream.processes import ProcessPool
 from energon_grain.stream.production import Production, Step
 from energon_grain.stream.progress import Progress
@@ -41,11 +35,39 @@ from energon_grain.stream.restore_sample import SampleRestorer
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.which import POSITIONS, SampleRecord, history_holds, which
 from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
 
 _logger = logging.getLogger("energon_grain")
+
+
+class Runnable(Protocol):
+    """A description that can be run: a dataset."""
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The host that it is for."""
+        ...
+
+    def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
+        """Everything that decides what comes out of it."""
+        ...
+
+
+def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
+    """The worker configuration that a dataset is run with: `given`, or its own.
+
+    Raises:
+        ConfigError: It is something else, the path of a dataset for instance.
+    """
+    if not hasattr(dataset, "compiled"):
+        raise ConfigError(
+            f"loader: a dataset is meant, not a {type(dataset).__name__}; pass what get_train_dataset or another "
+            f"dataset class gave"
+        )
+    return given or dataset.worker_config
 
 
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
@@ -72,7 +94,7 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
     """
     progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
-        lanes = before.lanes if spec.program is not None and goes_on(spec.program.root) else None
+        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
         progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops), lanes=lanes)
         if before.drops.any() or spec.program is not None:
             progress = progress.forgetting(plan.global_batch)
@@ -218,7 +240,7 @@ class Stream:
     @classmethod
     def of(
         cls,
-        dataset: SavableDataset,
+        dataset: Runnable,
         *,
         worker_config: WorkerConfig | None = None,
         num_workers: int | None = None,
@@ -241,7 +263,7 @@ class Stream:
         config = config_to_run(dataset, worker_config)
         if num_workers is not None and num_workers != config.num_workers:
             config = dataclasses.replace(config, num_workers=num_workers)
-        spec = compile_dataset(dataset, hosts=config.world_size, cache_pool=cache_pool)
+        spec = dataset.compiled(hosts=config.world_size, cache_pool=cache_pool)
         return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
 
     def _beginning(self) -> Progress:
@@ -462,7 +484,7 @@ class Stream:
         if lanes is None or program is None:
             return ""
         if self._written[0] is not lanes:
-            self._written = lanes, pack_integers(write_states(program, lanes))
+            self._written = lanes, pack_integers(encode_lanes(program.root.state_form, lanes))
         return self._written[1]
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from energon_grain.datasets.batching import LastBatch
 from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.joined_leaf import ResolvedJoin
-from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.stream.index_map import IndexMap
 
 if TYPE_CHECKING:
-    from energon_grain.stream.operators.feed import FeedNode
-    from energon_grain.stream.operators.operator import Node
+    from energon_grain.datasets.joined_leaf import ResolvedJoin
+    from energon_grain.datasets.leaf import ResolvedLeaf
+    from energon_grain.stream.feed import Feed
+    from energon_grain.stream.lanes import LaneOperator
 
+LastBatch = Literal["keep", "drop", "pad"]
+"""What becomes of an incomplete last batch of a pass: delivered short, left out, or filled up, with a mask."""
+DEFAULT_FAILURE_TOLERANCE = 100
+"""Failures of one hook in a row that end a run, where nothing else is said."""
+_SHOWN = 4
+"""Leaves that a representation names."""
 _PASS_BITS = 40
 
 
@@ -89,8 +94,8 @@ class Program:
         feeds: Where samples come from, by number.
     """
 
-    root: Node
-    feeds: tuple[FeedNode, ...]
+    root: LaneOperator
+    feeds: tuple[Feed, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -193,3 +198,9 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
+    """One line that names the first few leaves, and says how many others there are."""
+    names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
+    return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])

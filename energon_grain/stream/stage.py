@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.datasets.aux_cooking import BoundCooker
 from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.joined_leaf import ResolvedArray, ResolvedJoin
-from energon_grain.datasets.joining import JoinRow
+from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import DecodingError
 from energon_grain.samples.columns import column_constructor
@@ -24,14 +24,14 @@ from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.source import LazyRowSources, LazySources, PartValue, RawBatch, Source
-from energon_grain.sources.webdataset import WebDatasetSource, read_together
+from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.draws import Draws
-from energon_grain.stream.flow import Flow
-from energon_grain.stream.spec import HookSpec, StreamSpec
+from energon_grain.stream.flow import Flow, Numbers
+from energon_grain.stream.spec import HookSpec, LeafSpec, StreamSpec
 from energon_grain.transforms.batching import kind_of
 
 
@@ -76,22 +76,25 @@ def _spread(found: list[Any], member: MemberBatch, rows: int) -> list[Any]:
 
 
 Decode = Callable[[Any], Any]
+_Value = TypeVar("_Value")
 
 
 class LeafLoader:
-    """Makes the samples of one leaf.
+    """Makes the samples of leaves whose samples are made alike.
 
     Args:
-        number: Of the leaf, for restore keys.
-        leaf: Its source and configuration.
-        leaf_key: 64-bit key of its random numbers.
+        leaves: Their sources and configurations, by number.
+        hook_keys: 64-bit key of a leaf's random numbers, by number.
         failure_tolerance: Samples in a row that may fail to decode; 0: any number.
     """
 
-    def __init__(self, number: int, leaf: ResolvedLeaf, leaf_key: int, failure_tolerance: int) -> None:
-        self._number = number
-        self._leaf = leaf
-        self._leaf_key = leaf_key
+    def __init__(
+        self, leaves: Mapping[int, ResolvedLeaf], hook_keys: Mapping[int, int], failure_tolerance: int
+    ) -> None:
+        self._sources = {number: leaf.source for number, leaf in leaves.items()}
+        self._subflavors = {number: leaf.subflavors for number, leaf in leaves.items()}
+        self._leaf = leaf = next(iter(leaves.values()))  # whichever: it stands for all
+        self._hook_keys = hook_keys
         self._failure_tolerance = failure_tolerance
         self._decoders: dict[str, Decode | None] = {}
         self._construct = None
@@ -110,7 +113,7 @@ class LeafLoader:
     def load(
         self,
         raw: RawBatch,
-        draws: tuple[list[int], list[int], list[int]],
+        draws: Numbers,
         groups: tuple[range, ...] = (),
         restore_keys: list[tuple[Any, ...]] | None = None,
     ) -> Flow:
@@ -118,29 +121,26 @@ class LeafLoader:
 
         Args:
             raw: What was read.
-            draws: (child positions, indices, epochs) of each sample.
+            draws: As in `Flow`.
             groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
             restore_keys: One a sample, where they have been made.
         """
+        leaves, children, _, _ = draws
         flow = Flow(
-            leaf=self._number,
-            leaf_key=self._leaf_key,
             raw=raw,
-            restore_keys=restore_keys or list(zip(repeat("sample"), repeat(self._number), draws[0], strict=False)),
+            restore_keys=restore_keys or list(zip(repeat("sample"), leaves, children, strict=False)),
             draws=draws,
+            hook_keys=self._hook_keys,
             values=[],
             places=list(range(len(raw))),
             dropped={},
-            sources=self._sources_of(raw),
+            sources=lambda place: LazySources(self._sources[leaves[place]], int(raw.indices[place])),
         )
         columns = self._decoded(flow, groups)
         flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
         if self._load is not None:
             flow.apply(self._load)
         return flow
-
-    def _sources_of(self, raw: RawBatch) -> Callable[[int], LazySources]:
-        return lambda place: LazySources(self._leaf.source, int(raw.indices[place]))
 
     def _decoder(self, part: str) -> Decode | None:
         if part not in self._decoders:
@@ -189,7 +189,8 @@ class LeafLoader:
 
     def _placed(self, flow: Flow, place: int, error: Exception) -> DecodingError:
         """An error of the data, with where the sample lies."""
-        placed = DecodingError(f"{self._leaf.source.place_of(int(flow.raw.indices[place]))}: {error}")
+        source = self._sources[flow.draws[0][place]]
+        placed = DecodingError(f"{source.place_of(int(flow.raw.indices[place]))}: {error}")
         placed.__cause__ = error
         return placed
 
@@ -201,13 +202,13 @@ class LeafLoader:
 
     def _metadata(self, flow: Flow) -> dict[str, Any]:
         """The base fields, one value a sample."""
-        indices = flow.raw.indices.tolist()
-        tags = self._leaf.subflavors
+        leaves = flow.draws[0]
+        indices: list[int] = flow.raw.indices.tolist()
         return {
             "__key__": flow.raw.keys,
             "__restore_key__": flow.restore_keys,
-            "__subflavors__": [tags.copy() for _ in indices],
-            "__sources__": list(map(LazySources, repeat(self._leaf.source), indices)),
+            "__subflavors__": list(map(dict.copy, _of_each(self._subflavors, leaves))),
+            "__sources__": list(map(LazySources, _of_each(self._sources, leaves), indices)),
         }
 
     def _crude(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
@@ -252,6 +253,13 @@ class LeafLoader:
         return {name: [row[name] for row in rows] for name in field_map.fields}
 
 
+def _of_each(of_leaf: Mapping[int, _Value], leaves: list[int]) -> Iterable[_Value]:
+    """What belongs to each of some leaves."""
+    if len(of_leaf) == 1:
+        return repeat(next(iter(of_leaf.values())), len(leaves))
+    return map(of_leaf.__getitem__, leaves)
+
+
 def _has(raw: RawBatch, part: str) -> bool:
     """Whether every sample has the part."""
     return part in raw.columns and raw.is_complete(part)
@@ -260,16 +268,22 @@ def _has(raw: RawBatch, part: str) -> bool:
 class JoinLoader:
     """Makes the samples of one joined leaf: those of each dataset, and then one of each row.
 
-    A row is dropped if the sample of any of its datasets is. Arguments are those of `LeafLoader`.
+    A row is dropped if the sample of any of its datasets is.
+
+    Args:
+        number: Of the leaf.
+        leaf: Its source and configuration.
+        hook_key: 64-bit key of its random numbers.
+        failure_tolerance: As of `LeafLoader`.
     """
 
-    def __init__(self, number: int, leaf: ResolvedJoin, leaf_key: int, failure_tolerance: int) -> None:
+    def __init__(self, number: int, leaf: ResolvedJoin, hook_key: int, failure_tolerance: int) -> None:
         row = leaf.row
         self._merge = ColumnMerge(row.sample_type) if row.merges and row.sample_type is not None else None
         self._members = [
             ArrayColumn(member, row)
             if isinstance(member, ResolvedArray)
-            else LeafLoader(number, member, leaf_key, failure_tolerance)
+            else LeafLoader({number: member}, {number: hook_key}, failure_tolerance)
             for member in leaf.members
         ]
         self._source = leaf.source
@@ -282,9 +296,7 @@ class JoinLoader:
             concurrent=True,
         )
 
-    def load(
-        self, raw: RawBatch, draws: tuple[list[int], list[int], list[int]], groups: tuple[range, ...] = ()
-    ) -> Flow:
+    def load(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...] = ()) -> Flow:
         """Decode, construct and join. See `LeafLoader.load`."""
         del groups  # samples of different datasets stand between the rows of a batch
         joined = cast("JoinedBatch", raw)
@@ -393,13 +405,60 @@ def _sources_of(samples: list[Any]) -> list[Any]:
     ]
 
 
-def loader_of(
-    number: int, leaf: ResolvedLeaf | ResolvedJoin, leaf_key: int, failure_tolerance: int
-) -> LeafLoader | JoinLoader:
-    """What makes the samples of a leaf. Arguments are those of `LeafLoader`."""
-    if isinstance(leaf, ResolvedJoin):
-        return JoinLoader(number, leaf, leaf_key, failure_tolerance)
-    return LeafLoader(number, leaf, leaf_key, failure_tolerance)
+class _Alike:
+    """Leaves whose samples are read together and made alike.
+
+    Args:
+        leaves: By number.
+
+    Attributes:
+        loader: Makes their samples.
+        hooks: On these, in order.
+    """
+
+    def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
+        number, spec = next(iter(leaves.items()))
+        self.loader = (
+            JoinLoader(number, spec.leaf, spec.hook_key, spec.failure_tolerance)
+            if isinstance(spec.leaf, ResolvedJoin)
+            else LeafLoader(
+                {number: each.leaf for number, each in leaves.items() if isinstance(each.leaf, ResolvedLeaf)},
+                {number: each.hook_key for number, each in leaves.items()},
+                spec.failure_tolerance,
+            )
+        )
+        self.hooks = spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
+        self._source = spec.leaf.source
+        self._together = None
+        if len(leaves) > 1:
+            sources = [cast("WebDatasetSource", each.leaf.source) for each in leaves.values()]
+            self._together = WebDatasetGroup(sources)
+            self._numbers = np.array([*leaves], np.int32)
+
+    def read(self, draws: Draws) -> RawBatch:
+        """The samples of draws, in their order."""
+        if self._together is None:
+            return self._source.read(draws.index)
+        return self._together.read(np.searchsorted(self._numbers, draws.leaf), draws.index)
+
+
+def _what_makes(spec: LeafSpec) -> Hashable:
+    """Equal for leaves that one `_Alike` may hold; None: this one stands alone."""
+    leaf, cook = spec.leaf, spec.cook
+    if isinstance(leaf, ResolvedJoin) or type(leaf.source) is not WebDatasetSource:
+        return None
+    fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
+    if cook is not None and isinstance(bound := cook.function, BoundCooker):
+        given = ((name, id(value)) for name, value in bound.given.items())
+        function: Any = (id(bound.cooker), tuple(given), id(bound.primary), bound.through)
+        cook = dataclasses.replace(cook, function=function)
+    samples = leaf.sample_type, fields, leaf.load, id(leaf.decoder)
+    made = read_alike(leaf.source), *samples, cook, spec.hooks, spec.failure_tolerance
+    try:
+        hash(made)
+    except TypeError:  # a hook of the user's
+        return None
+    return made
 
 
 class PureStage:
@@ -415,10 +474,14 @@ class PureStage:
         self._spec = spec
         self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
-        self._loaders = [
-            loader_of(number, leaf.leaf, leaf.hook_key, leaf.failure_tolerance)
-            for number, leaf in enumerate(spec.leaves)
-        ]
+        alike: dict[Hashable, dict[int, LeafSpec]] = {}
+        for number, leaf in enumerate(spec.leaves):
+            key = _what_makes(leaf)
+            alike.setdefault(number if key is None else key, {})[number] = leaf
+        self._alike = [_Alike(leaves) for leaves in alike.values()]
+        self._alike_of = np.zeros(len(spec.leaves), np.int32)
+        for place, leaves in enumerate(alike.values()):
+            self._alike_of[[*leaves]] = place
 
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
@@ -434,11 +497,11 @@ class PureStage:
     def _run(self, chunk: Chunk) -> Encoded:
         draws = chunk.draws
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
-        for leaf, places, own, raw in self.read(draws):
+        for number, places, own, raw in self.read(draws):
             single = len(places) == len(draws)
             groups, batch_of = (chunk.groups, chunk.batch_of) if single else ((), chunk.batches_of(places))
-            flow = self.load(leaf, raw, own, groups, batch_of)
-            for hook in self.hooks(leaf):
+            flow = self.load(number, raw, own, groups, batch_of)
+            for hook in self.hooks(number):
                 self.apply(flow, hook)
             drops += len(flow.dropped)
             if single:
@@ -451,33 +514,23 @@ class PureStage:
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
     def read(self, draws: Draws) -> list[tuple[int, npt.NDArray[np.intp], Draws, RawBatch]]:
-        """The first step of `run`: each leaf that is drawn, the places of its draws, these, and the bytes.
+        """The first step of `run`, for each kind of leaves: its number, the places of its draws, these, and the bytes.
 
-        Leaves whose ranges are coalesced alike are read together.
+        Leaves are of one kind where their samples are made alike.
 
         Raises:
             ReadError: Bytes could not be read.
         """
-        if len(self.sources) == 1:
-            return [(0, np.arange(len(draws)), draws, self.sources[0].read(draws.index))]
-        parts = draws.by_leaf()
-        read: dict[int, RawBatch] = {}
-        together: dict[tuple[int, int], list[tuple[int, Draws]]] = {}
-        for leaf, _, own in parts:
-            source = self.sources[leaf]
-            if type(source) is WebDatasetSource:
-                together.setdefault(source.coalescing, []).append((leaf, own))
-            else:
-                read[leaf] = source.read(own.index)
-        for alike in together.values():
-            sources = [cast("WebDatasetSource", self.sources[leaf]) for leaf, _ in alike]
-            batches = read_together(sources, [own.index for _, own in alike])
-            read.update(zip((leaf for leaf, _ in alike), batches, strict=True))
-        return [(leaf, places, own, read[leaf]) for leaf, places, own in parts]
+        if len(self._alike) == 1:
+            return [(0, np.arange(len(draws)), draws, self._alike[0].read(draws))]
+        return [
+            (number, places, own, self._alike[number].read(own))
+            for number, places, own in draws.by(self._alike_of[draws.leaf])
+        ]
 
     def load(
         self,
-        leaf: int,
+        kind: int,
         raw: RawBatch,
         draws: Draws,
         groups: tuple[range, ...] = (),
@@ -486,21 +539,20 @@ class PureStage:
         """The second step: samples, decoded and constructed.
 
         Args:
-            leaf: Number of the leaf.
+            kind: Number of the kind of leaves.
             raw: What `read` gave.
             draws: Of that.
             groups: As in `Chunk`.
             batch_of: As in `Chunk`.
         """
-        numbers = draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
-        flow = self._loaders[leaf].load(raw, numbers, groups)
+        numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
+        flow = self._alike[kind].loader.load(raw, numbers, groups)
         flow.batch_of = batch_of
         return flow
 
-    def hooks(self, leaf: int) -> tuple[HookSpec, ...]:
-        """What the third step applies to the samples of a leaf, in order."""
-        spec = self._spec.leaves[leaf]
-        return spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
+    def hooks(self, kind: int) -> tuple[HookSpec, ...]:
+        """What the third step applies to the samples of a kind of leaves, in order."""
+        return self._alike[kind].hooks
 
     def apply(self, flow: Flow, hook: HookSpec) -> None:
         """The third step, once for each hook: call it on every sample.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
-from energon_grain.errors import FatalSampleError, SkipSample
+from energon_grain.errors import FatalSampleError
 from energon_grain.stream.dropped import Dropped, release_frames
+from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
@@ -51,9 +51,8 @@ class Statistics:
         self._dropped: Drops = Counter()
         self._open: Drops = Counter()  # of the step in the making
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
-        self._in_a_row: Counter[str] = Counter()
-        self._items_in_a_row: Counter[str] = Counter()
-        self._batches_in_a_row: Counter[str] = Counter()
+        self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
+        self._batches_in_a_row = 0  # dropped, on purpose or not
         self._samples = 0
         self._batches = 0
         self._logged: Counter[_Kind] = Counter()
@@ -70,14 +69,14 @@ class Statistics:
         with self._lock:
             self._open.clear()
         self._in_a_row.clear()
-        self._items_in_a_row.clear()
-        self._batches_in_a_row.clear()
+        self._batches_in_a_row = 0
 
     def made(self) -> Drops:
         """What was dropped for the step that was just made."""
         with self._lock:
             drops, self._open = self._open, Counter()
-        self._batches_in_a_row.clear()
+        self._in_a_row.pop("batch", None)
+        self._batches_in_a_row = 0
         self._untried = False
         return drops
 
@@ -104,106 +103,81 @@ class Statistics:
         """A sample came through: failures before it are no longer in a row."""
         self._worked.add(_SAMPLES)
         if self._in_a_row:
-            self._in_a_row.clear()
+            self._in_a_row.pop("sample", None)
 
     def worked(self, hook: str) -> bool:
         """The same for one hook of lanes, or, with "", for those on single samples; whether to tell of others, too."""
         self._worked.add(hook)
         if hook:
-            self._items_in_a_row.pop(hook, None)
+            self._in_a_row["item"].pop(hook, None)
         else:
-            self._in_a_row.clear()
-        return bool(self._in_a_row or self._items_in_a_row or self._untried)
+            self._in_a_row.pop("sample", None)
+        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._untried)
 
     def drop(self, dropped: Dropped) -> None:
-        """Count a dropped sample and tell the error handler.
+        """Count what was dropped, tell the error handler unless that was on purpose, and draw on the budget.
 
         Raises:
-            FatalSampleError: A hook failed more often in a row than it tolerates.
+            FatalSampleError: A hook failed more often in a row than it tolerates, or too many batches were dropped.
             Exception: What the handler raises.
         """
-        self.record(dropped.leaf, dropped.hook, dropped.error)
-        if dropped.skipped:
-            return
-        kind = self._tell(dropped.hook, dropped.error, dropped.sample, dropped.sources)
-        where = f"{dropped.shard}: {dropped.key}"
-        self._fail(self._in_a_row, dropped.hook, dropped.failure_tolerance, dropped.error, where, kind, _SAMPLES)
-        release_frames(dropped.error)
-
-    def drop_item(self, leaf: int, hook: str, failure_tolerance: int, error: Exception, value: Any) -> None:
-        """Count an item that a hook of a lane dropped, whose first sample is of `leaf`. Raises as `drop` does."""
-        self.record(leaf, hook, error)
-        if not isinstance(error, SkipSample):
-            kind = self._tell(hook, error, value, getattr(value, "__sources__", None))
-            self._fail(self._items_in_a_row, hook, failure_tolerance, error, f"an item ({named(value)})", kind, hook)
+        error = dropped.error
+        with self._lock:
+            self._open[dropped.leaf, dropped.hook, type(error).__name__] += 1
+        if not dropped.skipped:
+            self._fail(dropped, self._tell(dropped))
+        if dropped.what == "batch":
+            self._batches_in_a_row += 1
+            if self._batches_in_a_row >= PATIENCE_BATCHES:
+                raise FatalSampleError(
+                    f"hooks dropped {PATIENCE_BATCHES} batches in a row, {dropped.hook} the last one: "
+                    f"{type(error).__name__}: {error}; drop samples in `encode_sample`, or filter the dataset instead"
+                ) from error
+        if not dropped.skipped:
             release_frames(error)
 
-    def drop_batch(self, hook: str, failure_tolerance: int, error: Exception, samples: Any) -> None:
-        """Count a dropped batch, and tell the error handler unless it was dropped on purpose. Raises as `drop` does."""
-        self.record(-1, hook, error)
-        if not isinstance(error, SkipSample):
-            kind = self._tell(hook, error, samples, None)
-            self._fail(
-                self._batches_in_a_row, hook, failure_tolerance, error, f"a batch ({named(samples)})", kind, hook
-            )
-        self._batches_in_a_row[""] += 1
-        if self._batches_in_a_row[""] >= PATIENCE_BATCHES:
-            raise FatalSampleError(
-                f"hooks dropped {PATIENCE_BATCHES} batches in a row, {hook} the last one: {type(error).__name__}: "
-                f"{error}; drop samples in `encode_sample`, or filter the dataset instead"
-            ) from error
-
-    def record(self, leaf: int, hook: str, error: Exception) -> None:
-        """Count without consequences; leaf -1 stands for batches."""
-        with self._lock:
-            self._open[leaf, hook, type(error).__name__] += 1
-
-    def _tell(self, hook: str, error: Exception, value: Any, sources: Any) -> _Kind | None:
+    def _tell(self, dropped: Dropped) -> _Kind | None:
         """Call the handler. Returns the kind of the failure where that is the default one."""
+        error = dropped.error
         if self._handler is not log_exception:
-            self._handler(error, value, sources)
+            self._handler(error, dropped.sample, dropped.sources)
             return None
         places: list[tuple[str, str]] = _PLACE.findall(traceback_text(error))
         raised_at = ":".join(places[-1]) if places else _NUMBER.sub("#", str(error))
-        kind = hook, type(error).__name__, raised_at
+        kind = dropped.hook, type(error).__name__, raised_at
         self._logged[kind] += 1
         count = self._logged[kind]
         if count == 1:
-            log_exception(error, value, sources)
+            log_exception(error, dropped.sample, dropped.sources)
         elif count == 10 ** (len(str(count)) - 1):
             _logger.warning(
                 "%s was dropped, as %d others before by the same kind of failure in %s: %s: %s",
-                *(named(value), count - 1, hook, type(error).__name__, error),
+                *(named(dropped.sample), count - 1, dropped.hook, type(error).__name__, error),
             )
         return kind
 
-    def _fail(
-        self,
-        in_a_row: Counter[str],
-        hook: str,
-        failure_tolerance: int,
-        error: Exception,
-        where: str,
-        kind: _Kind | None,
-        what: str,
-    ) -> None:
+    def _fail(self, dropped: Dropped, kind: _Kind | None) -> None:
+        hook, error, tolerance = dropped.hook, dropped.error, dropped.failure_tolerance
+        in_a_row = self._in_a_row[dropped.what]
         in_a_row[hook] += 1
+        last = f"the last time on {dropped.where}: {type(error).__name__}: {error}"
         if kind is not None and self._untried:
             self._alike[kind] += 1
-            default = failure_tolerance == TaskEncoder.__default_failure_tolerance__ and what not in self._worked
+            tried = (_SAMPLES if dropped.what == "sample" else hook) in self._worked
+            default = tolerance == DEFAULT_FAILURE_TOLERANCE and not tried
             if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
                 forget_traceback(error)  # which is in the log
                 raise FatalSampleError(
-                    f"{hook} failed {FIRST_FAILURES} times and never worked, each time in the same way, the last time "
-                    f"on {where}: {type(error).__name__}: {error}; that is no accident of some samples. Mend the hook "
-                    f"or the data (the log has the traceback of the first failure), or choose how much is tolerated "
-                    f"(`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
+                    f"{hook} failed {FIRST_FAILURES} times and never worked, each time in the same way, {last}; that "
+                    f"is no accident of some samples. Mend the hook or the data (the log has the traceback of the "
+                    f"first failure), or choose how much is tolerated (`@stateless(failure_tolerance=…)`, "
+                    f"`__default_failure_tolerance__`)"
                 ) from error
-        if failure_tolerance and in_a_row[hook] >= failure_tolerance:
+        if tolerance and in_a_row[hook] >= tolerance:
             raise FatalSampleError(
-                f"{hook} failed {in_a_row[hook]} times in a row, the last time on {where}: "
-                f"{type(error).__name__}: {error}; that many failures are no accident. Mend the hook or the data, or "
-                f"raise the tolerance (`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
+                f"{hook} failed {in_a_row[hook]} times in a row, {last}; that many failures are no accident. Mend the "
+                f"hook or the data, or raise the tolerance (`@stateless(failure_tolerance=…)`, "
+                f"`__default_failure_tolerance__`)"
             ) from error
 
     def report(self) -> dict[str, Any]:

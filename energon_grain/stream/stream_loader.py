@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
-from energon_grain.datasets.dataset import names_of_leaves
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.stream.run import Stream
+from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.which import SampleRecord
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from energon_grain import ConfigError
 from energon_grain.formats.nv_meta import read_info
-from energon_grain.metadataset.schema import json_schema
+from energon_grain.metadataset.documents import json_schema
 from energon_grain.testing import make_text_dataset
 
 

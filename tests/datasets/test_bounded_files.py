@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_grain import ConfigError, IndexFileError, SplitError, get_loader, get_val_dataset
-from energon_grain.storage.settings_file import read_settings
+from energon_grain.storage.settings import read_settings
 
 MakeDataset = Callable[..., Path]
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -22,7 +22,7 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings, use_storage
+from energon_grain.storage.settings import StorageSettings, StoreSettings, storage_settings, use_storage
 from energon_grain.testing import make_text_dataset
 
 META = ".nv-meta"
@@ -222,7 +222,7 @@ from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import make_text_dataset
 
 root = make_text_dataset(Path(sys.argv[1]), n=int(sys.argv[2]), shards=1, seed=int(sys.argv[2]))

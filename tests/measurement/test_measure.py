@@ -15,14 +15,14 @@ from object_server import Bucket
 
 from energon_grain import DefaultTaskEncoder, SampleDecoder, StorageSettings, WorkerConfig, get_train_dataset
 from energon_grain.conversion import convert_dataset
+from energon_grain.datasets.compile import compile_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement import storage as page_cache
 from energon_grain.measurement.advice import advise, advise_on_store, store_bound
 from energon_grain.measurement.figures import Figures
 from energon_grain.measurement.measure import measure_dataset, measure_stages
 from energon_grain.measurement.planned_reads import plan_reads, settled_pace
-from energon_grain.storage.storage_settings import storage_settings, using_storage
-from energon_grain.stream.compile import compile_dataset
+from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.stage import PureStage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 

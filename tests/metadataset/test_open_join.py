@@ -13,16 +13,15 @@ import pytest
 from arrays import numbered, write_array
 from metadatasets import write_v2
 
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.open_join import join_inputs, open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.metadataset.open_join import join_inputs, open_join
-from energon_grain.metadataset.prepare_joins import find_joins, prepare_metadataset
-from energon_grain.metadataset.tree import Join
+from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import adopt_join_index, energon_names_of
-from energon_grain.prepare.join_input import JoinedSamples
 from energon_grain.testing import write_tars
 
 PARTS = {"train": ("s0.tar", "s1.tar"), "val": ("s2.tar",)}
@@ -51,7 +50,7 @@ def meta(tmp_path: Path) -> Path:
     return metadataset(tmp_path / "meta.yaml", "a", "b")
 
 
-def joins(path: Path) -> list[Join]:
+def joins(path: Path) -> list[JoinedLeafDataset]:
     return list(find_joins(path))
 
 
@@ -84,7 +83,7 @@ def test_clear_names_are_given_to_energon_too(meta: Path, tmp_path: Path) -> Non
     metadataset(meta, train={"join": [{"path": "a"}, {"path": "b"}]})
     report = prepare_metadataset(meta)
     assert report.notes == ()
-    samples = [JoinedSamples(member) for member in join_inputs(joins(meta)[0])]
+    samples = join_inputs(joins(meta)[0])
     (theirs,) = energon_names_of(samples)
     cache = Path(f"{meta}.cache")
     (ours,) = names(meta, "*.bin") - {theirs}
@@ -225,11 +224,9 @@ def test_dataset_yaml_may_insist(meta: Path, tmp_path: Path) -> None:
     dataset.write_text("__class__: CrudeWebdataset\n__module__: megatron.energon\nsplit_part: val\n")
     metadataset(meta, {"path": "a", "dataset_config": "other.yaml"}, {"path": "b", "split_part": "val"})
     assert open_join(joins(meta)[0]).rows.tolist() == [[4, 6], [5, 5]]
-    metadataset(meta, {"path": "a", "split_part": "val"}, {"path": "b", "split_part": "val"})
-    by_program = open_join(joins(meta)[0], dataset_config="missing.yaml", split_config="split.yaml")
-    assert by_program.rows.tolist() == [[4, 6], [5, 5]]
 
 
+Energons = tuple[Path, JoinedLeafDataset, JoinIndex, np.ndarray]
 Corrupt = Callable[[np.ndarray], object]
 
 
@@ -241,13 +238,13 @@ def change(place: tuple[int, int, int], value: int) -> Corrupt:
 
 
 @pytest.fixture
-def energons(meta: Path) -> tuple[Path, Join, JoinIndex, np.ndarray]:
+def energons(meta: Path) -> Energons:
     """A cache with nothing but a file under Energon's name: (the file, the join, its index, the rows in the file)."""
     metadataset(meta, train={"join": [{"path": "a"}, {"path": "b"}]})
     (join,) = joins(meta)
     prepare_metadataset(meta)
     index = open_join(join)
-    (theirs,) = energon_names_of([JoinedSamples(member) for member in join_inputs(join)])
+    (theirs,) = energon_names_of(join_inputs(join))
     data = (Path(f"{meta}.cache") / theirs).read_bytes()
     kept = JoinIndex(rows=np.array(index.rows), header=index.header)
     Path(f"{meta}.cache").rename(f"{meta}.old")
@@ -257,7 +254,7 @@ def energons(meta: Path) -> tuple[Path, Join, JoinIndex, np.ndarray]:
     return file, join, kept, np.frombuffer(data[16:], np.int64).reshape(-1, 2, 3).copy()
 
 
-def test_energons_file_is_taken_over(energons: tuple[Path, Join, JoinIndex, np.ndarray]) -> None:
+def test_energons_file_is_taken_over(energons: Energons) -> None:
     """In whatever order it has samples: the same index comes out."""
     file, join, index, rows = energons
     head = file.read_bytes()[:16]
@@ -283,7 +280,7 @@ def test_energons_file_is_taken_over(energons: tuple[Path, Join, JoinIndex, np.n
         lambda rows: rows.__setitem__((slice(0, 2), 1), rows[1::-1, 1].copy()),
     ],
 )
-def test_files_that_do_not_fit_are_not(energons: tuple[Path, Join, JoinIndex, np.ndarray], corrupt: Corrupt) -> None:
+def test_files_that_do_not_fit_are_not(energons: Energons, corrupt: Corrupt) -> None:
     file, join, _, rows = energons
     corrupt(rows)
     file.write_bytes(file.read_bytes()[:16] + rows.tobytes())
@@ -292,11 +289,11 @@ def test_files_that_do_not_fit_are_not(energons: tuple[Path, Join, JoinIndex, np
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_incomplete_files_are_not(energons: tuple[Path, Join, JoinIndex, np.ndarray], rows: int) -> None:
+def test_incomplete_files_are_not(energons: Energons, rows: int) -> None:
     file, join, _, stored = energons
     head = file.read_bytes()[:16]
     file.write_bytes(head + stored[:rows].tobytes() if rows else b"")
-    samples = [JoinedSamples(member) for member in join_inputs(join)]
+    samples = join_inputs(join)
     assert adopt_join_index(file, samples) is None
     file.write_bytes(b"damaged")
     assert adopt_join_index(file, samples) is None

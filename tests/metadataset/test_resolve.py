@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,23 @@ import pytest
 from hypothesis import given, strategies as st
 from metadatasets import Write, load
 
+from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.metadataset.documents import DatasetLoader, MetadatasetV2
+from energon_grain.metadataset.documents import DatasetLoader, MetadatasetV2, load_dataset, load_metadataset
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.load import load_dataset, load_metadataset
-from energon_grain.metadataset.references import AuxReference
-from energon_grain.metadataset.resolve import combine_passes, merge_subflavors
-from energon_grain.metadataset.subset import Subset
-from energon_grain.metadataset.tree import Blend, BlendEpochized, Concat, Join, LeafReference, TreeNode
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, using_storage
+from energon_grain.metadataset.resolve import combine_passes
+from energon_grain.samplers.subset import Subset
+from energon_grain.storage.settings import StorageSettings, StoreSettings, using_storage
 
 
-def only_leaf(tree: TreeNode) -> LeafReference:
+def only_leaf(tree: SavableDataset) -> LeafDataset:
     (leaf,) = leaves_of(tree)
-    assert isinstance(leaf, LeafReference)
+    assert isinstance(leaf, LeafDataset)
     return leaf
 
 
@@ -41,7 +41,7 @@ def prepared(folder: Path) -> Path:
 def test_paths_are_relative_to_the_file_that_has_them(write: Write, tmp_path: Path) -> None:
     write("deep/sub.yaml", "train: {blend: [{path: ./a}, {path: ../b}, {path: /abs/c}, {path: msc://store/d}]}")
     tree = load(write("meta.yaml", "train: {path: deep/sub.yaml}"))
-    leaves = [leaf for leaf in leaves_of(tree) if isinstance(leaf, LeafReference)]
+    leaves = [leaf for leaf in leaves_of(tree) if isinstance(leaf, LeafDataset)]
     assert [leaf.path for leaf in leaves] == [f"{tmp_path}/deep/a", f"{tmp_path}/b", "/abs/c", "msc://store/d"]
     assert [leaf.written for leaf in leaves] == ["./a", "../b", "/abs/c", "msc://store/d"]
     assert {leaf.through for leaf in leaves} == {("deep/sub.yaml",)}
@@ -69,9 +69,9 @@ def test_urls_may_stand_for_folders_of_this_machine(
             joined = f"{{join: [{{path: '{url}/a'}}, {{path: '{url}/a'}}]}}"
             meta = write("meta.yaml", f"train: {{concat: [{one}, {joined}, {{path: '{url}/sub.yaml'}}]}}")
             one, joined, nested = leaves_of(load_metadataset(meta, split_part="train"))
-            assert isinstance(one, LeafReference)
-            assert isinstance(joined, Join)
-            assert isinstance(nested, LeafReference)
+            assert isinstance(one, LeafDataset)
+            assert isinstance(joined, JoinedLeafDataset)
+            assert isinstance(nested, LeafDataset)
             paths = {one.path, nested.path, one.aux["a"].path, *(member.leaf.path for member in joined.members)}
             assert paths == {f"{tmp_path}/set/1/a"}
             assert {one.aux["b"].path, one.aux["c"].path} == {f"{tmp_path}/files"}
@@ -89,7 +89,7 @@ def test_a_mapping_is_relative_to_its_root(tmp_path: Path, monkeypatch: pytest.M
 def test_the_nearest_split_part_counts(write: Write) -> None:
     write("sub.yaml", "train: {blend: [{path: a}, {path: b, split_part: x}]}\nval: {path: c}")
     tree = load(write("meta.yaml", "train: {concat: [{path: sub.yaml}, {path: sub.yaml, split_part: val}, {path: d}]}"))
-    got = [(leaf.written, leaf.split_part) for leaf in leaves_of(tree) if isinstance(leaf, LeafReference)]
+    got = [(leaf.written, leaf.split_part) for leaf in leaves_of(tree) if isinstance(leaf, LeafDataset)]
     assert got == [("a", "train"), ("b", "x"), ("c", "val"), ("d", "train")]
 
 
@@ -139,7 +139,7 @@ def test_the_program_counts_samples_of_a_single_dataset_only(write: Write, tmp_p
     with pytest.raises(ConfigError, match="single dataset"):
         load(write("meta.yaml", "train: {path: a}"), subset=[0, 10])
     leaf = load_metadataset(prepared(tmp_path / "a"), split_part="train", subset=[0, 10])
-    assert isinstance(leaf, LeafReference)
+    assert isinstance(leaf, LeafDataset)
     assert leaf.subset == Subset(absolute=(0, 10))
 
 
@@ -196,12 +196,12 @@ def test_old_and_new_documents_nest(write: Write, tmp_path: Path) -> None:
     )
     write("new.yaml", "train: {blend: [{path: a, weight: 2}]}")
     tree = load(write("meta.yaml", "train: {path: old.yaml}"))
-    assert isinstance(tree, Blend)
+    assert isinstance(tree, BlendDataset)
     assert tree.schedule == ((0, (Fraction(3), Fraction(1))),)
-    assert isinstance(tree.children[0], Blend)
-    assert only_leaf(tree.children[0]).subflavors == {"__subflavor__": "s"}
+    assert isinstance(tree.datasets[0], BlendDataset)
+    assert only_leaf(tree.datasets[0]).subflavors == {"__subflavor__": "s"}
     # The older form is the default of a nested file, too, and its list is named in errors as it is written.
-    assert str(only_leaf(tree.children[1]).place) == f"{tmp_path}/old.yaml: $.splits.train.datasets[1]"
+    assert str(only_leaf(tree.datasets[1]).place) == f"{tmp_path}/old.yaml: $.splits.train.datasets[1]"
 
 
 def test_the_older_form_of_subflavors(write: Write) -> None:
@@ -210,10 +210,10 @@ def test_the_older_form_of_subflavors(write: Write) -> None:
     plain = "{path: e, subflavor: old, subflavors: {__subflavor__: new}}"
     tree = load(write("meta.yaml", f"train: {{blend: [{{path: inner.yaml, subflavor: outer}}, {joined}, {plain}]}}"))
     a, b, join, e = leaves_of(tree)
-    assert isinstance(a, LeafReference)
-    assert isinstance(b, LeafReference)
-    assert isinstance(join, Join)
-    assert isinstance(e, LeafReference)
+    assert isinstance(a, LeafDataset)
+    assert isinstance(b, LeafDataset)
+    assert isinstance(join, JoinedLeafDataset)
+    assert isinstance(e, LeafDataset)
     assert a.subflavors == {"__subflavor__": "outer", "k": 1}
     assert b.subflavors == {"__subflavor__": "outer"}
     assert [leaf.subflavors for leaf in join.datasets] == [{"__subflavor__": "all", "k": 2}] * 2
@@ -225,10 +225,9 @@ def test_the_older_form_of_subflavors(write: Write) -> None:
 def test_the_tree_has_the_shape_of_the_files(write: Write) -> None:
     write("inner.yaml", "train: {blend_epochized: [{path: a, repetitions: 0.5}, {path: b}]}")
     tree = load(write("meta.yaml", "train: {concat: [{path: inner.yaml}, {path: c}]}"))
-    assert isinstance(tree, Concat)
-    assert isinstance(tree.children[0], BlendEpochized)
-    assert tree.children[0].repetitions == (Fraction(1, 2), 1)
-    assert pickle.loads(pickle.dumps(tree)) == tree
+    assert isinstance(tree, ConcatDataset)
+    assert isinstance(tree.datasets[0], BlendEpochizedDataset)
+    assert tree.datasets[0].repetitions == (Fraction(1, 2), 1)
 
 
 def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> None:
@@ -258,8 +257,8 @@ def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> No
         split_part="train",
     )
     good, lines = leaves_of(tree)
-    assert isinstance(good, LeafReference)
-    assert isinstance(lines, LeafReference)
+    assert isinstance(good, LeafDataset)
+    assert isinstance(lines, LeafDataset)
     assert (good.kind, lines.kind) == (DatasetKind.WEBDATASET, DatasetKind.JSONL)
     assert good.aux == {
         "x": AuxReference(path=str(tmp_path / "good")),
@@ -272,13 +271,13 @@ def test_a_dataset_by_itself_is_its_leaf(tmp_path: Path) -> None:
     document = load_dataset(folder)
     assert isinstance(document, DatasetLoader)
     leaf = load_metadataset(document, split_part="val", subflavors={"a": 1})
-    assert isinstance(leaf, LeafReference)
+    assert isinstance(leaf, LeafDataset)
     assert (leaf.path, leaf.written, leaf.split_part, leaf.subflavors) == (str(folder), "set", "val", {"a": 1})
     with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
         load_metadataset(tmp_path / "nothing", split_part="train")
     own = DatasetLoader(path=str(folder), split_part="x", dataset_config="d.yaml")
     leaf = load_metadataset(own, split_part="val")
-    assert isinstance(leaf, LeafReference)
+    assert isinstance(leaf, LeafDataset)
     assert (leaf.split_part, leaf.dataset_config) == ("x", "d.yaml")
 
 
@@ -311,15 +310,6 @@ def test_passes_combine_like_the_rule(levels: list[int | None]) -> None:
 
 
 tags = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), max_size=4)
-
-
-@given(st.lists(tags, min_size=1, max_size=5))
-def test_subflavors_merge_like_the_rule(levels: list[Mapping[str, int]]) -> None:
-    """Naively: for each key, the value of the outermost level that has it. Levels go from the outside in."""
-    merged: Mapping[str, Any] = {}
-    for level in levels:
-        merged = merge_subflavors(merged, level)
-    assert merged == {key: next(level[key] for level in levels if key in level) for level in levels for key in level}
 
 
 @given(st.lists(st.tuples(tags, passes, st.sampled_from([None, "x", "y"])), min_size=1, max_size=4))

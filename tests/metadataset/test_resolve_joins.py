@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from metadatasets import Write, load
 
+from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
 from energon_grain.errors import ConfigError
 from energon_grain.metadataset.flat import leaves_of
-from energon_grain.metadataset.tree import ArrayReference, Join
 
 
 def test_joins_merge_their_levels(write: Write, tmp_path: Path) -> None:
@@ -32,9 +32,8 @@ train:
     )
     outer = write("outer.yaml", "train: {path: meta.yaml, subflavors: {c: 3}, subset: {range: [0%, 50%]}}")
     (join,) = leaves_of(load(outer, shuffle_over_epochs_multiplier=3))
-    assert isinstance(join, Join)
-    assert join.split_part == "joined"
-    assert join.shuffle_over_epochs_multiplier == 6
+    assert isinstance(join, JoinedLeafDataset)
+    assert join.primary.shuffle_over_epochs_multiplier == 6
     assert join.subset is not None
     assert join.subset.resolve(10) == (5, 7)
     assert join.metadataset == str(file)
@@ -53,7 +52,7 @@ def test_files_that_a_join_names_hold_for_datasets_without_their_own(write: Writ
     both = "{path: a}, {path: b, split_config: own.yaml, dataset_config: o.yaml}"
     meta = write("meta.yaml", f"train: {{join: [{both}], split_config: s.yaml, dataset_config: d.yaml}}")
     (join,) = leaves_of(load(meta))
-    assert isinstance(join, Join)
+    assert isinstance(join, JoinedLeafDataset)
     assert join.joiner is None
     assert [(each.leaf.split_config, each.leaf.dataset_config) for each in join.members] == [
         ("s.yaml", "d.yaml"),
@@ -66,10 +65,10 @@ def test_arrays_of_joins(write: Write, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     write("inner/meta.yaml", f"train: {{join: [{{path: a}}, {array}, {{array: b, field: f}}]}}")
     (join,) = leaves_of(load(write("meta.yaml", "train: {path: inner/meta.yaml}")))
-    assert isinstance(join, Join)
+    assert isinstance(join, JoinedLeafDataset)
     assert [leaf.path for leaf in join.datasets] == [join.primary.path] == [str(tmp_path / "inner" / "a")]
     by_key, by_row = (member.leaf for member in join.members[1:])
-    assert by_key == ArrayReference(
+    assert by_key == ArrayDataset(
         written="e/emb.v2.zarr",
         through=("inner/meta.yaml",),
         path=str(tmp_path / "inner" / "e" / "emb.v2.zarr"),

@@ -8,8 +8,7 @@ from metadatasets import V2
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.yaml_dialect import parse_yaml
-from energon_grain.metadataset.documents import parse_document
-from energon_grain.metadataset.schema import json_schema
+from energon_grain.metadataset.documents import json_schema, parse_document
 
 jsonschema = pytest.importorskip("jsonschema")
 

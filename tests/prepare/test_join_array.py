@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from arrays import numbered, write_array
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, EmptyDatasetError
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import JoinArray, JoinedArray, build_join
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput, read_join_input
+from energon_grain.prepare.join_build import build_join
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, read_key_lines
 from energon_grain.testing import write_tars
 
 SHARDS = ("a b c", "d e", "f g h i")
@@ -37,39 +38,39 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def primary(root: Path) -> JoinInput:
-    return read_join_input(root, "train")
+def primary(root: Path) -> JoinedDataset:
+    return JoinedDataset(root, "train")
 
 
-def keyed(folder: Path, keys: str, **options: Any) -> JoinArray:
+def keyed(folder: Path, keys: str, **options: Any) -> JoinedArray:
     lines = folder / "keys.txt"
     lines.write_text("".join(f"{key}\n" for key in keys.split()))
-    return JoinArray(path=write_array(folder / "keyed", numbered(len(keys.split()), 2)), keys=lines, **options)
+    return JoinedArray(write_array(folder / "keyed", numbered(len(keys.split()), 2)), keys=lines, **options)
 
 
 def rows(*members: Any, target: Path | None = None) -> list[list[int]]:
     return build_join(members, target).rows.tolist()
 
 
-def test_numbers_count_through_the_whole_dataset(primary: JoinInput, tmp_path: Path) -> None:
+def test_numbers_count_through_the_whole_dataset(primary: JoinedDataset, tmp_path: Path) -> None:
     """Neither split parts nor excludes shift them."""
-    array = JoinArray(path=write_array(tmp_path / "a", numbered(9, 2)))
+    array = JoinedArray(write_array(tmp_path / "a", numbered(9, 2)))
     assert rows(primary, array) == [[number, number] for number in (5, 6, 7, 8, 3)]
-    assert rows(read_join_input(primary.root, "val"), array) == [[0, 0], [1, 1], [2, 2]]
+    assert rows(JoinedDataset(primary.folder.local, "val"), array) == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_numbers_behind_the_end(primary: JoinInput, tmp_path: Path) -> None:
+def test_numbers_behind_the_end(primary: JoinedDataset, tmp_path: Path) -> None:
     path = write_array(tmp_path / "a", numbered(7, 2))
     with pytest.raises(ConfigError, match=r"2 of 5 samples of .* have no row in .*a \(7 rows\): 'h' \(sample 7\), 'i'"):
-        build_join([primary, JoinArray(path=path)], None)
-    assert rows(primary, JoinArray(path=path, nonmatch="skip")) == [[5, 5], [6, 6], [3, 3]]
-    missing = build_join([primary, JoinArray(path=path, nonmatch="none")], tmp_path / "cache")
+        build_join([primary, JoinedArray(path)], None)
+    assert rows(primary, JoinedArray(path, nonmatch="skip")) == [[5, 5], [6, 6], [3, 3]]
+    missing = build_join([primary, JoinedArray(path, nonmatch="none")], tmp_path / "cache")
     assert missing.rows.tolist() == [[5, 5], [6, 6], [7, -1], [8, -1], [3, 3]]
     assert [member.missing for member in missing.header.members] == [0, 2]
-    assert rows(read_join_input(primary.root, "val"), JoinArray(path=path)) == [[0, 0], [1, 1], [2, 2]]
+    assert rows(JoinedDataset(primary.folder.local, "val"), JoinedArray(path)) == [[0, 0], [1, 1], [2, 2]]
     one = write_array(tmp_path / "one", numbered(1, 2))
     with pytest.raises(EmptyDatasetError, match=r"one \(1 rows\)"):
-        build_join([primary, JoinArray(path=one, nonmatch="skip")], None)
+        build_join([primary, JoinedArray(one, nonmatch="skip")], None)
 
 
 @settings(max_examples=30, deadline=None)
@@ -83,12 +84,12 @@ def test_as_dictionaries_would(
     root: Path, lines: list[str], length: int, modes: tuple[Any, ...], order: list[int]
 ) -> None:
     """Arrays by key and by row and a dataset, in any order behind the primary."""
-    primary = read_join_input(root, "train")
+    primary = JoinedDataset(root, "train")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        by_row = JoinArray(path=write_array(folder / "row", numbered(length)), nonmatch=modes[0])
+        by_row = JoinedArray(write_array(folder / "row", numbered(length)), nonmatch=modes[0])
         by_key = keyed(folder, " ".join(lines), nonmatch=modes[1])
-        dataset = read_join_input(root, "all", nonmatch=modes[2])
+        dataset = JoinedDataset(root, "all", nonmatch=modes[2])
         found = [
             {key: number for number, key in enumerate(KEYS) if number < length},
             {key: number for number, key in enumerate(lines)},
@@ -110,13 +111,13 @@ def test_as_dictionaries_would(
         assert not list((folder / "cache").glob("*.bin"))  # Energon's form has no place for arrays
 
 
-def test_keys_that_spill(primary: JoinInput, tmp_path: Path) -> None:
+def test_keys_that_spill(primary: JoinedDataset, tmp_path: Path) -> None:
     array = keyed(tmp_path, " ".join(reversed(KEYS)))
     index = build_join([primary, array], tmp_path / "cache", memory_bytes=512)
     assert index.rows.tolist() == rows(primary, array) == [[number, 8 - number] for number in (5, 6, 7, 8, 3)]
 
 
-def test_wrong_keys_are_told(primary: JoinInput, tmp_path: Path) -> None:
+def test_wrong_keys_are_told(primary: JoinedDataset, tmp_path: Path) -> None:
     array = keyed(tmp_path, "d f g h i")
     (tmp_path / "keys.txt").write_text("d\nf\ng\nh\n")
     with pytest.raises(ConfigError, match=r"keys\.txt: has 4 lines, but .*keyed has 5 rows"):
@@ -127,27 +128,51 @@ def test_wrong_keys_are_told(primary: JoinInput, tmp_path: Path) -> None:
         build_join([primary, keyed(tmp_path, "d f g h")], None)
     (tmp_path / "keys.txt").unlink()
     with pytest.raises(DatasetNotFoundError, match=r"keys\.txt: here must be a text file"):
-        build_join([primary, array], None)
+        JoinedArray(tmp_path / "keyed", tmp_path / "keys.txt")
 
 
-def test_arrays_are_no_primaries(primary: JoinInput, tmp_path: Path) -> None:
-    array = JoinArray(path=write_array(tmp_path / "a", numbered(9, 2)))
+def test_arrays_are_no_primaries(primary: JoinedDataset, tmp_path: Path) -> None:
+    array = JoinedArray(write_array(tmp_path / "a", numbered(9, 2)))
     with pytest.raises(ConfigError, match="an array cannot be the primary"):
         build_join([array, primary], None)
 
 
-def test_what_headers_and_names_say(primary: JoinInput, tmp_path: Path) -> None:
+def test_what_headers_and_names_say(primary: JoinedDataset, tmp_path: Path) -> None:
     """By row and by key, another array and other keys: each is another join."""
     path = write_array(tmp_path / "keyed", numbered(9, 2))
-    by_row = JoinArray(path=path, written="./a.zarr")
+    by_row = JoinedArray(path, written="./a.zarr")
     orders = ("a b c d e f g h i", "a b c d e f g i h")
-    names = {JoinedArray(by_row).identity, *(JoinedArray(keyed(tmp_path, keys)).identity for keys in orders)}
+    names = {JoinedArray(path, written="./a.zarr").identity, *(keyed(tmp_path, keys).identity for keys in orders)}
     write_array(tmp_path / "keyed", numbered(9, 2) + 1)
-    assert len({*names, JoinedArray(by_row).identity}) == 4
+    assert len({*names, JoinedArray(path, written="./a.zarr").identity}) == 4
     write_array(tmp_path / "keyed", numbered(9, 2))
     index: JoinIndex = build_join([primary, by_row], tmp_path / "cache")
     assert index.folder is not None
     member = json.loads((index.folder / "header.json").read_text())["members"][1]
     assert (member["path"], member["samples"], member["array"], "uuid" in member) == ("./a.zarr", 9, "row", False)
     assert "array" not in json.loads((index.folder / "header.json").read_text())["members"][0]
-    assert JoinedSamples(primary).identity[1] == "train"
+    assert primary.identity[1] == "train"
+
+
+LINES = st.lists(st.text("aé\r", max_size=4).filter(lambda line: not line.endswith("\r")), max_size=8)
+
+
+def key_lines(folder: Path, data: bytes, block: int) -> list[str]:
+    (folder / "keys.txt").write_bytes(data)
+    start, text = read_key_lines(folder / "keys.txt", folder, block_bytes=block)
+    return [text[one:two].tobytes().decode("utf-8", "surrogateescape") for one, two in pairwise(start)]
+
+
+@given(lines=LINES, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans(), block=st.integers(1, 9))
+def test_lines(lines: list[str], end: str, last: bool, block: int) -> None:
+    """However the file is cut into blocks; the last line may lack its end if there is something on it."""
+    text = "".join(line + end for line in lines)
+    if last and lines and lines[-1]:
+        text = text.removesuffix(end)
+    with tempfile.TemporaryDirectory() as folder:
+        assert key_lines(Path(folder), text.encode(), block) == lines
+
+
+@pytest.mark.parametrize(("data", "lines"), [(b"", []), (b"\n", [""]), (b"a\r", ["a"]), (b"\xff\n", ["\udcff"])])
+def test_lines_at_the_edges(tmp_path: Path, data: bytes, lines: list[str]) -> None:
+    assert key_lines(tmp_path, data, 1) == key_lines(tmp_path, data, 9) == lines

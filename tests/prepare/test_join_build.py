@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.join_index import read_join_index
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_header import columnar_folder
+from energon_grain.formats.join_index import JoinIndex, read_join_index
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.prepare import prepare_dataset
+from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.prepare import join_build, prepare_dataset
 from energon_grain.prepare.join_build import build_join
-from energon_grain.prepare.join_input import JoinedSamples, JoinInput, Nonmatch, read_join_input
+from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
 from energon_grain.testing import write_tars
 
 Rows = list[tuple[str | None, ...]]
@@ -54,13 +55,13 @@ def make(tmp_path: Path) -> Make:
     return make_one
 
 
-def inputs(*members: tuple[Path, Nonmatch] | Path, part: str = "train") -> list[JoinInput]:
+def inputs(*members: tuple[Path, Nonmatch] | Path, part: str = "train") -> list[JoinedDataset]:
     pairs = [member if isinstance(member, tuple) else (member, "error") for member in members]
-    return [read_join_input(root, part, nonmatch=nonmatch) for root, nonmatch in pairs]
+    return [JoinedDataset(root, part, nonmatch=nonmatch) for root, nonmatch in pairs]
 
 
-def keys(members: Sequence[JoinInput], index: JoinIndex) -> Rows:
-    opened = [open_columnar(member.root) for member in members]
+def keys(members: Sequence[JoinedDataset], index: JoinIndex) -> Rows:
+    opened = [member.index for member in members]
     return [
         tuple(None if sample < 0 else each.key(sample) for each, sample in zip(opened, row, strict=True))
         for row in index.rows.tolist()
@@ -81,7 +82,7 @@ def test_the_three_datasets_of_the_documentation(make: Make, tmp_path: Path) -> 
     assert stored[2, 2].tolist() == [-1, -1, -1]
     assert stored[:, 0, 0].tolist() == [0, 1, 1]
     assert stored[:, 1, 0].tolist() == [1, 1, 1]
-    sizes = open_columnar(members[0].root).shard_sample_start(1)
+    sizes = members[0].index.shard_sample_start(1)
     assert stored[2, 0].tolist() == [1, sizes[2], sizes[3] - sizes[2]]
 
 
@@ -184,12 +185,20 @@ def test_progress_ends_at_the_total(make: Make) -> None:
     assert said == sorted(said)
 
 
-def test_collisions_of_hashes_change_nothing(make: Make) -> None:
-    """With 2 bits different keys have equal hashes; the next attempt has 64."""
+def test_collisions_of_hashes_change_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 2 bits different keys have equal hashes; the next seed has 64. Repeated keys are told all the same."""
+    right, seeds = join_build.hash_keys, list[int]()
+
+    def weak(words: Any, rows: Any, *, seed: int) -> Any:
+        seeds.append(seed)
+        return right(words, rows, seed=seed) & np.uint64(3 << 62 if seed < 2 else (1 << 64) - 1)
+
+    monkeypatch.setattr(join_build, "hash_keys", weak)
     members = inputs(make("one", "a b c d e f"), make("two", "f e d c b a"))
-    assert keys(members, build_join(members, None, hash_bits=(2, 64))) == [(key, key) for key in "abcdef"]
-    with pytest.raises(AssertionError, match="collide"):
-        build_join(members, None, hash_bits=(2,))
+    assert keys(members, build_join(members, None)) == [(key, key) for key in "abcdef"]
+    assert set(seeds) == {0, 1, 2}
+    with pytest.raises(DuplicateKeyError, match="1 of its keys"):
+        build_join(inputs(make("three", "a b c d e f", "a")), None)
 
 
 KEYS = st.lists(st.text("ab0-é", min_size=1, max_size=20), unique=True, min_size=1, max_size=25)
@@ -223,16 +232,56 @@ def test_any_join_is_that_of_dictionaries(data: st.DataObject) -> None:
     shutil.rmtree(folder)
 
 
-def test_large_joins_spill_and_stay_the_same(join_of: Callable[..., list[JoinInput]], tmp_path: Path) -> None:
-    """60,000 keys in 64 partitions and many blocks, in both orders of keys."""
-    members = join_of(60_000)
+def large(root: Path, count: int, seed: int) -> JoinedDataset:
+    """Make up the index of a dataset with keys in an order of its own, without tars."""
+    runs = np.split(np.random.default_rng(seed).permutation(count), range(1 << 14, count, 1 << 14))
+    counts = {f"s{place}.tar": len(run) for place, run in enumerate(runs)}
+    columnar_folder(root).mkdir(parents=True)
+    write_info(root, DatasetInfo(shard_counts=counts))
+    write_split_config(root / ".nv-meta" / "split.yaml", SplitConfig(split_parts={"train": tuple(counts)}))
+    write_columnar(columnar_folder(root), list(counts), scans(runs), unique_keys=True)
+    return JoinedDataset(root, "train")
+
+
+def scans(runs: list[np.ndarray]) -> Iterator[ShardScan]:
+    for run in runs:
+        keys = [b"key-%d" % number for number in run.tolist()]  # of several lengths
+        count = len(keys)
+        starts = np.arange(count + 1) * 1536
+        yield ShardScan(
+            size_bytes=int(starts[-1]) + 1024,
+            sample_start=starts,
+            part_start=np.arange(count + 1),
+            part_names=("bin",),
+            part_name=np.zeros(count, np.int32),
+            part_offset=starts[:-1] + 512,
+            part_size=np.full(count, 1000),
+            key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        )
+
+
+def test_large_joins_spill_and_stay_the_same(tmp_path: Path) -> None:
+    """60,000 keys in 128 buckets, in both orders of keys."""
+    members = [large(tmp_path / name, 60_000, seed) for seed, name in enumerate(("primary", "other"))]
     in_memory = build_join(members, tmp_path / "memory")
     spilled = build_join(members, tmp_path / "spilled", memory_bytes=240_000)
     assert np.array_equal(in_memory.rows, spilled.rows)
     assert len(in_memory) == 60_000
-    primary, other = (JoinedSamples(member).index for member in members)
+    primary, other = (member.index for member in members)
     assert primary.keys(spilled.rows[:, 0]) == other.keys(spilled.rows[:, 1])
     assert (spilled.rows[:, 1] != spilled.rows[:, 0]).any()
     (one,), (two,) = (list((tmp_path / name).glob("*.bin")) for name in ("memory", "spilled"))
     assert one.read_bytes() == two.read_bytes()
     assert sorted(path.name for path in (tmp_path / "spilled").iterdir()) == [spilled.folder.name, two.name]  # type: ignore[union-attr]
+
+
+def test_windows_are_close_together(tmp_path: Path) -> None:
+    member = large(tmp_path / "large", 20_000, 0)
+    wanted = np.random.default_rng(0).integers(0, 20_000, 500)
+    assert [piece.tolist() for piece in join_build.windows(member, wanted)] == [list(range(500))]
+    pieces = list(join_build.windows(member, wanted, window_bytes=50_000))
+    assert len(pieces) == 10  # of an index of about 500 KB
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(500))
+    assert all(np.ptp(wanted[piece]) < 20_000 // 10 + 10 for piece in pieces)
+    assert list(join_build.windows(member, np.zeros(0, np.int64), window_bytes=50_000)) == []

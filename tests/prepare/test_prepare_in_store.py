@@ -35,7 +35,7 @@ from energon_grain.formats.nv_meta import read_info
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.preparation import preparation_lock, prepare_jsonl
 from energon_grain.storage.object_client import ObjectRange, shared_client
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings, storage_settings, use_storage
+from energon_grain.storage.settings import StorageSettings, StoreSettings, storage_settings, use_storage
 from energon_grain.testing import write_tars
 
 HEADER = ".nv-meta/columnar/header.json"

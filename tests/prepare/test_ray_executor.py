@@ -91,12 +91,12 @@ from energon_grain.prepare import RayExecutor, prepare_dataset
 
 address, root, mark = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
-def gated(fn, root, name, *more):
-    if name == "shard_003.tar" and not mark.exists():
+def gated(fn, root, task, *more):
+    if task.name == "shard_003.tar" and not mark.exists():
         mark.with_suffix(".new").write_text(str(os.getpid()))
         os.replace(mark.with_suffix(".new"), mark)
         time.sleep(600)
-    return fn(root, name, *more)
+    return fn(root, task, *more)
 
 class Gated(RayExecutor):
     def submit(self, fn, /, *args):

@@ -1,85 +1,305 @@
+"""Scanning on executors of our own and of others: what fails is told, what is done is kept."""
+
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from full_disk import size_limit
+from hypothesis import given, settings, strategies as st
 from patience import PATIENCE_S
 
 from energon_grain import errors
-from energon_grain.errors import ConfigError, TarError, WorkerError
-from energon_grain.prepare import prepare_dataset
+from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError, WorkerError
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.prepare import PrepareProgress, PrepareReport, prepare_dataset
 from energon_grain.prepare.executors import Processes
-from energon_grain.prepare.scan import ScanOutcome, ScanTask, scanning
+from energon_grain.prepare.scan import ScanLog, ShardTask, decode_scan, describe_scan, encode_scan, scan_shard
 from energon_grain.testing import write_tars
 
-COUNTS = {"shard_000.tar": 3, "shard_001.tar": 3, "shard_002.tar": 3, "shard_003.tar": 1}
+COUNT = 8
+NAMES = [f"shard_{number:03d}.tar" for number in range(COUNT)]
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> list[ScanTask]:
-    write_tars(tmp_path, [{"__key__": f"{i:03d}", "txt": "x", "cls": i} for i in range(10)], samples_per_shard=3)
-    (tmp_path / "scans").mkdir()
-    return [ScanTask(root=str(tmp_path), name=name, folder=str(tmp_path / "scans")) for name in COUNTS]
+def root(tmp_path: Path) -> Path:
+    """Eight shards of three samples."""
+    samples = [{"__key__": f"{i:03d}", "txt": "x", "cls": i} for i in range(3 * COUNT)]
+    write_tars(tmp_path / "data", samples, shards=COUNT)
+    return tmp_path / "data"
 
 
-def collect(tasks: list[ScanTask], **how: object) -> dict[str, ScanOutcome | Exception]:
-    with scanning(tasks, **how) as results:  # type: ignore[arg-type]
-        return {task.name: outcome for task, outcome in results}
+def prepare(root: Path | str, executor: Executor | None = None, **how: Any) -> PrepareReport:
+    return prepare_dataset(root, split_ratio=[1], sqlite=False, executor=executor, **how)
 
 
-def counts(found: dict[str, ScanOutcome | Exception]) -> dict[str, int]:
-    return {name: outcome.samples for name, outcome in sorted(found.items()) if isinstance(outcome, ScanOutcome)}
+def reused(root: Path) -> int:
+    """How many shards the next run need not scan."""
+    return prepare(root, num_workers=0, force_overwrite=True).shards_reused
 
 
-@pytest.mark.parametrize("workers", [None, 0, 1, 2])
-def test_any_number_of_workers(tasks: list[ScanTask], workers: int | None) -> None:
-    found = collect(tasks, num_workers=workers)
-    assert counts(found) == COUNTS
-    assert all(isinstance(outcome, ScanOutcome) and outcome.part_names == ("txt", "cls") for outcome in found.values())
-    again = collect(tasks, num_workers=workers)
-    assert all(isinstance(outcome, ScanOutcome) and outcome.reused for outcome in again.values())
+def spawning(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def test_executor(tasks: list[ScanTask]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        assert counts(collect(tasks, executor=pool)) == COUNTS
+class Here(Executor):
+    """Runs a call at once, after `before` had its say; counts the calls."""
+
+    def __init__(self, before: Callable[[str], None] = lambda _: None) -> None:
+        self.before = before
+        self.calls: list[str] = []
+
+    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+        future: Future[object] = Future()
+        self.calls.append(args[1].name)
+        try:
+            self.before(self.calls[-1])
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
-def test_negative_workers(tasks: list[ScanTask]) -> None:
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, spawning])
+def test_pools(root: Path, pool: Callable[[int], Executor]) -> None:
+    with pool(2) as executor:
+        report = prepare(root, executor)
+    assert (report.shard_counts, report.part_names, report.shards_reused) == (
+        dict.fromkeys(NAMES, 3),
+        ("txt", "cls"),
+        0,
+    )
+
+
+def test_workers_need_neither_the_working_folder_nor_a_place_to_write(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's working folder is not ours, and it is told no other path than that of the dataset."""
+    with spawning(1) as executor:
+        executor.submit(os.chdir, "/").result()
+        monkeypatch.chdir(root.parent)
+        assert prepare("data", executor).samples == 3 * COUNT
+
+
+def test_few_are_handed_over_at_a_time(root: Path) -> None:
+    outstanding: list[int] = []
+    submitted = done = 0
+
+    class Counting(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+            nonlocal submitted
+            submitted += 1
+            outstanding.append(submitted - done)
+            return super().submit(fn, *args, **kwargs)
+
+    def count(now: PrepareProgress) -> None:
+        nonlocal done
+        done = now.shards_done
+
+    with Counting(2) as executor:
+        prepare(root, executor, num_workers=3, progress=count)
+        assert done == COUNT
+        assert max(outstanding) <= 3
+        with pytest.raises(ConfigError, match="Give 1 or more"):
+            prepare(root, executor, num_workers=0, force_overwrite=True)
     with pytest.raises(ConfigError, match="num_workers is -1"):
-        collect(tasks, num_workers=-1)
+        prepare(root, num_workers=-1, force_overwrite=True)
 
 
-def test_errors_do_not_stop_the_others(tasks: list[ScanTask]) -> None:
-    tar = Path(tasks[1].root) / tasks[1].name
-    tar.write_bytes(b"\x1f\x8b" + tar.read_bytes()[2:])
-    (Path(tasks[2].root) / tasks[2].name).unlink()
-    found = collect(tasks, num_workers=0)
-    assert isinstance(found[tasks[1].name], TarError)
-    assert isinstance(found[tasks[2].name], FileNotFoundError)
-    assert len(counts(found)) == 2
+def test_faults_of_shards_are_told_together_and_not_tried_again(root: Path) -> None:
+    (root / NAMES[1]).write_bytes((root / NAMES[1]).read_bytes()[:700])
+    executor = Here(lambda name: (root / NAMES[2]).unlink() if name == NAMES[2] else None)
+    with pytest.raises(TarError, match=r"(?s)2 of 8 shards.*shard_001.*shard_002\.tar: .*dataset under the same"):
+        prepare(root, executor)
+    assert executor.calls == NAMES
+    with pytest.raises(DatasetNotFoundError, match="listed as a shard"):
+        prepare(root, shards=NAMES)
+    write_tars(root, [{"__key__": "new", "txt": "x"}], name=NAMES[1])
+    os.utime(root / NAMES[3], ns=(1, 1))
+    assert reused(root) == COUNT - 3
 
 
-def test_changed_shard_is_scanned_again(tasks: list[ScanTask]) -> None:
-    def reused() -> object:
-        return [getattr(outcome, "reused", outcome) for outcome in collect(tasks[:1]).values()]
-
-    assert (reused(), reused()) == ([False], [True])
-    os.utime(Path(tasks[0].location), ns=(1, 1))
-    assert reused() == [False]
-
-
-def test_an_empty_shard(tasks: list[ScanTask]) -> None:
-    write_tars(Path(tasks[0].root), [], shards=1)
+def test_an_empty_shard(root: Path) -> None:
+    write_tars(root, [], name=NAMES[0])
     with pytest.raises(TarError, match="holds no sample"):
-        prepare_dataset(tasks[0].root, num_workers=0)
+        prepare(root, num_workers=0)
+
+
+def test_other_errors_are_tried_once_more(root: Path) -> None:
+    unlucky = {NAMES[1]: 1, NAMES[3]: 2}
+
+    def fail(name: str) -> None:
+        if unlucky.get(name, 0):
+            unlucky[name] -= 1
+            raise MemoryError("node 7 is full\nand more")
+
+    executor = Here(fail)
+    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. Shards"):
+        prepare(root, executor)
+    assert len(executor.calls) == COUNT + 2
+    assert prepare(root, executor).shards_reused == COUNT - 1
+    assert executor.calls[-1] == NAMES[3]
+
+
+def test_an_executor_that_always_fails_is_given_up(root: Path) -> None:
+    def fail(name: str) -> None:
+        if name != NAMES[0]:
+            raise ModuleNotFoundError("No module named 'energon_grain'")
+
+    executor = Here(fail)
+    with pytest.raises(WorkerError, match=r"on 5 shards.*No module named.*finished are kept"):
+        prepare(root, executor, num_workers=1)
+    assert len(executor.calls) == 1 + 2 * 5
+    assert reused(root) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_what_is_no_scan_is_refused(root: Path, cut: int) -> None:
+    class Mixed(Executor):
+        def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+            future: Future[object] = Future()
+            future.set_result(scan_shard(str(root), ShardTask(name=NAMES[0]))[cut:])  # type: ignore[index]
+            return future
+
+    with pytest.raises(WorkerError, match=rf"{NAMES[1 - cut]}: what the worker sent is no scan of this shard"):
+        prepare(root, Mixed())
+    assert reused(root) == 1 - cut
+
+
+def test_leaving_early_cancels_what_waits_and_keeps_what_is_done(root: Path) -> None:
+    all_in, gate = threading.Event(), threading.Event()
+
+    class Gated(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+            if args[1].name == NAMES[0]:
+                super().submit(all_in.wait)
+            if args[1].name == NAMES[3]:
+                super().submit(gate.wait)
+            if args[1].name == NAMES[-1]:
+                all_in.set()
+            submitted.append(super().submit(fn, *args, **kwargs))
+            return submitted[-1]
+
+    def leave(now: PrepareProgress) -> None:
+        if now.shards_done == 1:
+            submitted[2].result()
+            raise KeyboardInterrupt
+
+    submitted: list[Future[object]] = []
+    with Gated(1) as executor:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(root, executor, progress=leave)
+        gate.set()
+    assert reused(root) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("the head node is gone"), TypeError("cannot pickle"), RuntimeError("after shutdown")]
+)
+def test_an_executor_that_takes_no_more(root: Path, error: Exception) -> None:
+    """Whatever it raises; what it had done by then is kept, although nobody waited for it yet."""
+
+    class Ending(Here):
+        def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+            if args[1].name == NAMES[3]:
+                raise error
+            return super().submit(fn, *args, **kwargs)
+
+    with pytest.raises(WorkerError, match=rf"broken or was shut down \({type(error).__name__}: {error}.*same command"):
+        prepare(root, Ending())
+    assert reused(root) == 3
+
+
+def test_a_pool_that_breaks_keeps_what_is_finished(root: Path) -> None:
+    """The kernel kills the process of a pool before its last shard; the next run has that one left."""
+
+    class Busy(ProcessPoolExecutor):
+        def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[object]:  # type: ignore[override]
+            if args[1].name == NAMES[-1]:
+                super().submit(time.sleep, 600)
+            return super().submit(fn, *args, **kwargs)
+
+    def kill(now: PrepareProgress) -> None:
+        if now.shards_done == COUNT - 1:
+            (worker,) = executor._processes
+            os.kill(worker, signal.SIGKILL)
+
+    with (
+        Busy(1, mp_context=multiprocessing.get_context("spawn")) as executor,
+        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with them"),
+    ):
+        prepare(root, executor, progress=kill)
+    assert reused(root) == COUNT - 1
+
+
+COLUMNS = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
+
+
+def same(one: ShardScan, other: ShardScan) -> bool:
+    arrays = [(getattr(one, name), getattr(other, name)) for name in COLUMNS]
+    right = all(np.array_equal(here, there) and here.dtype == there.dtype for here, there in arrays)
+    return right and (one.part_names, one.size_bytes) == (other.part_names, other.size_bytes)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The records of three shards, the last with a name that is not UTF-8."""
+    root = tmp_path_factory.mktemp("records")
+    write_tars(root, [{"__key__": f"k{i}", "txt": "x" * i, "json": i} for i in range(9)], shards=3)
+    found = [scan_shard(str(root), ShardTask(name=f"shard_{number:03d}.tar")) for number in range(3)]
+    first, second, third = (record for record in found if isinstance(record, bytes))
+    assert same(decode_scan(first), scan_tar(root / "shard_000.tar"))
+    scan = decode_scan(third)
+    names = ("é", b"\xff\xfe".decode("utf-8", "surrogateescape"))
+    odd = ShardScan(size_bytes=scan.size_bytes, part_names=names, **{name: getattr(scan, name) for name in COLUMNS})
+    third = encode_scan(describe_scan(third), odd)
+    assert same(decode_scan(third), odd)
+    return [first, second, third]
+
+
+def test_a_full_disk(records: list[bytes], tmp_path: Path) -> None:
+    log = ScanLog(tmp_path / "log")
+    log.add(records[0])
+    with pytest.raises(OSError, match=r"'.*/log'$"), size_limit(len(records[0]) + 10):
+        log.add(records[1])
+    log.add(records[2])
+    assert [same(log.scan(describe_scan(each).task), decode_scan(each)) for each in (records[0], records[2])] == [
+        True
+    ] * 2
+    log.close()
+    assert (tmp_path / "log").read_bytes() == records[0] + records[2]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_damage_is_noticed(data: st.DataObject, records: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of a log that was cut off or changed anywhere, what comes before is found again, and what is added to it."""
+    content, path = bytearray(b"".join(records)), tmp_path_factory.mktemp("log") / "log"
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        del content[place:]
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    log = ScanLog(path)
+    whole = sum(place >= sum(map(len, records[: number + 1])) for number in range(3))
+    assert path.read_bytes() == b"".join(records[:whole])
+    for record in records[whole:]:
+        log.add(record)
+    assert all(same(log.scan(describe_scan(record).task), decode_scan(record)) for record in records)
+    log.close()
 
 
 def big_dataset(root: Path) -> Path:

@@ -12,10 +12,10 @@ import pytest
 from arrays import numbered, write_array
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
-from energon_grain.formats.join_rows import JoinIndex
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import JoinArray, build_join
-from energon_grain.prepare.join_input import read_join_input
+from energon_grain.prepare.join_build import JoinedArray, build_join
+from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import Source
@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(folder: Path) -> JoinIndex:
-    members = [read_join_input(folder / name, "train", nonmatch="error") for name in ("text", "other")]
-    members.append(read_join_input(folder / "third", "train", nonmatch="none"))
+    members = [JoinedDataset(folder / name, "train", nonmatch="error") for name in ("text", "other")]
+    members.append(JoinedDataset(folder / "third", "train", nonmatch="none"))
     return build_join(members, folder / "cache")
 
 
@@ -92,8 +92,8 @@ def test_rows_in_any_order_and_repeated(source: JoinedSource) -> None:
 
 def test_rows_of_arrays(folder: Path, tmp_path: Path) -> None:
     path = write_array(tmp_path / "a", numbered(30, 2))
-    text = read_join_input(folder / "text", "train")
-    index = build_join([text, JoinArray(path=path, nonmatch="none")], tmp_path / "cache")
+    text = JoinedDataset(folder / "text", "train")
+    index = build_join([text, JoinedArray(path, nonmatch="none")], tmp_path / "cache")
     source = JoinedSource(index, [WebDatasetSource(folder / "text"), ArraySource(path)], start=5)
     copy = pickle.loads(pickle.dumps(source))
     assert copy.content_id == source.content_id
@@ -162,11 +162,16 @@ def test_places(source: JoinedSource, folder: Path) -> None:
 
 
 def test_content_id(folder: Path, index: JoinIndex, source: JoinedSource) -> None:
-    members = [read_join_input(folder / name, "train", nonmatch="none") for name in ("text", "other", "third")]
-    members[0] = replace(members[0], nonmatch="error")
-    same = JoinedSource(build_join(members, None), sources(folder))
+    def members(*names: str) -> list[JoinedDataset]:
+        first, *others = names
+        return [
+            JoinedDataset(folder / first, "train"),
+            *(JoinedDataset(folder / n, "train", nonmatch="none") for n in others),
+        ]
+
+    same = JoinedSource(build_join(members("text", "other", "third"), None), sources(folder))
     assert same.content_id == source.content_id
-    swapped = [replace(members[1], nonmatch="error"), *members[2:], members[0]]
+    swapped = members("other", "third", "text")
     assert build_join(swapped, None).content_id != index.content_id
 
 
@@ -191,7 +196,7 @@ def test_threads(source: JoinedSource) -> None:
 
 def test_pages_of_large_joins_are_given_back(folder: Path, tmp_path: Path) -> None:
     """3 million rows of 8 bytes: more than stays resident. What is read stays the same."""
-    member = read_join_input(folder / "text", "train")
+    member = JoinedDataset(folder / "text", "train")
     index = build_join([member], tmp_path)
     assert index.folder is not None
     many = np.tile(np.arange(40), 75_000).reshape(-1, 1)

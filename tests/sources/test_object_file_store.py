@@ -12,7 +12,7 @@ from energon_grain.errors import ConfigError, KeyNotFoundError, ReadError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import ObjectFileStore
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 
 OBJECTS = {
     "files/a.txt": b"a",

@@ -10,7 +10,7 @@ import pytest
 
 from energon_grain import SourceInfo
 from energon_grain.prepare.join_build import build_join
-from energon_grain.prepare.join_input import read_join_input
+from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.source import LazyRowSources, LazySources
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -54,7 +54,7 @@ def test_travels_as_a_plain_tuple(source: WebDatasetSource) -> None:
 def test_rows_name_what_all_members_have(tmp_path: Path) -> None:
     left = make_text_dataset(tmp_path / "left", n=4, shards=1)
     right = make_text_dataset(tmp_path / "right", n=2, shards=1)
-    members = [read_join_input(left, "train"), read_join_input(right, "train", nonmatch="none")]
+    members = [JoinedDataset(left, "train"), JoinedDataset(right, "train", nonmatch="none")]
     source = JoinedSource(build_join(members, None), [WebDatasetSource(left), WebDatasetSource(right)], start=1)
     both, alone = LazyRowSources(source, 0), LazyRowSources(source, 1)
     assert both == LazySources(source.members[0], 1) + LazySources(source.members[1], 1)

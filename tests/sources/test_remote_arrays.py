@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 
 ROWS = 50
 
@@ -130,7 +130,7 @@ STALLED = """
 import os, sys
 import numpy as np
 from energon_grain.sources.arrays import ArraySource
-from energon_grain.storage.storage_settings import StorageSettings, use_storage
+from energon_grain.storage.settings import StorageSettings, use_storage
 
 use_storage(StorageSettings(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.05))
 source = ArraySource(sys.argv[1])

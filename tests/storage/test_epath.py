@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import run
+from hypothesis import given, strategies as st
 from metadatasets import v2
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
@@ -33,11 +35,12 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.prepare_joins import prepare_metadataset
+from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.prepare.summary import summarize_dataset
+from energon_grain.storage.epath import folders_of_glob, glob_to_regex
 from energon_grain.testing import make_text_dataset
 
 TEXT = "Zeile\r\n\n見\n"
@@ -372,3 +375,25 @@ def test_loops_of_links_end(tmp_path: Path, pattern: str) -> None:
     found = [path.relative_to(EPath(folder)) for path in EPath(folder).glob(pattern)]
     assert found == (["b.tar"] if pattern == "*.tar" else ["b.tar", "linked/c.tar", "sub/a.tar"])
     assert [path.relative_to(EPath(folder)) for path in EPath(folder).walk()] == ["b.tar", "linked/c.tar", "sub/a.tar"]
+
+
+@given(st.text("ab/.*?[]!{}&~|^\\", max_size=8))
+def test_globs_are_always_regular_expressions(glob: str) -> None:
+    re.compile(glob_to_regex(glob))
+
+
+@given(st.lists(st.sampled_from("ab.+()|^$/"), min_size=1).map("".join))
+def test_plain_text_matches_itself_only(text: str) -> None:
+    pattern = re.compile(glob_to_regex(text))
+    assert pattern.fullmatch(text)
+    assert not pattern.fullmatch(f"{text}a")
+
+
+PIECES = ["a", "b", "/", "*", "**", "**/", "?", "[ab]", "[!a]", "[a/]", ".", "c"]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join), st.lists(st.sampled_from(["a", "b", "ab", ".c"]), min_size=1))
+def test_what_matches_lies_in_folders_that_may_hold_it(glob: str, steps: list[str]) -> None:
+    if re.fullmatch(glob_to_regex(glob), "/".join(steps)):
+        may_hold = re.compile(folders_of_glob(glob)).fullmatch
+        assert all(may_hold("/".join(steps[:depth]) + "/") for depth in range(1, len(steps)))

@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 
 from energon_grain.storage.held_ranges import HeldRanges, held_ranges
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 
 CONTENT = bytes(range(200))
 ranges = st.tuples(st.integers(0, 199), st.integers(0, 60)).map(lambda one: (one[0], min(one[0] + one[1], 200)))

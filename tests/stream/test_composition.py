@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from energon_grain.cli.composition import composition
 from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
 from energon_grain.samplers.passes import Concat
 from energon_grain.samplers.routing import Router, RouteTree
-from energon_grain.stream.composition import composition
 from energon_grain.stream.index_map import IndexMap
 
 LANES = 48

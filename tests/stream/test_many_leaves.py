@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_server import ObjectServer
 
 from energon_grain import (
+    Cooker,
+    DefaultTaskEncoder,
     MetadatasetV2,
     ReadError,
+    SkipSample,
+    StorageSettings,
+    current_draw,
     get_savable_loader,
     get_train_dataset,
+    stateless,
+    use_storage,
 )
 from energon_grain.loader import EnergonDataSource
-from energon_grain.testing import make_text_dataset
+from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
 
 FEW_DESCRIPTORS = """
 import os, resource, sys
@@ -79,3 +87,80 @@ def test_an_error_names_the_dataset_it_is_in(tmp_path: Path) -> None:
     dataset = get_train_dataset(blend, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None)
     with pytest.raises(ReadError, match=rf"{gone}.*put it back.*prepare {paths[3]} --force-overwrite"):
         list(islice(get_savable_loader(dataset), 10))
+
+
+LEAVES = 12
+
+
+@pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
+def test_leaves_in_an_object_store_are_asked_side_by_side(
+    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
+) -> None:
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = object_server.make_bucket(f"leaves-{ahead_bytes}")
+    for number in range(LEAVES):
+        make_text_dataset(tmp_path / f"d{number}", n=3, shards=1)
+    bucket.upload(tmp_path)
+    use_storage(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
+    train: Any = {"blend": [{"path": f"{bucket.url}/d{number}", "weight": 1} for number in range(LEAVES)]}
+    dataset = get_train_dataset(
+        MetadatasetV2(splits={"train": train}), batch_size=LEAVES, shuffle_buffer_size=None, max_samples_per_sequence=1
+    )
+    bucket.server.reset()
+    bucket.server.delay(0.2)
+    try:
+        next(iter(get_savable_loader(dataset)))
+        # The first ones are looks at shards, of which each leaf has one.
+        assert max(request.concurrent for request in bucket.server.requests(".tar")[: LEAVES // 2]) >= LEAVES // 3
+    finally:
+        bucket.server.reset()
+
+
+class Telling(DefaultTaskEncoder):
+    """Drops some samples; the others say what a hook was told of them."""
+
+    decoder = None
+    cookers = (
+        Cooker(lambda sample: told(sample, "a"), has_subflavors={"cook": "a"}),
+        Cooker(lambda sample: told(sample, "b"), has_subflavors={"cook": "b"}),
+    )
+
+    @stateless
+    def batch(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return samples
+
+
+def told(sample: dict[str, Any], cook: str) -> dict[str, Any]:
+    draw = current_draw()
+    (source,) = sample["__sources__"]
+    if draw.index % 5 == 3:
+        raise SkipSample
+    told = cook, draw.index, draw.epoch, draw.position, float(draw.rng.random())
+    return {**sample, "told": told, "source": (str(source.dataset_path), source.index, source.file_names)}
+
+
+def test_each_sample_of_a_chunk_is_told_what_it_is_alone(tmp_path: Path) -> None:
+    """Leaves of several kinds in one blend: with other parts, cookers, excludes and ranges."""
+    blend: list[Any] = []
+    for number in range(24):
+        make = make_blob_dataset if number % 6 == 5 else make_crude_dataset
+        path = make(tmp_path / f"d{number}", n=20 + number, shards=1 + number % 3, seed=number)
+        if number % 4 == 1:
+            split = path / ".nv-meta" / "split.yaml"
+            split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_000.tar/002]"))
+        part: dict[str, Any] = {"path": str(path), "subflavors": {"cook": "ab"[number % 2], "number": number}}
+        blend.append({**part, "subset": {"range": [2, 11]}} if number % 4 == 2 else part)
+    metadataset = MetadatasetV2(splits={"train": {"blend": blend}})
+    dataset = get_train_dataset(
+        metadataset, batch_size=32, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Telling()
+    )
+    loader = get_savable_loader(dataset)
+    leaves = set()
+    for batch in islice(loader, 25):
+        for sample in batch:
+            leaves.add(sample["__subflavors__"]["number"])
+            assert sample["source"][0].endswith(f"d{sample['__subflavors__']['number']}")
+            assert sample["source"][1] == sample["told"][1]
+            assert loader.restore_sample(sample["__restore_key__"]) == sample
+    assert leaves == {*range(24)}

@@ -1,0 +1,288 @@
+"""What a metadataset comes to: its tree, with the share of the stream that each dataset gets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from energon_grain.datasets.compile import compile_dataset
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.get_datasets import get_train_dataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.metadataset.documents import load_dataset, load_metadataset
+from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
+from energon_grain.metadataset.resolve import Leaf
+from energon_grain.stream.spec import StreamSpec
+
+NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
+MILLION = 1_000_000
+_Course = tuple[tuple[int, Fraction], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A part of the stream, from a position on.
+
+    Attributes:
+        from_position: Where it begins.
+        share: 0 to 1.
+        exact: The same as a fraction, such as `3/10`.
+    """
+
+    from_position: int
+    share: float
+    exact: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafSummary:
+    """A dataset and its part in the stream.
+
+    Attributes:
+        label: Its name or its path as written, with what tells it from its siblings.
+        path: Its folder.
+        place: Where in the metadataset it stands.
+        split_part: What is read of it.
+        subset: The range that is taken of that; None: all.
+        name: As the metadataset names it.
+        subflavors: Tags, without those of the dataset's own configuration.
+        samples: After subset and excludes.
+        shares: Of the stream; several where a schedule changes it.
+        seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
+        seen_per_million: How often a million positions have each of its samples, for each of `shares`.
+    """
+
+    label: str
+    path: str
+    place: str
+    split_part: str
+    subset: str | None
+    name: str | None
+    subflavors: dict[str, Any]
+    samples: int
+    shares: tuple[Share, ...]
+    seen_per_epoch: float | None
+    seen_per_million: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSummary:
+    """A node of the tree.
+
+    Attributes:
+        kind: A blend, a concatenation or a dataset.
+        weights: In the blend that it is a child of, one for each step of that blend's schedule; empty elsewhere.
+        repetitions: In the epochized blend that it is a child of; None elsewhere.
+        samples: Of all datasets below.
+        shares: Of the stream, of all datasets below.
+        leaf: Number of the dataset among `leaves`; None for a combination.
+        children: Of a combination.
+    """
+
+    kind: NodeKind
+    weights: tuple[float, ...] = ()
+    repetitions: float | None = None
+    samples: int
+    shares: tuple[Share, ...]
+    leaf: int | None = None
+    children: tuple[NodeSummary, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSummary:
+    """What one split of a metadataset comes to in training.
+
+    Attributes:
+        path: The file.
+        split: The split.
+        endless: Whether it is a blend by weights, which has no epochs.
+        samples: Of all leaves.
+        epoch_positions: Length of the first epoch; later ones of an epochized blend can differ by a few. None where
+            it is endless.
+        tree: Its root.
+        leaves: In document order.
+    """
+
+    path: str
+    split: str
+    endless: bool
+    samples: int
+    epoch_positions: int | None
+    tree: NodeSummary
+    leaves: tuple[LeafSummary, ...]
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Positions at which a schedule changes the share of a leaf."""
+        starts = {share.from_position for leaf in self.leaves for share in leaf.shares}
+        return tuple(sorted(starts - {0}))
+
+
+def summarize_mixture(
+    path: str | Path,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    lanes: int | None = None,
+    trusted_modules: Collection[str] = (),
+) -> tuple[MixtureSummary, StreamSpec]:
+    """Describe one split of a metadataset, as `get_train_dataset` reads it. The spec has its order, to count on.
+
+    Raises:
+        ConfigError: The metadataset is not valid, or cannot be trained on.
+        DatasetNotFoundError: A file or a dataset is missing.
+        SplitError: A dataset lacks the split part.
+    """
+    document = load_dataset(path)
+    tree = load_metadataset(document, split_part=split)
+    endless = isinstance(tree, BlendDataset)
+    dataset = get_train_dataset(
+        document,
+        split_part=split,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=endless,
+        seed=seed,
+        lanes=lanes,
+        trusted_modules=trusted_modules,
+    )
+    spec = compile_dataset(dataset)
+    flat = list(flatten(tree))
+    sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
+    courses = leaf_shares(flat, sizes)
+    leaves = tuple(
+        _leaf(each, course, size, label, endless)
+        for each, course, size, label in zip(flat, courses, sizes, _labels(flat), strict=True)
+    )
+    summary = MixtureSummary(
+        path=str(path),
+        split=split,
+        endless=endless,
+        samples=sum(sizes),
+        epoch_positions=spec.order.length(0),
+        tree=_node(tree, enumerate(zip(courses, sizes, strict=True)))[0],
+        leaves=leaves,
+    )
+    return summary, spec
+
+
+def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]:
+    """Give the share of the stream that each leaf gets, from each position on: exact fractions that add up to 1.
+
+    Weights are shares as they stand; a concat in a blend divides its share by the lengths of its leaves. Without
+    weights, the share of a leaf is its part in an epoch: repetitions times length.
+    """
+    if flat[0].shares is None:
+        rates = [size * (each.repetitions or Fraction(1)) for each, size in zip(flat, sizes, strict=True)]
+        return [((0, Fraction(rate) / sum(rates)),) for rate in rates]
+    courses: list[_Course] = []
+    for each, size in zip(flat, sizes, strict=True):
+        together = size
+        if each.concat is not None:
+            together = sum(n for other, n in zip(flat, sizes, strict=True) if other.concat is each.concat)
+        courses.append(tuple((start, share * Fraction(size, together)) for start, share in each.shares or ()))
+    return courses
+
+
+def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bool) -> LeafSummary:
+    leaf = flat.leaf
+    return LeafSummary(
+        label=label,
+        path=leaf.path,
+        place=str(leaf.place),
+        split_part=leaf.split_part,
+        subset=None if leaf.subset is None else str(leaf.subset),
+        name=leaf.name,
+        subflavors=dict(leaf.subflavors),
+        samples=samples,
+        shares=_shares(course),
+        seen_per_epoch=None if endless else float(flat.repetitions or 1),
+        seen_per_million=tuple(float(share * MILLION / samples) for _, share in course),
+    )
+
+
+def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
+    """A label for each leaf, as short as it can be while none is there twice; joins are called by all their members."""
+    leaves = [each.leaf for each in flat]
+    labels = [leaf.name or _written(leaf) for leaf in leaves]
+    splits = {leaf.split_part for leaf in leaves}
+    for number, leaf in enumerate(leaves):
+        if len(splits) > 1:
+            labels[number] += f":{leaf.split_part}"
+        if leaf.subset is not None:
+            labels[number] += f" {leaf.subset}"
+    return [
+        f"{label} #{labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
+        for number, label in enumerate(labels)
+    ]
+
+
+def _written(leaf: Leaf) -> str:
+    if isinstance(leaf, JoinedLeafDataset):
+        return " + ".join(str(member.leaf.written) for member in leaf.members)
+    return str(leaf.written)
+
+
+def _node(
+    tree: SavableDataset,
+    leaves: Iterator[tuple[int, tuple[_Course, int]]],
+    weights: tuple[float, ...] = (),
+    repetitions: float | None = None,
+) -> tuple[NodeSummary, _Course]:
+    """Summarise a node; `leaves` gives the next ones in document order."""
+    children = children_of(tree)
+    if not children:
+        number, (course, samples) = next(leaves)
+        node = NodeSummary(
+            kind="dataset",
+            weights=weights,
+            repetitions=repetitions,
+            samples=samples,
+            shares=_shares(course),
+            leaf=number,
+        )
+        return node, course
+    below: list[tuple[NodeSummary, _Course]] = []
+    for number, child in enumerate(children):
+        said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
+        often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
+        below.append(_node(child, leaves, said, often))
+    course = _sum([course for _, course in below])
+    kind: NodeKind = "concat"
+    if not isinstance(tree, ConcatDataset):
+        kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
+    node = NodeSummary(
+        kind=kind,
+        weights=weights,
+        repetitions=repetitions,
+        samples=sum(child.samples for child, _ in below),
+        shares=_shares(course),
+        children=tuple(child for child, _ in below),
+    )
+    return node, course
+
+
+def _sum(courses: Sequence[_Course]) -> _Course:
+    starts = sorted({start for course in courses for start, _ in course})
+    totals: list[tuple[int, Fraction]] = []
+    for start in starts:
+        total = sum((_at(course, start) for course in courses), Fraction(0))
+        if not totals or totals[-1][1] != total:
+            totals.append((start, total))
+    return tuple(totals)
+
+
+def _at(course: _Course, position: int) -> Fraction:
+    return list(itertools.takewhile(lambda step: step[0] <= position, course))[-1][1]
+
+
+def _shares(course: _Course) -> tuple[Share, ...]:
+    return tuple(Share(from_position=start, share=float(share), exact=str(share)) for start, share in course)

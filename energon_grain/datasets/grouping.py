@@ -1,0 +1,281 @@
+"""Batches of samples that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.hooks import hook_spec, require_one_value
+from energon_grain.datasets.lowering import LanePart, Lowering, Part
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.making import MadeOfSeveral, Making
+from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.task_encoder import TaskEncoder
+
+_BUCKETS = 8
+"""Criteria that groups are assumed to have, and items of a group whose size the criterion says."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class GroupBatchDataset(SavableDataset):
+    """Batches of samples that belong together: each lane collects samples by a key, and a full group is a batch.
+
+    Args:
+        dataset: Whose samples are batched.
+        fixed_batch_size: Samples of a batch; None: `sample_group_key` says so for each key.
+        sample_group_key: `sample -> (key, size)`: exactly one of `size` and `fixed_batch_size` is None, and a key has
+            the same size always. May raise `SkipSample`.
+        batcher: Makes the batch of a list of samples; not a generator.
+        drop_last: Drop the groups that are incomplete at the end of a finite pass; else they are batches as they are.
+        hook: Name of the batcher, as in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
+        group_hook: Name of the key function.
+        batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
+        batcher_config: See there.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: An argument is not what is meant here.
+    """
+
+    dataset: SavableDataset
+    fixed_batch_size: int | None
+    sample_group_key: Callable[[Any], tuple[Hashable, int | None]]
+    batcher: Callable[[list[Any]], Any]
+    drop_last: bool
+    hook: str
+    group_hook: str
+    task_encoder: TaskEncoder | None
+    failure_tolerance: int | None
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        fixed_batch_size: int | None,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
+        batcher: Callable[[list[Any]], Any],
+        *,
+        drop_last: bool = False,
+        hook: str = "batch",
+        group_hook: str = "batch_group_criterion",
+        task_encoder: TaskEncoder | None = None,
+        failure_tolerance: int | None = None,
+        batcher_stateless: bool = False,
+        batcher_config: Any = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del batcher_stateless, batcher_config
+        if fixed_batch_size is not None:
+            check_size(self, "fixed_batch_size", fixed_batch_size, "samples")
+        check_function(self, "sample_group_key", sample_group_key, generator=False)
+        check_function(self, "batcher", batcher, generator=False)
+        describe(
+            self,
+            dataset,
+            worker_config,
+            dataset=dataset,
+            fixed_batch_size=fixed_batch_size,
+            sample_group_key=sample_group_key,
+            batcher=batcher,
+            drop_last=drop_last,
+            hook=hook,
+            group_hook=group_hook,
+            task_encoder=task_encoder,
+            failure_tolerance=failure_tolerance,
+        )
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        require_one_value(self.hook, self.batcher)
+        require_one_value(self.group_hook, self.sample_group_key)
+        to.graph.ragged = True
+        below = to.below(self.dataset, forms=True)
+        group = GroupLanes(
+            child=to.operator(below, stripe=1),
+            hook=hook_spec(self.hook, self.batcher, self.task_encoder, self.failure_tolerance),
+            generates=False,
+            key=to.key(f"group {self.hook}"),
+            criterion=hook_spec(self.group_hook, self.sample_group_key, self.task_encoder),
+            size=self.fixed_batch_size,
+            drop_last=self.drop_last,
+        )
+        mixture = {"group": self.fixed_batch_size, "drop_last": self.drop_last, "of": below.mixture}
+        return LanePart(group, mixture, batches=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupLanes(MadeOfSeveral):
+    """Batches of items that have something in common: a bucket for each criterion, handed out when it is full.
+
+    Buckets that are not full at the end of a pass are handed out in the order in which they were begun.
+
+    Attributes:
+        child: Of whose items batches are made.
+        hook: Takes a list of values.
+        generates: False.
+        key: 64-bit key of the node.
+        criterion: Gives (what items of one batch have in common, batch size or None) of a value.
+        size: Batch size where the criterion gives None; None: it must give one.
+        drop_last: Whether buckets that are not full at the end are left out.
+    """
+
+    child: LaneOperator
+    hook: HookSpec
+    generates: bool
+    key: int
+    criterion: HookSpec
+    size: int | None
+    drop_last: bool
+
+    def buffers(self) -> Iterator[int]:
+        """How often a pass fills the buckets, and what is below."""
+        if self.finite:
+            yield self.child.items() // ((self.size or _BUCKETS) * _BUCKETS)
+        yield from self.child.buffers()
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The buckets of a lane."""
+        below, making, buckets = (None, None, ()) if state is None else state
+        operator = Buckets(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        for references in buckets:
+            operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
+        return operator
+
+    @property
+    def state_form(self) -> Form:
+        """The state below, that of the making, and the buckets."""
+        return self.child.state_form, self.making_form, Many(self.members_form)
+
+    def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
+        """An item as the criterion left it, which may write into it."""
+        value = self.child.rebuild(reference, lane)
+        lane.call(self.criterion, self.criterion_key(lane), NumberOf(self.child, reference), value)
+        return value
+
+    def criterion_key(self, lane: Lane) -> int:
+        """Key of the criterion's random numbers."""
+        return fold(self.key, "criterion", lane.number, lane.pass_number)
+
+
+class _Bucket:
+    __slots__ = ("references", "size", "values")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.references: list[Any] = []
+        self.values: list[Any] = []
+
+    def take(self) -> tuple[tuple[Any, ...], list[Any]]:
+        return tuple(self.references), self.values
+
+
+class Buckets:
+    """One bucket for each criterion, in the order in which they were begun.
+
+    Args:
+        node: The description.
+        lane: Where.
+        child: Gives the items.
+        making: Makes the batches.
+    """
+
+    __slots__ = ("_buckets", "_child", "_key", "_lane", "_making", "_node")
+
+    def __init__(self, node: GroupLanes, lane: Lane, child: Items, making: Making) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._making = making
+        self._key = node.criterion_key(lane)
+        self._buckets: dict[Hashable, _Bucket] = {}
+
+    def fill(self, items: Iterable[Item]) -> None:
+        """Put items back that were held."""
+        for item in items:
+            self._put(item)
+
+    def _put(self, item: Item) -> Hashable:
+        """Put an item into its bucket, whose criterion is returned."""
+        node = self._node
+        criterion, size = self._key_and_size(item)
+        if (size is None) == (node.size is None):
+            which = "both" if size is not None else "neither"
+            raise ConfigError(
+                f"{node.criterion.name} returned the batch size {size} and batch_size is {node.size}: exactly one of "
+                f"them must be None, {which} is given"
+            )
+        size = int(node.size or 0) if size is None else int(size)
+        bucket = self._buckets.get(criterion)
+        if bucket is None:
+            bucket = self._buckets[criterion] = _Bucket(size)
+        if bucket.size != size:
+            raise ConfigError(
+                f"{node.criterion.name} returned the batch size {size} for {criterion!r}, after {bucket.size} before: "
+                f"items of one batch must agree on it"
+            )
+        bucket.references.append(item[0])
+        bucket.values.append(item[1])
+        return criterion
+
+    def _key_and_size(self, item: Item) -> tuple[Hashable, int | None]:
+        node = self._node
+        said: Any = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
+        try:
+            criterion, size = said
+            hash(criterion)
+            if size is not None and not size >= 1:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{node.criterion.name} returned {said!r}: a pair is meant, of a hashable key, and of the batch "
+                f"size, above 0, or None where the dataset has one"
+            ) from None
+        return criterion, size
+
+    def next(self) -> Item | None:
+        """The next batch."""
+        node = self._node
+        while True:
+            item = self._making.next()
+            if item is not None:
+                return item
+            item = self._child.next()
+            if item is None:
+                if node.drop_last or not self._buckets:
+                    self._buckets.clear()
+                    return None
+                self._start(next(iter(self._buckets)))
+                continue
+            try:
+                criterion = self._put(item)
+            except Exception as error:
+                self._lane.drop(node.child, item[0], node.criterion, error, item[1])
+                continue
+            bucket = self._buckets[criterion]
+            if len(bucket.values) >= bucket.size:
+                self._start(criterion)
+
+    def _start(self, criterion: Hashable) -> None:
+        self._making.start(*self._buckets.pop(criterion).take())
+
+    def begin(self, pass_number: int) -> None:
+        """Empty all buckets."""
+        self._making.stop()
+        self._buckets.clear()
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        """References of what is in the buckets."""
+        buckets = tuple(tuple(bucket.references) for bucket in self._buckets.values())
+        return self._child.state(), self._making.state(), buckets
+
+    def expect(self, items: float) -> None:
+        """Read a batch's worth of samples ahead for each."""
+        self._child.expect(items * (self._node.size or 8))

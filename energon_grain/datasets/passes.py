@@ -1,0 +1,366 @@
+"""How much of a dataset is seen, and when a pass over it ends: repeat, limit, epochs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.passes import Limit
+from energon_grain.samplers.weights import exact
+from energon_grain.stream.index_map import EqualPasses, FractionalPasses
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
+from energon_grain.stream.state import Form, Number
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RepeatDataset(SavableDataset):
+    """The dataset over and over, each pass in an order of its own.
+
+    Args:
+        dataset: What is repeated.
+        repeats: Passes that make one pass of the repeated dataset; None: endless. Fractions are exact and go on where
+            the last pass ended: 0.7 repeats of 55 samples give 38 or 39 of them, and each was seen 7 times after ten
+            passes. Decimal numbers count as they are written.
+        restart: Only True: each `iter` after the end begins the next pass.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `repeats` is not above 0, or `restart` is False.
+    """
+
+    dataset: SavableDataset
+    repeats: int | float | Fraction | None
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        *,
+        repeats: int | float | Fraction | None = None,
+        restart: bool = True,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        if repeats is not None and not (repeats > 0 and math.isfinite(repeats)):
+            raise ConfigError(f"RepeatDataset: repeats={repeats}: a number above 0, or None for ever, is meant")
+        if not restart:
+            raise ConfigError(
+                "RepeatDataset: restart=False is not supported: after its end, a new iteration is the next pass; stop "
+                "iterating instead"
+            )
+        describe(self, dataset, worker_config, dataset=dataset, repeats=repeats)
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`."""
+        if self.repeats is not None or not steps.of_batches:
+            return None
+        steps.endless = True
+        return self.dataset
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        part = to.lower(self.dataset, endless=self.repeats is None, outermost=False)
+        times = None if self.repeats is None else exact(self.repeats)
+        if isinstance(part, LanePart):
+            if not part.operator.finite:
+                if times is None:
+                    return part
+                raise ConfigError("RepeatDataset: what is endless cannot be repeated a number of times; cut it first")
+            if times is not None and times.denominator != 1:
+                raise ConfigError(
+                    f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length "
+                    f"is not known: give a whole number, or repeat what lies below it"
+                )
+            whole = None if times is None else int(times)
+            mixture = {"repeat": whole, "of": part.mixture}
+            return LanePart(RepeatLanes(part.operator, whole), mixture, part.batches)
+        if times is None:
+            part.repeat_for_ever()
+            return part
+        if not isinstance(part.passes, EqualPasses):
+            raise ConfigError(
+                f"RepeatDataset: repeats={self.repeats} of an endless dataset, or of one whose passes differ in "
+                f"length; repeat what lies below it, or multiply the repetitions"
+            )
+        samples = part.passes.samples * times
+        part.passes = EqualPasses(int(samples)) if samples.denominator == 1 else FractionalPasses(samples)
+        part.mixture = {"repeat": str(times), "of": part.mixture}
+        return part
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class LimitDataset(SavableDataset):
+    """The first `length` items of every pass: batches above a batch, samples or packs below one.
+
+    Args:
+        dataset: What is cut.
+        length: Items per host.
+        reset_after_epoch: Accepted for compatibility: every pass over a limited dataset begins at its start.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `length` is not a positive number.
+    """
+
+    dataset: SavableDataset
+    length: int
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        length: int,
+        *,
+        reset_after_epoch: bool = False,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del reset_after_epoch
+        check_size(self, "length", length, "items")
+        describe(self, dataset, worker_config, dataset=dataset, length=length)
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`."""
+        steps.limit = self.length if steps.limit is None else min(steps.limit, self.length)
+        steps.cut()
+        return self.dataset
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        part = to.lower(self.dataset, endless=False, outermost=False)
+        mixture = {"limit": self.length, "of": part.mixture}
+        if isinstance(part, LanePart) or part.drops:
+            below = to.operator(part, endless=False)
+            cut = CutLanes(below, self.length, to.lanes, goes_on=not below.finite)
+            return LanePart(cut, mixture, part.batches)
+        if part.passes is None:
+            part.passes = EqualPasses(self.length)
+        else:
+            limit = Limit(self.length, part.equal_length("a limit"))
+            part.routes, part.passes = part.over(limit), EqualPasses(limit.limit)
+        part.mixture = mixture
+        return part
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class EpochizeDataset(SavableDataset):
+    """An endless stream cut into virtual epochs; each goes on where the last ended.
+
+    Args:
+        dataset: What is cut; endless.
+        length: Items (batches, above a batch) of one host in an epoch.
+        worker_config: Default: that of the dataset.
+        num_epochs: In place of `length`: the length in passes over the data; 0.5 is half a pass.
+
+    Raises:
+        ConfigError: Not exactly one of `length` and `num_epochs` is given, or it is not above 0.
+    """
+
+    dataset: SavableDataset
+    length: int | None
+    num_epochs: int | float | Fraction | None
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        length: int | None = None,
+        worker_config: WorkerConfig | None = None,
+        *,
+        num_epochs: int | float | Fraction | None = None,
+    ) -> None:
+        if (length is None) == (num_epochs is None):
+            raise ConfigError(
+                f"EpochizeDataset: length={length}, num_epochs={num_epochs}: give one of the two, a number of items or "
+                f"of passes over the data"
+            )
+        if length is not None:
+            check_size(self, "length", length, "items")
+        elif num_epochs is not None and not (num_epochs > 0 and math.isfinite(num_epochs)):
+            raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: a number above 0 is meant")
+        describe(self, dataset, worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        """See `SavableDataset.on_steps`."""
+        steps.epochs.append(self)
+        steps.cut()
+        return self.dataset
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        part = to.lower(self.dataset, endless=True, outermost=False)
+        length = epoch_length(self, part.items())
+        mixture = {"epochs": length, "of": part.mixture}
+        if isinstance(part, LanePart) or part.drops:
+            cut = CutLanes(to.operator(part, endless=True), length, to.lanes, goes_on=True)
+            return LanePart(cut, mixture, part.batches)
+        part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
+        return part
+
+
+def epoch_length(node: EpochizeDataset, items: int, at_once: int = 1) -> int:
+    """Length of an epoch over what has so many items in a pass, of which each one here takes some at once."""
+    if node.length is not None:
+        return node.length
+    assert node.num_epochs is not None
+    return max(1, math.floor(exact(node.num_epochs) * items / at_once))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatLanes(LaneOperator):
+    """A finite child, over and over.
+
+    Attributes:
+        child: What is repeated.
+        times: Passes of the child that make one pass; None: for ever.
+    """
+
+    chooses: ClassVar[bool] = True
+    child: LaneOperator
+    times: int | None
+
+    @property
+    def finite(self) -> bool:
+        """Unless it goes on for ever."""
+        return self.times is not None
+
+    def items(self) -> int:
+        """Of all passes; endless: of one."""
+        return self.child.items() * (self.times or 1)
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The repetition of a lane."""
+        first = lane.pass_number * self.times if self.times is not None else 0
+        done, child_pass, below = (0, first, None) if state is None else state
+        child = self.child.open(lane, below)
+        if state is None:
+            child.begin(child_pass)
+        return _Repeat(self, lane, child, done, child_pass)
+
+    @property
+    def state_form(self) -> Form:
+        """Passes done, pass and state of the child."""
+        return Number(), Number(), self.child.state_form
+
+
+class _Repeat:
+    __slots__ = ("_child", "_done", "_lane", "_node", "_pass")
+
+    def __init__(self, node: RepeatLanes, lane: Lane, child: Items, done: int, child_pass: int) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._done = done
+        self._pass = child_pass
+
+    def next(self) -> Item | None:
+        times = self._node.times
+        while (item := self._child.next()) is None:
+            if times is not None and self._done + 1 >= times:
+                return None
+            self._lane.count_pass()
+            self._done += 1
+            self._pass += 1
+            self._child.begin(self._pass)
+        return item
+
+    def begin(self, pass_number: int) -> None:
+        if self._node.times is None:
+            return
+        self._done = 0
+        self._pass = pass_number * self._node.times
+        self._child.begin(self._pass)
+
+    def state(self) -> State:
+        return (self._done if self._node.times is not None else 0), self._pass, self._child.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutLanes(LaneOperator):
+    """The first items of each pass of a child, counted over all lanes; an endless child goes on where it was cut.
+
+    Attributes:
+        child: What is cut.
+        length: Items of a pass, of which lane l gets those with numbers l, l + L, l + 2 L, …
+        lanes: L.
+        goes_on: Whether a finite child too goes on where it was cut, and begins again when it ends (epochs); otherwise
+            it begins its next pass (a limit).
+    """
+
+    child: LaneOperator
+    length: int
+    lanes: int
+    goes_on: bool
+
+    @property
+    def finite(self) -> bool:
+        """It ends."""
+        return True
+
+    def items(self) -> int:
+        """As many as it is cut to."""
+        return self.length if self.goes_on else min(self.length, self.child.items())
+
+    @property
+    def outlives_passes(self) -> bool:
+        """If it goes on where it was cut."""
+        return self.goes_on or self.child.outlives_passes
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The cut of a lane."""
+        below = self._below(lane)
+        made, child_pass, child = (0, below.pass_number, None) if state is None else state
+        return _Cut(self, lane, self.child.open(below, child), made, child_pass)
+
+    @property
+    def state_form(self) -> Form:
+        """Items of this pass, and pass and state of the child."""
+        return Number(), Number(), self.child.state_form
+
+    def _below(self, lane: Lane) -> Lane:
+        """The lane as the child sees it: what goes on knows no passes of what cuts it."""
+        return lane.at_pass(0) if self.goes_on else lane
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The child's."""
+        return self.child.rebuild(reference, self._below(lane))
+
+
+class _Cut:
+    __slots__ = ("_child", "_count", "_lane", "_made", "_node", "_pass")
+
+    def __init__(self, node: CutLanes, lane: Lane, child: Items, made: int, child_pass: int) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._made = made
+        self._pass = child_pass
+        self._count = max(0, -(-(node.length - lane.number) // node.lanes))
+
+    def next(self) -> Item | None:
+        if self._made >= self._count:
+            return None
+        while (item := self._child.next()) is None:
+            if not self._node.goes_on:
+                return None
+            self._lane.count_pass()
+            self._pass += 1
+            self._child.begin(self._pass)
+        self._made += 1
+        return item
+
+    def begin(self, pass_number: int) -> None:
+        self._made = 0
+        if not self._node.goes_on:
+            self._pass = pass_number
+            self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._made, self._pass, self._child.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(min(items, self._count))

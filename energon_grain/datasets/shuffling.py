@@ -1,0 +1,117 @@
+"""The shuffle buffer, without a buffer wherever the order is arithmetic."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.lowering import LanePart, Lowering, Part
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.permutation import permute
+from energon_grain.samplers.window_shuffle import WindowShuffle
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, State
+from energon_grain.stream.state import Form, Many, Number
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ShuffleBufferDataset(SavableDataset):
+    """The samples of an endless or finite dataset, mixed over at least `size` neighbours.
+
+    No buffer is held: the positions below are permuted, so the state of a shuffled stream is its position.
+
+    Args:
+        dataset: What is shuffled.
+        size: Samples that mix at least; 1: none.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: `size` is not a positive number.
+    """
+
+    dataset: SavableDataset
+    size: int
+
+    def __init__(self, dataset: SavableDataset, size: int, *, worker_config: WorkerConfig | None = None) -> None:
+        check_size(self, "size", size, "samples")
+        describe(self, dataset, worker_config, dataset=dataset, size=size)
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        part = to.lower(self.dataset, outermost=self.size == 1 and to.outermost)
+        if self.size == 1:
+            return part
+        mixture = {"shuffle": self.size, "of": part.mixture}
+        key = to.key("shuffle")
+        if isinstance(part, LanePart):
+            return LanePart(ShuffleLanes(part.operator, -(-self.size // to.lanes), key), mixture, part.batches)
+        part.routes = part.over(WindowShuffle(self.size, key=key, passes=part.passes))
+        part.mixture = mixture
+        return part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShuffleLanes(LaneOperator):
+    """Each `window` consecutive items of a lane in a random order.
+
+    Attributes:
+        child: What is shuffled.
+        window: Items of a window.
+        key: 64-bit key of the node.
+    """
+
+    chooses: ClassVar[bool] = True
+    child: LaneOperator
+    window: int
+    key: int
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The shuffle of a lane."""
+        if state is None:
+            return _Shuffle(self, lane, self.child.open(lane, None), 0, [])
+        below, windows, references = state
+        child = self.child.open(lane, below)
+        held = [(reference, self.child.rebuild(reference, lane)) for reference in references]
+        return _Shuffle(self, lane, child, windows, held)
+
+    @property
+    def state_form(self) -> Form:
+        """The state below, windows so far, and the rest of this one."""
+        return self.child.state_form, Number(), Many(self.child.reference_form)
+
+
+class _Shuffle:
+    __slots__ = ("_child", "_key", "_node", "_rest", "_windows")
+
+    def __init__(self, node: ShuffleLanes, lane: Lane, child: Items, windows: int, rest: list[Item]) -> None:
+        self._node = node
+        self._child = child
+        self._key = fold(node.key, lane.number, lane.pass_number)
+        self._windows = windows
+        self._rest = deque(rest)
+
+    def next(self) -> Item | None:
+        if not self._rest:
+            items: list[Item] = []
+            while len(items) < self._node.window and (item := self._child.next()) is not None:
+                items.append(item)
+            if not items:
+                return None
+            order = permute(np.arange(len(items)), len(items), fold(self._key, self._windows))
+            self._rest.extend(items[place] for place in order.tolist())
+            self._windows += 1
+        return self._rest.popleft()
+
+    def begin(self, pass_number: int) -> None:
+        self._rest.clear()
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state(), self._windows, tuple([reference for reference, _ in self._rest])
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items + self._node.window - len(self._rest))

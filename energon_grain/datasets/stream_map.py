@@ -1,0 +1,418 @@
+"""Functions of whole streams, and functions that make any number of items of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.hooks import hook_spec
+from energon_grain.datasets.lowering import LanePart, Lowering, Part
+from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.errors import StateError
+from energon_grain.samplers.hashing import fold
+from energon_grain.storage.given_up import GivenUp
+from energon_grain.stream.hook_call import Batches, HookGenerator
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.state import Form, Many, Marked, Number, Same
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.task_encoder import TaskEncoder
+
+
+def same_length(length: int) -> int:
+    """As many outputs as inputs."""
+    return length
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class IterMapDataset(SavableDataset):
+    """A function from a stream of samples to another one, applied to each lane in runs of `inputs_per_call` inputs.
+
+    The function is called anew on every run, which keeps its state restorable: nothing that it holds back outlives a
+    run, and what it still holds when its input ends it must yield or lose.
+
+    Args:
+        dataset: Whose samples are the input.
+        iter_map_fn: Called with an iterator over a run of a lane's samples; yields any number of samples.
+        inputs_per_call: Inputs of one run.
+        len_map_fn: From the number of inputs to the (approximate) number of outputs.
+        hook: As in `MapDataset`, and so is `task_encoder`.
+        stateless_iter_fn: Accepted for compatibility, and so is `iter_map_fn_config`.
+        iter_map_fn_config: See there.
+        worker_config: Default: that of the dataset.
+
+    Raises:
+        ConfigError: A function cannot be called, or `inputs_per_call` is not a positive number.
+    """
+
+    dataset: SavableDataset
+    iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]]
+    inputs_per_call: int
+    len_map_fn: Callable[[int], int]
+    hook: str
+    task_encoder: TaskEncoder | None
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]],
+        *,
+        inputs_per_call: int = 1000,
+        len_map_fn: Callable[[int], int] = same_length,
+        hook: str = "iter_map",
+        task_encoder: TaskEncoder | None = None,
+        stateless_iter_fn: bool = False,
+        iter_map_fn_config: Any = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del stateless_iter_fn, iter_map_fn_config
+        check_function(self, "iter_map_fn", iter_map_fn)
+        check_function(self, "len_map_fn", len_map_fn)
+        check_size(self, "inputs_per_call", inputs_per_call, "samples")
+        describe(
+            self,
+            dataset,
+            worker_config,
+            dataset=dataset,
+            iter_map_fn=iter_map_fn,
+            inputs_per_call=inputs_per_call,
+            len_map_fn=len_map_fn,
+            hook=hook,
+            task_encoder=task_encoder,
+        )
+
+    def lower(self, to: Lowering) -> Part:
+        """See `SavableDataset.lower`."""
+        below = to.below(self.dataset, iterated=True)
+        iterate = IterateLanes(
+            child=to.operator(below),
+            hook=hook_spec(self.hook, self.iter_map_fn, self.task_encoder),
+            key=to.key(f"iterate {self.hook}"),
+            inputs=self.inputs_per_call,
+            length=self.len_map_fn,
+        )
+        return LanePart(iterate, {"iter_map": self.inputs_per_call, "of": below.mixture})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterateLanes(LaneOperator):
+    """A function from an iterator over a lane's items to an iterator over others.
+
+    It is called anew for every `inputs` items, which is what makes it possible to go on: the state is the place below
+    where the present call began, and how many items came of it since. Going on runs the call again up to there.
+
+    A reference is (items of the call before this one, number of the call, state below where it began).
+
+    Attributes:
+        child: Gives the inputs.
+        hook: Takes an iterator and returns one.
+        key: 64-bit key of the node.
+        inputs: Items that a call sees at most.
+        length: From a number of inputs to the number of outputs, as an estimate.
+    """
+
+    child: LaneOperator
+    hook: HookSpec
+    key: int
+    inputs: int
+    length: Callable[[int], int]
+
+    def items(self) -> int:
+        """As the user says."""
+        return self.length(self.child.items())
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The function at work in a lane."""
+        began, call, made = (None, 0, 0) if state is None else state
+        return _Iterate(self, lane, self.child.open(lane, began), call, made)
+
+    @property
+    def state_form(self) -> Form:
+        """The state below where the present call began, its number, and items that came of it."""
+        return self.child.state_form, Number(), Number()
+
+    @property
+    def reference_form(self) -> Form:
+        """Both numbers, and the state below: which samples it takes, only running the function tells."""
+        return Number(), Number(), Same(self.key, self.child.state_form)
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both numbers."""
+        return fold(reference[1], reference[0])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The call run again, up to the item."""
+        made, call, began = reference
+        running = lane.replays.get((self.key, call))
+        if running is None or running[0] > made:
+            again = lane.replay()
+            child = again.reopen(self.child, began)
+            running = lane.replays[self.key, call] = [0, _Iterate(self, again, child, call, 0)]
+        # Items of one call that are held together come out of one call, one after the other.
+        with lane.around.replay():
+            value: Any = None
+            while running[0] <= made:
+                item = running[1].next()
+                running[0] += 1
+                if item is None or item[0][1] != call:
+                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                value = item[1]
+        return value
+
+
+class _Inputs:
+    """An item that was looked at, and then others of an operator up to a number."""
+
+    __slots__ = ("_child", "_first", "failed", "left", "running")
+
+    def __init__(self, first: Item, child: Items, left: int) -> None:
+        self._first: Item | None = first
+        self._child = child
+        self.left = left
+        self.running: HookGenerator | None = None
+        self.failed: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.failed is not None:
+            raise GivenUp  # a function that handles whatever comes would ask for ever
+        if not self.left:
+            raise StopIteration
+        item, self._first = self._first, None
+        if item is None:
+            assert self.running is not None
+            try:
+                # Others work on the next item: hooks in worker threads among them, which may wait for the same lock.
+                with self.running.outside():
+                    item = self._child.next()
+            except BaseException as error:
+                self.failed = error
+                raise
+        if item is None:
+            self.left = 0
+            raise StopIteration
+        self.left -= 1
+        return item[1]
+
+
+class _Iterate:
+    __slots__ = ("_began", "_call", "_child", "_inputs", "_key", "_lane", "_made", "_node", "_outputs")
+
+    def __init__(self, node: IterateLanes, lane: Lane, child: Items, call: int, made: int) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._call = call
+        self._key = fold(node.key, lane.number, lane.pass_number)
+        self._began = child.state()
+        self._made = 0
+        self._inputs: _Inputs | None = None
+        self._outputs: HookGenerator | None = None
+        if made:
+            with lane.around.replay():
+                self._start()
+                if self._outputs is None:
+                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                try:
+                    self._outputs.skip(made)
+                finally:
+                    self._require_inputs()
+            self._made = made
+
+    def _start(self) -> None:
+        """Begin a call at the present place, if there is any input."""
+        self._began = self._child.state()
+        self._made = 0
+        first = self._child.next()
+        if first is None:
+            return
+        self._inputs = _Inputs(first, self._child, self._node.inputs)
+        self._outputs = self._lane.run(self._node.hook, self._key, [self._call], self._inputs)
+        self._inputs.running = self._outputs
+
+    def _require_inputs(self) -> None:
+        """Raise what the inputs raised: that is no failure of the function, whatever the function made of it."""
+        assert self._inputs is not None
+        if self._inputs.failed is not None:
+            raise self._inputs.failed
+
+    def _end(self) -> None:
+        """End the call."""
+        if self._inputs is not None and self._inputs.left == self._node.inputs:
+            self._lane.count_drop()  # it did not even look at its first input
+        self._outputs = self._inputs = None
+        self._call += 1
+        self._made = 0
+        self._began = self._child.state()
+
+    def next(self) -> Item | None:
+        while True:
+            if self._outputs is None:
+                self._start()
+                if self._outputs is None:
+                    return None
+            try:
+                value = next(self._outputs)
+            except StopIteration:
+                self._require_inputs()
+                if not self._made:
+                    self._lane.count_drop()
+                self._end()
+                continue
+            except GivenUp:
+                self._require_inputs()
+                raise
+            except Exception as error:
+                self._require_inputs()
+                reference = (self._made, self._call, self._began)
+                self._end()
+                self._lane.drop(self._node, reference, self._node.hook, error, None)
+                continue
+            self._require_inputs()
+            self._made += 1
+            if self._lane.around.failing:
+                self._lane.around.succeeded(self._node.hook.name)
+            return (self._made - 1, self._call, self._began), value
+
+    def begin(self, pass_number: int) -> None:
+        self._child.begin(pass_number)
+        self._end()
+
+    def state(self) -> State:
+        return self._began, self._call, self._made
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerateLanes(LaneOperator):
+    """A generator hook: each item becomes any number of items.
+
+    The state is the item that is being worked on, how many items came of it, and which batches the hook was told that
+    they are made for, where it asked; going on runs the generator again and leaves those items out. A reference is
+    (number among them, reference of the item below, batches up to it).
+
+    Attributes:
+        child: What it is applied to.
+        hook: A generator function.
+        key: 64-bit key of the node.
+        knows_batches: Whether the hook is told which batch it makes an item for: not where a function from stream to
+            stream asks for its items, which is run again without this being known.
+    """
+
+    child: LaneOperator
+    hook: HookSpec
+    key: int
+    knows_batches: bool
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """The generator of a lane."""
+        if state is None:
+            return _Generate(self, lane, self.child.open(lane, None))
+        below, running = state
+        operator = _Generate(self, lane, self.child.open(lane, below))
+        for made, source, batches in running:
+            operator.resume(source, self.child.rebuild(source, lane), made, batches)
+        return operator
+
+    @property
+    def state_form(self) -> Form:
+        """The state below, and of a generator that runs the reference of what it makes next."""
+        return self.child.state_form, Many(self.reference_form)
+
+    @property
+    def reference_form(self) -> Form:
+        """A number among what came of one item, that item's, and where the hook asked: numbers and batches."""
+        return Marked(self.child.reference_form, Many((Number(), Number())))
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both."""
+        return fold(self.child.number(reference[1]), reference[0])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The hook run again, up to the item."""
+        made, source, batches = reference
+        generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane), batches)
+        generator.skip(made)
+        return generator.again(made)
+
+    def lane_key(self, lane: Lane) -> int:
+        """Key of the hook's random numbers in a lane."""
+        return fold(self.key, lane.number, lane.pass_number)
+
+    def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
+        """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
+        maker = lane.around if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
+
+
+class _Generate:
+    __slots__ = ("_child", "_generator", "_key", "_lane", "_made", "_node", "_source", "_value")
+
+    def __init__(self, node: GenerateLanes, lane: Lane, child: Items) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+        self._key = node.lane_key(lane)
+        self._generator: HookGenerator | None = None
+        self._source: Reference = None
+        self._value: Any = None
+        self._made = 0
+
+    def resume(self, source: Reference, value: Any, made: int, batches: Batches) -> None:
+        """Work on an item of which some items were made before."""
+        self._start(source, value, batches)
+        assert self._generator is not None
+        self._generator.skip(made)
+        self._made = made
+
+    def _start(self, source: Reference, value: Any, batches: Batches = ()) -> None:
+        self._source, self._value, self._made = source, value, 0
+        self._generator = self._node.run(self._lane, self._key, source, value, batches)
+
+    def next(self) -> Item | None:
+        while True:
+            if self._generator is None:
+                item = self._child.next()
+                if item is None:
+                    return None
+                self._start(*item)
+                assert self._generator is not None
+            try:
+                value = next(self._generator)
+            except StopIteration:
+                if not self._made:
+                    self._lane.count_drop()
+                self._finish()
+                continue
+            except Exception as error:
+                source, value = self._source, self._value
+                self._finish()
+                self._lane.drop(self._node.child, source, self._node.hook, error, value)
+                continue
+            self._made += 1
+            if self._lane.around.failing:
+                self._lane.around.succeeded(self._node.hook.name)
+            return (self._made - 1, self._source, self._generator.draw.batches), value
+
+    def _finish(self) -> None:
+        self._generator = self._source = self._value = None
+        self._made = 0
+
+    def begin(self, pass_number: int) -> None:
+        self._finish()
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        if self._generator is None:
+            return self._child.state(), ()
+        return self._child.state(), ((self._made, self._source, self._generator.draw.batches),)
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)

@@ -1,0 +1,619 @@
+"""The forms that nodes of a metadataset are written in: `path:`, `blend:`, `blend_epochized:`, `concat:` and `join:`.
+
+Each is a struct whose fields are its keys, told apart by the key that only it has. `read_node` reads one with all that
+is inside of it; the same structs give the JSON Schema.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from energon_grain.datasets.aux_stores import read_aux
+from energon_grain.datasets.joined_leaf import Joiner
+from energon_grain.errors import ConfigError
+from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.yaml_dialect import WrittenFloat
+from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
+from energon_grain.samplers.subset import PERCENT, Subset
+from energon_grain.samplers.weights import exact
+from energon_grain.storage.location import check_url
+
+NODE_KEYS = ("path", "blend", "blend_epochized", "concat", "join")
+"""What tells the forms of nodes apart."""
+
+
+class PathText(str):
+    """A path or URL as text; from Python, also a path object."""
+
+    __slots__ = ()
+
+
+class Passes(int):
+    """Passes over a dataset that are shuffled as one: 1 or more, or -1 to draw with replacement."""
+
+    __slots__ = ()
+
+
+def passes_of(value: Any) -> int | None:
+    """Check a number of passes that are shuffled as one; None is no shuffling.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(expected("a whole number", value))
+    if value < 1 and value != -1:
+        raise ConfigError(f"{value} must be at least 1, or -1 to draw with replacement")
+    return int(value)
+
+
+def _amount(value: Any) -> Fraction:
+    """An exact number of at least 0: the fraction that its decimal text means."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | Fraction):
+        raise ConfigError(expected("a number", value))
+    text = value.text if isinstance(value, WrittenFloat) else str(value)
+    if not isinstance(value, int | Fraction) and not (math.isfinite(value) and abs(_exponent(text)) < 400):
+        raise ConfigError(f"{text} is not a usable number")
+    if value < 0:
+        raise ConfigError(f"{text} is negative; it must be above 0")
+    return exact(value.text if isinstance(value, WrittenFloat) else value)
+
+
+def _exponent(text: str) -> int:
+    number = Decimal(text)
+    return number.adjusted() if number else 0
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    """Make a value of one of our own types, for msgspec."""
+    if isinstance(value, kind):
+        return value
+    if kind is Fraction:
+        return _amount(value)
+    if kind is Passes:
+        return Passes(passes_of(value))  # type: ignore[arg-type]
+    assert kind is PathText
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise ConfigError(expected("text", value))
+    if not text:
+        raise ConfigError("the text is empty")
+    return PathText(check_url(text))
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    if kind is PathText:
+        return _TEXT
+    if kind is Fraction:
+        return {"type": "number"}
+    assert kind is Passes
+    return {"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}, {"type": "null"}]}
+
+
+def _doc(description: str, **schema: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=description, extra_json_schema=schema or None)
+
+
+def _form(description: str, properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
+    """The schema of a mapping that is read by hand."""
+    described = {"description": description} if description else {}
+    return {
+        "type": "object",
+        **described,
+        "properties": properties,
+        "required": list(required),
+        **more,
+        "additionalProperties": False,
+    }
+
+
+_TEXT = {"type": "string", "minLength": 1}
+Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
+SplitPart: TypeAlias = Annotated[
+    Text | None,
+    _doc("The split part to read, or the split of a nested metadataset; default: the one that is being loaded."),
+]
+DatasetConfigName: TypeAlias = Annotated[
+    Text | None, _doc("Name of another dataset.yaml in the dataset's .nv-meta folder.")
+]
+SplitConfigName: TypeAlias = Annotated[
+    Text | None, _doc("Name of another split.yaml in the dataset's .nv-meta folder.")
+]
+PassesShuffled: TypeAlias = Annotated[
+    Passes | None,
+    _doc("Passes shuffled as one; -1 draws with replacement, null keeps the order. Multiplies with outer ones."),
+]
+Name: TypeAlias = Annotated[
+    Text | None,
+    _doc("The identity of this dataset in the random order; with it, path and subset may change and the order stays."),
+]
+_NUMBER, _PERCENT = {"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{PERCENT}$"}
+_PAIR = {"type": "array", "minItems": 2, "maxItems": 2}
+_BOUNDS = [
+    {**_PAIR, "items": [_NUMBER, {"anyOf": [_NUMBER, {"const": "end"}]}]},
+    {**_PAIR, "items": [_PERCENT, _PERCENT]},
+]
+Range: TypeAlias = Annotated[
+    Any,  # a `Subset`, once it is read
+    _doc(
+        "A range of the samples: numbers for a single dataset, percentages at every level.",
+        anyOf=[{"anyOf": [_form("", {"range": {"anyOf": _BOUNDS}}, "range"), *_BOUNDS]}, {"type": "null"}],
+    ),
+]
+DatasetPath: TypeAlias = Annotated[
+    PathText, _doc("A prepared dataset folder, a .jsonl file or another metadataset (.yaml); relative to this file.")
+]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A form of a node, or a part of one, and where it stands."""
+
+    place: Place | None = None
+
+    @property
+    def at(self) -> Place:
+        """Where it stands."""
+        assert self.place is not None  # set by whoever reads it
+        return self.place
+
+
+N = TypeVar("N", bound=Node)
+
+
+class _Tagged(Node, frozen=True, kw_only=True):
+    """What datasets and joins have in common."""
+
+    split_part: SplitPart = None
+    subflavor: Annotated[Text | None, _doc("Older way to write `subflavors: {__subflavor__: …}`.")] = None
+    subflavors: Annotated[dict[str, Any] | None, _doc("Tags for every sample. What an outer reference says wins.")] = (
+        None
+    )
+    dataset_config: DatasetConfigName = None
+    split_config: SplitConfigName = None
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """`subflavors`, with the older `subflavor` in it unless it says that itself."""
+        older = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
+        return plain({**older, **(self.subflavors or {})})
+
+
+_AUX: list[dict[str, Any]] = [
+    {"description": "A prepared dataset, or filesystem://folder.", **_TEXT},
+    _form(
+        "A prepared dataset as auxiliary store.",
+        {"path": {"description": "A prepared dataset folder, relative to this file.", **_TEXT}},
+        "path",
+    ),
+    _form(
+        "A folder of files as auxiliary store.",
+        {"fs_path": {"description": "A folder of files, relative to this file.", **_TEXT}},
+        "fs_path",
+    ),
+]
+
+
+class DatasetReference(_Tagged, frozen=True, kw_only=True):
+    """A dataset, or the split of another metadataset, by its path."""
+
+    path: DatasetPath
+    shuffle_over_epochs_multiplier: PassesShuffled = 1  # type: ignore[assignment]
+    aux: Annotated[
+        Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"additionalProperties": {"anyOf": _AUX}})] | None,
+        _doc("Auxiliary stores for the cookers of a crude dataset."),
+    ] = None
+    subset: Range = None
+    name: Name = None
+
+
+class WeightedReference(_Tagged, frozen=True, kw_only=True):
+    """A weighted dataset of the older form."""
+
+    path: DatasetPath
+    weight: Annotated[
+        Fraction | msgspec.UnsetType, _doc("Share of the stream, relative to the other weights.", exclusiveMinimum=0)
+    ] = msgspec.UNSET
+    shuffle_over_epochs_multiplier: PassesShuffled = 1  # type: ignore[assignment]
+    name: Name = None
+
+
+class BlendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key of a child of a blend, beside those of its node."""
+
+    weight: Annotated[
+        Fraction | msgspec.UnsetType,
+        _doc("Share of the stream, relative to the other weights of this blend. Default: 1.", exclusiveMinimum=0),
+    ] = msgspec.UNSET
+
+
+class EpochizedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key of a child of an epochized blend, beside those of its node."""
+
+    repetitions: Annotated[
+        Fraction | msgspec.UnsetType,
+        _doc(
+            "How often each sample is seen in an epoch; fractions average out exactly over epochs.",
+            exclusiveMinimum=0,
+        ),
+    ] = msgspec.UNSET
+
+
+class ScheduleStep(Node, frozen=True, kw_only=True):
+    """The weights of a blend from a position on."""
+
+    from_position: Annotated[
+        int, msgspec.Meta(ge=0), _doc("First position with these weights, in the stream of the outermost blend.")
+    ]
+    weights: Annotated[
+        list[Annotated[Fraction, msgspec.Meta(extra_json_schema={"minimum": 0})]],
+        msgspec.Meta(min_length=1),
+        _doc("A weight for each child, in order; 0 pauses a child."),
+    ]
+
+
+STEP = Form(ScheduleStep, _convert)
+
+
+def _children(entry: str) -> dict[str, Any]:
+    return {"items": {"$ref": f"#/definitions/{entry}"}}
+
+
+class Child(NamedTuple):
+    """A child of a blend.
+
+    Attributes:
+        node: What it is.
+        number: Its weight or its repetitions; None: its weight is not written.
+    """
+
+    node: Node
+    number: Fraction | None
+
+
+class MetadatasetBlend(Node, frozen=True, kw_only=True):
+    """An endless mixture of datasets by weights."""
+
+    blend: Annotated[
+        tuple[Any, ...],
+        msgspec.Meta(min_length=1),
+        _doc("The children, each with a `weight`.", **_children("BlendEntry")),
+    ]
+    schedule: Annotated[
+        Annotated[tuple[Any, ...], msgspec.Meta(min_length=1, extra_json_schema={"items": STEP.schema(_schema_of)})]
+        | None,
+        _doc("Weights that change along the stream, in place of those of the children."),
+    ] = None
+    subset: Range = None
+
+
+class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
+    """A finite mixture: an epoch has each sample of each dataset as often as its repetitions say."""
+
+    blend_epochized: Annotated[
+        tuple[Any, ...],
+        msgspec.Meta(min_length=1),
+        _doc("The children, each with its `repetitions`.", **_children("EpochizedEntry")),
+    ]
+    subset: Range = None
+
+
+class MetadatasetConcat(Node, frozen=True, kw_only=True):
+    """Datasets one after the other."""
+
+    concat: Annotated[tuple[Any, ...], msgspec.Meta(min_length=1), _doc("The children, in order.", **_children("node"))]
+    subset: Range = None
+
+
+_NONMATCH, _BY = ["error", "skip", "none"], ["row", "key"]
+
+
+class JoinDatasetReference(_Tagged, frozen=True, kw_only=True):
+    """A dataset that takes part in a join."""
+
+    path: Annotated[PathText, _doc("A prepared dataset folder, relative to this file.")]
+    nonmatch: Annotated[
+        Any,
+        _doc(
+            "What happens to a row whose key this dataset lacks: an error, the row is left out, or None takes its "
+            "place.",
+            enum=_NONMATCH,
+        ),
+    ] = "error"
+
+
+class JoinArrayReference(Node, frozen=True, kw_only=True):
+    """An array that takes part in a join: each of its rows belongs to a sample.
+
+    By row number, a sample gets the row that has its number among all samples of the primary dataset.
+    """
+
+    array: Annotated[
+        PathText, _doc("The folder of a zarr (v2, v3) or N5 array, relative to this file; its first axis counts rows.")
+    ]
+    by: Annotated[
+        Any,
+        _doc(
+            "How rows are found: by the number of the sample in the first dataset, or by its key. Default: by key "
+            "where there are `keys`.",
+            anyOf=[{"enum": _BY}, {"type": "null"}],
+        ),
+    ] = None
+    keys: Annotated[
+        PathText | None,
+        _doc("A text file with the key of each row of the array, one a line, relative to this file."),
+    ] = None
+    nonmatch: Annotated[
+        Any,
+        _doc(
+            "What happens to a sample that the array has no row for: an error, the sample is left out, or None takes "
+            "the place of the row.",
+            enum=_NONMATCH,
+        ),
+    ] = "error"
+    field: Annotated[
+        Text | None,
+        _doc(
+            "The field, or part of a crude sample, that the row becomes where no joiner says otherwise. Default: the "
+            "argument name, else the name of the array's folder without its ending."
+        ),
+    ] = None
+
+
+JOINED_DATASET, JOINED_ARRAY = Form(JoinDatasetReference, _convert), Form(JoinArrayReference, _convert)
+_JOINED = {"anyOf": [JOINED_DATASET.schema(_schema_of), JOINED_ARRAY.schema(_schema_of)]}
+_JOINER_KEYS = ("__module__", "__class__", "__function__")
+
+
+class MetadatasetJoin(_Tagged, frozen=True, kw_only=True):
+    """Samples with the same key in several datasets, made into one."""
+
+    join: Annotated[
+        Any,
+        _doc(
+            "The datasets and arrays, in order or by argument name. The first is the primary, a dataset.",
+            anyOf=[
+                {"type": "array", "items": _JOINED, "minItems": 1},
+                {"type": "object", "additionalProperties": _JOINED, "minProperties": 1},
+            ],
+        ),
+    ]
+    joiner: Annotated[
+        Any,
+        _doc(
+            "The sample class whose from_joined makes the joined sample, or the function that does. Default: the "
+            "fields of all samples are merged into the primary's.",
+            anyOf=[
+                _form(
+                    "",
+                    dict.fromkeys(_JOINER_KEYS, _TEXT),
+                    "__module__",
+                    oneOf=[{"required": ["__class__"]}, {"required": ["__function__"]}],
+                ),
+                {"type": "null"},
+            ],
+        ),
+    ] = None
+    shuffle_over_epochs_multiplier: PassesShuffled = 1  # type: ignore[assignment]
+    subset: Range = None
+    name: Name = None
+
+
+OLDER = Form(WeightedReference, _convert)
+_BLEND_ENTRY, _EPOCHIZED_ENTRY = Form(BlendEntry, _convert), Form(EpochizedEntry, _convert)
+_REFERENCE = Form(DatasetReference, _convert)
+_BLEND, _BLEND_EPOCHIZED = Form(MetadatasetBlend, _convert), Form(MetadatasetBlendEpochized, _convert)
+_CONCAT, _JOIN = Form(MetadatasetConcat, _convert), Form(MetadatasetJoin, _convert)
+_FORMS: dict[str, Form[Any]] = dict(zip(NODE_KEYS, (_REFERENCE, _BLEND, _BLEND_EPOCHIZED, _CONCAT, _JOIN), strict=True))
+
+
+def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
+    """Read a node of any form, and all that is inside of it. Keys in `extra` belong to what holds the node.
+
+    Raises:
+        ConfigError: It has none of the keys that tell forms apart, or two of them, or is wrong further down.
+    """
+    if isinstance(value, Node):
+        return value
+    listed = ", ".join(f"`{key}`" for key in NODE_KEYS)
+    mapping = as_mapping(value, place, f"a mapping with one of {listed}")
+    found = [key for key in NODE_KEYS if key in mapping]
+    if not found:
+        known = {key for form in _FORMS.values() for key in form.keys} - set(NODE_KEYS)
+        for key in mapping:
+            if key not in known and key not in extra:
+                raise unknown(place, key, [*NODE_KEYS, *sorted({*known, *extra})])
+        raise wrong(place, f"needs one of {listed}")
+    if len(found) > 1:
+        raise wrong(place, f"has {' and '.join(f'`{key}`' for key in found)}: a node is one of {listed}")
+    node = _FORMS[found[0]].read(mapping, place, extra=extra)
+    if node.subset is not None:
+        try:
+            _put(node, subset=Subset.parse(node.subset))
+        except ConfigError as error:
+            raise wrong(place.at("subset"), str(error)) from None
+    if isinstance(node, DatasetReference):
+        if node.aux is not None:
+            stores = as_mapping(node.aux, place.at("aux"), "a mapping of names to auxiliary stores")
+            _put(node, aux={name: read_aux(store, place.at("aux", name)) for name, store in stores.items()})
+    elif isinstance(node, MetadatasetBlend):
+        _put(node, blend=_entries(node.blend, place.at("blend"), _BLEND_ENTRY))
+        if node.schedule is not None:
+            at = place.at("schedule")
+            _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
+            _check_schedule(node)
+    elif isinstance(node, MetadatasetBlendEpochized):
+        _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
+    elif isinstance(node, MetadatasetConcat):
+        children = enumerate(node.concat)
+        _put(node, concat=tuple(read_node(child, place.at("concat", number)) for number, child in children))
+    elif isinstance(node, MetadatasetJoin):
+        _put(node, join=_joined(node.join, place.at("join")))
+        if node.joiner is not None:
+            _put(node, joiner=_joiner(node.joiner, place.at("joiner")))
+    return node
+
+
+def _put(node: Node, **fields: Any) -> None:
+    """Put what is inside of a node, read, in place of what is written."""
+    for name, value in fields.items():
+        msgspec.structs.force_setattr(node, name, value)
+
+
+def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Child, ...]:
+    """The children of a blend; each may carry the key of `form`, next to those of its node."""
+    [key] = form.keys
+    children: list[Child] = []
+    for number, value in enumerate(values):
+        at = place.at(number)
+        node = read_node(value, at, extra=form.keys)
+        entry = form.read({key: value[key]} if key in value else {}, at)
+        amount = getattr(entry, key)
+        if amount == 0:
+            raise wrong(at.at(key), "must be above 0; leave the dataset out instead")
+        children.append(Child(node, None if amount is msgspec.UNSET else amount))
+    return tuple(children)
+
+
+def _check_schedule(node: MetadatasetBlend) -> None:
+    """Check that a schedule begins at 0, ascends, has a weight for each child, and gives each child a turn."""
+    place, steps = node.at, node.schedule or ()
+    for number, child in enumerate(node.blend):
+        if child.number is not None:
+            raise wrong(place.at("blend", number, "weight"), "the blend has a `schedule`; its weights go there")
+    before = -1
+    for step in steps:
+        at = step.at.at("from_position")
+        if before < 0 and step.from_position:
+            raise wrong(at, f"the schedule must begin at position 0, not {step.from_position}")
+        if step.from_position <= before:
+            raise wrong(at, f"{step.from_position} must be above {before}, the one before")
+        before = step.from_position
+        if len(step.weights) != len(node.blend):
+            raise wrong(step.at.at("weights"), f"has {len(step.weights)} weights for {len(node.blend)} datasets")
+        if not any(step.weights):
+            raise wrong(step.at.at("weights"), "at least one weight must be above 0")
+    for child in range(len(node.blend)):
+        if not any(step.weights[child] for step in steps):
+            raise wrong(
+                place.at("schedule"),
+                f"weight {child} is 0 in every step: that dataset would never be drawn; leave it out",
+            )
+
+
+Joined: TypeAlias = tuple[str | None, JoinDatasetReference | JoinArrayReference]
+"""The argument name of a member of a join, if it has one, and the member."""
+
+
+def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
+    """The members of a join, which are listed or named."""
+    if not isinstance(value, list | tuple | Mapping):
+        raise wrong(place, expected("a list of datasets, or a mapping of names to them,", value))
+    if not value:
+        raise wrong(place, "there is no dataset to join")
+    if isinstance(value, Mapping):
+        named: list[tuple[str | int, Any]] = list(as_mapping(value, place, "").items())
+    else:
+        named = list(enumerate(value))
+    members = tuple((name if isinstance(name, str) else None, _member(each, place.at(name))) for name, each in named)
+    primary = members[0][1]
+    if isinstance(primary, JoinArrayReference):
+        raise wrong(primary.at, "the first of a join is the primary, a dataset; put the array behind it")
+    if primary.nonmatch != "error":
+        raise wrong(
+            primary.at.at("nonmatch"),
+            f"the first dataset of a join is the primary, whose keys are looked up in the others; "
+            f"`{primary.nonmatch}` has no meaning there, leave it out",
+        )
+    return members
+
+
+_IGNORED = {
+    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled as one; write it at the join",
+    "subset": "a range is taken of the rows of a join; write it at the join",
+    "aux": "a joined sample has no auxiliary stores",
+    "name": "a join is one dataset with one name; write it at the join",
+}
+"""Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
+
+
+def meaningless_keys(member: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give each key of a joined dataset that has no meaning there, and why it has none."""
+    for name, reason in _IGNORED.items():
+        without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
+        if name in member and member[name] != without_effect:
+            yield name, reason
+
+
+def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReference:
+    mapping = as_mapping(value, place, f"a mapping with {', '.join(JOINED_DATASET.keys)}")
+    if "array" not in mapping:
+        for name, reason in meaningless_keys(mapping):
+            raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
+        dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
+        return _choose(dataset, "nonmatch", _NONMATCH)
+    array = _choose(JOINED_ARRAY.read(mapping, place), "nonmatch", _NONMATCH)
+    if array.by is not None:
+        _choose(array, "by", _BY)
+    if array.by == "key" and array.keys is None:
+        raise wrong(place.at("by"), "`key` needs `keys`, the file with the key of each row")
+    if array.by == "row" and array.keys is not None:
+        raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
+    return array
+
+
+def _choose(member: N, key: str, words: Sequence[str]) -> N:
+    if getattr(member, key) not in words:
+        raise wrong(member.at.at(key), expected(f"one of {', '.join(words)}", getattr(member, key)))
+    return member
+
+
+def _joiner(value: Any, place: Place) -> Joiner:
+    """`__module__` with `__class__` or `__function__`; from Python, also a class or function itself."""
+    if callable(value):
+        return Joiner(target=value, is_function=not isinstance(value, type))
+    named = as_mapping(value, place, "a mapping with __module__ and __class__ or __function__")
+    for key, text in named.items():
+        if key not in _JOINER_KEYS:
+            raise unknown(place, key, _JOINER_KEYS)
+        if not isinstance(text, str) or not text:
+            raise wrong(place.at(key), expected("text", text))
+    is_function = "__function__" in named
+    if "__module__" not in named or is_function == ("__class__" in named):
+        raise wrong(place, "needs `__module__`, and either `__class__` or `__function__`")
+    name = named["__function__" if is_function else "__class__"]
+    return Joiner(ref=ClassRef(module=named["__module__"], name=name), is_function=is_function)
+
+
+def plain(value: Any) -> Any:
+    """Copy a free value, without our own number types."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return float(value) if isinstance(value, WrittenFloat) else value
+
+
+def node_schemas() -> dict[str, Any]:
+    """The definitions of the JSON Schema of metadatasets: nodes, and nodes as children of blends."""
+    forms = [form.schema(_schema_of) for form in _FORMS.values()]
+    entries = {
+        entry.of.__name__: [
+            {**form, "properties": {**form["properties"], **entry.schema(_schema_of)["properties"]}} for form in forms
+        ]
+        for entry in (_BLEND_ENTRY, _EPOCHIZED_ENTRY)
+    }
+    return {name: {"oneOf": schemas} for name, schemas in {"node": forms, **entries}.items()}
+
+
+def older_schema() -> dict[str, Any]:
+    """The JSON Schema of a dataset of the older form of metadatasets."""
+    return OLDER.schema(_schema_of)

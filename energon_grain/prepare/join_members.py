@@ -1,0 +1,327 @@
+"""What takes part in a join: the samples of a split part of a dataset, and the rows of an array.
+
+Both are columns of keys. The samples of a primary are ranked in the order of its shards, excluded ones included; a
+rank says where a row stands in the join.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
+from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar_header import ColumnWriter, read_column, release_pages
+from energon_grain.formats.data_folder import naming, open_folder
+from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
+from energon_grain.formats.join_index import JoinedMember, shards_digest
+from energon_grain.formats.key_order import KeyWords
+from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
+from energon_grain.sources.arrays import ArraySource
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.read_whole import read_whole
+
+Int64Array = npt.NDArray[np.int64]
+Nonmatch = Literal["error", "skip", "none"]
+"""What happens to a row whose key a member lacks: it is an error, the row is left out, or None takes its place."""
+Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
+"""What the name of a join is made of: see `formats.join_index.join_name`."""
+_TEXT_BYTES = 16 << 20
+
+
+class JoinedDataset:
+    """The samples of a split part of a dataset.
+
+    Args:
+        path: A prepared dataset, a path or a URL.
+        split_part: Its split part, unless its `dataset.yaml` insists on another.
+        split_config: Name of its split file; default: what `dataset.yaml` says, else `split.yaml`.
+        dataset_config: Name of its `dataset.yaml`, which may be missing.
+        nonmatch: See `Nonmatch`. The first dataset of a join has `error`.
+        written: The path as it is shown and compared: relative to the metadataset's folder, say; default: the path.
+
+    Attributes:
+        listed: Shards that the part lists, in order, those included that are excluded.
+        excludes: Everything of the part that is left out, shards and `<shard>/<key>`, sorted.
+        energon_excludes: Excludes of the whole split file that Energon takes for samples (those with a `/`).
+        index: Its columnar index.
+        total: Number of ranks.
+
+    Raises:
+        DatasetNotFoundError: `path` is not prepared.
+        SplitError: There is no such split part, or it lists shards that the dataset does not have.
+        EmptyDatasetError: Nothing is left of the split part.
+        DuplicateKeyError: The split part lists a shard twice.
+        StaleIndexError: The index of the dataset does not fit its shards.
+    """
+
+    by_row = False
+    advice = ", or exclude all but one of each in the split file"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split_part: str,
+        *,
+        split_config: str | None = None,
+        dataset_config: str | None = None,
+        nonmatch: Nonmatch = "error",
+        written: str | None = None,
+    ) -> None:
+        self.folder, self.nonmatch = open_folder(path), nonmatch
+        root = self.folder.local
+        with naming(self.folder):
+            info = read_info(root)
+            name = dataset_config or DEFAULT_DATASET_CONFIG
+            if (root / META_FOLDER / name).exists():
+                config = read_dataset_config(root, name)
+                split_config, split_part = split_config or config.split_config, config.split_part or split_part
+            splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
+            selected = select_shards(splits, split_part, info)
+            if len(set(selected.shards)) < len(selected.shards):
+                twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
+                raise DuplicateKeyError(
+                    f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
+                    "a dataset that is joined must list each shard once"
+                )
+        self.split_part, self.listed = split_part, splits.split_parts[split_part]
+        excluded = {f"{shard}/{key}" for shard, key in selected.excluded_samples}
+        self.excludes = tuple(sorted((set(self.listed) - set(selected.shards)) | excluded))
+        self.energon_excludes = tuple(dict.fromkeys(exclude for exclude in splits.exclude if "/" in exclude))
+        self.written = self.folder.location if written is None else written
+        self.label = self.key_label = f"{self.folder.location} [{split_part}]"
+        self.index: ColumnarIndex = open_columnar(self.folder)
+        numbers = {name: number for number, name in enumerate(self.index.shards)}
+        shards = np.array([numbers[name] for name in selected.shards], np.int64)
+        self._start = self.index.shard_first[shards]
+        self._first = np.concatenate([[0], np.cumsum(self.index.shard_first[shards + 1] - self._start)])
+        self._rank_of_shard = np.full(len(numbers), -1, np.int64)
+        self._rank_of_shard[shards] = self._first[:-1]
+        self.total = int(self._first[-1])
+        found = [sample for shard, key in selected.excluded_samples for sample in self._find(numbers[shard], key)]
+        self._left_out = np.unique(self.ranks_of(np.array(found, np.int64)))
+        self._words = KeyWords(self.index.key_start, self.index.key_bytes)
+        self.columns = (self.index.key_start, self.index.key_bytes, self.index.sample_start)
+        self.release()
+
+    def __len__(self) -> int:
+        return self.total - len(self._left_out)
+
+    @property
+    def words(self) -> KeyWords:
+        """The keys of the whole dataset, by sample. Raises IndexFileError when its index is damaged anywhere."""
+        self.index.check()
+        return self._words
+
+    @property
+    def identity(self) -> Identity:
+        """See `Identity`."""
+        return self.index.content_id, self.split_part, self.listed, self.excludes, self.nonmatch
+
+    def blocks(self, ranks: int) -> Iterator[Int64Array]:
+        """The samples, by number in the whole dataset, of all ranks in order, `ranks` at a time, less excluded ones."""
+        for begin in range(0, self.total, ranks):
+            block = np.arange(begin, min(begin + ranks, self.total))
+            low, high = np.searchsorted(self._left_out, [begin, begin + ranks])
+            block = np.delete(block, self._left_out[low:high] - begin) if high > low else block
+            shard = np.searchsorted(self._first, block, side="right") - 1
+            yield block + (self._start - self._first[:-1])[shard]
+            self.release()
+
+    def ranks_of(self, samples: Int64Array) -> Int64Array:
+        """Rank of each sample of the dataset, -1 outside of the part. Excluded samples have a rank."""
+        shard = self.index.shard_of(samples)
+        start = self._rank_of_shard[shard]
+        return np.where(start < 0, -1, samples - self.index.shard_first[shard] + start)
+
+    def may_be_joined(self, samples: Int64Array) -> bool:
+        """Whether all samples are of the part, and none is excluded."""
+        ranks = self.ranks_of(samples)
+        return bool((ranks >= 0).all()) and not np.isin(ranks, self._left_out).any()
+
+    def release(self) -> None:
+        """Give back the memory of the parts of the index that were read."""
+        self.index.release()
+
+    def key(self, sample: int) -> str:
+        """The key of a sample."""
+        return self.index.key(sample)
+
+    def where(self, sample: int) -> str:
+        """The shard that a sample lies in."""
+        return self.index.shards[int(self.index.shard_of(np.array([sample]))[0])]
+
+    def describe(self, missing: int = 0) -> JoinedMember:
+        """What the header of a join says of this dataset."""
+        return JoinedMember(
+            path=self.written,
+            split_part=self.split_part,
+            content_id=self.index.content_id,
+            uuid=read_uuid(self.folder.local),
+            samples=len(self.index),
+            shards=shards_digest(self.listed),
+            excludes=list(self.excludes),
+            nonmatch=self.nonmatch,
+            missing=missing,
+        )
+
+    def _find(self, shard: int, key: str) -> list[int]:
+        """Samples of a shard with this key: none or one, but where keys repeat."""
+        first, last = int(self.index.shard_first[shard]), int(self.index.shard_first[shard + 1])
+        sample = self.index.find(key)
+        if sample is None or first <= sample < last:
+            return [] if sample is None else [sample]
+        return [first + place for place, other in enumerate(self.index.keys(np.arange(first, last))) if other == key]
+
+
+class JoinedArray:
+    """The rows of an array.
+
+    Args:
+        path: The array's folder, or its URL.
+        keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
+            dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
+        nonmatch: See `Nonmatch`.
+        written: The path as it is shown and compared; default: the path.
+
+    Attributes:
+        total: Number of keys to go through.
+        words: The keys of the rows; once they were read.
+
+    Raises:
+        DatasetNotFoundError: There is no array, or no file with keys.
+        ConfigError, FormatError, EmptyDatasetError: As `ArraySource`.
+    """
+
+    advice = ""
+    words: KeyWords
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keys: str | os.PathLike[str] | None = None,
+        *,
+        nonmatch: Nonmatch = "error",
+        written: str | None = None,
+    ) -> None:
+        self.nonmatch, self.by_row = nonmatch, keys is None
+        self.written = os.fspath(path) if written is None else written
+        self._source = ArraySource(path)
+        self._content_id = self._source.content_id
+        self.label, self.key_label = f"{path} ({len(self)} rows)", ""
+        self.total = 0 if keys is None else len(self)
+        if keys is not None:
+            self.key_label = located(keys)
+            self._content_id += f"-{_digest(self.key_label)}"
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def identity(self) -> Identity:
+        """See `Identity`."""
+        return self._content_id, "", (), (), self.nonmatch
+
+    def read_keys(self, scratch: Path) -> None:
+        """Read the keys of the rows into files of a temporary folder. Raises ConfigError where they are not as many."""
+        file = Path(self.key_label)
+        if is_url(self.key_label):
+            file = scratch / f"keys_{self._content_id}"
+            file.write_bytes(read_whole(self.key_label))
+        self.columns = start, text = read_key_lines(file, scratch)
+        if len(start) - 1 != len(self):
+            raise ConfigError(
+                f"{self.key_label}: has {len(start) - 1} lines, but {self.label.rpartition(' (')[0]} has {len(self)} "
+                "rows; there must be one line with a key for each row, in the same order"
+            )
+        self.words = KeyWords(start, text)
+
+    def blocks(self, ranks: int) -> Iterator[Int64Array]:
+        """All rows in order, `ranks` at a time at most."""
+        for begin in range(0, self.total, ranks):
+            yield np.arange(begin, min(begin + ranks, self.total))
+            self.release()
+
+    def release(self) -> None:
+        """Give back the memory of the keys that were read."""
+        for column in self.columns:
+            release_pages(column)
+
+    def key(self, row: int) -> str:
+        """The key of a row; bytes that are not UTF-8 become surrogates, as in names of tar members."""
+        start, text = self.columns
+        return text[start[row] : start[row + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+    def where(self, row: int) -> str:
+        """Where the key of a row stands."""
+        return f"line {row + 1}"
+
+    def describe(self, missing: int = 0) -> JoinedMember:
+        """What the header of a join says of this array."""
+        return JoinedMember(
+            path=self.written,
+            split_part="",
+            content_id=self._content_id,
+            samples=len(self),
+            shards="",
+            excludes=[],
+            nonmatch=self.nonmatch,
+            missing=missing,
+            array="row" if self.by_row else "key",
+        )
+
+
+JoinMember: TypeAlias = JoinedDataset | JoinedArray
+
+
+def read_key_lines(
+    path: Path, scratch: Path, *, block_bytes: int = _TEXT_BYTES
+) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+    """Read the lines of a file, which end with LF or CR LF; the last one may lack its end.
+
+    Args:
+        path: The file.
+        scratch: A folder for what is mapped: 8 bytes a line, and the lines.
+        block_bytes: Read at once.
+
+    Returns:
+        (n + 1,) where each line begins, and all of them one after the other.
+    """
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    starts, text = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "text", np.uint8)
+    starts.append(np.zeros(1, np.int64))
+    ended = True
+    with open(path, "rb") as file:
+        while block := file.read(block_bytes) or (b"" if ended else b"\n"):
+            while block.endswith(b"\r"):  # what comes next says whether that is a part of the line
+                block += file.read(1) or b"\n"
+            ended = block.endswith(b"\n")
+            found = np.frombuffer(block.replace(b"\r\n", b"\n"), np.uint8)
+            starts.append(text.rows + np.cumsum(found != ord("\n"))[found == ord("\n")])
+            text.append(found[found != ord("\n")])
+    starts.close()
+    text.close()
+    return (
+        read_column(folder / "start", np.int64, starts.rows, block_sums=starts.block_sums),
+        read_column(folder / "text", np.uint8, text.rows, block_sums=text.block_sums),
+    )
+
+
+def _digest(location: str) -> str:
+    try:
+        if is_url(location):
+            return hashlib.blake2b(read_whole(location), digest_size=8).hexdigest()
+        with open(location, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DatasetNotFoundError(
+            f"{location}: here must be a text file with one key a line: {error.strerror or 'there is none'}"
+        ) from error

@@ -1,0 +1,471 @@
+"""Where URLs lead: the kind of store, the bucket and the key there, how it is reached, and obstore's client of it.
+
+Credentials are found by each store's own chain, that is by obstore, but for three that it does not know: sections of
+`~/.aws` with keys (read here), those with a role, a program or a single sign-on (boto3's, where it is installed), and
+keys in a profile of the Multi-Storage Client. None of them is ever part of a message, a state or a pickle.
+"""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from energon_grain.errors import ConfigError
+from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
+
+_KINDS = {
+    "s3": "s3",
+    "gs": "gcs",
+    "az": "azure",
+    "azure": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "http": "http",
+    "https": "http",
+    "memory": "memory",
+    "file": "file",
+}
+_GOOGLE = "https://storage.googleapis.com"
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
+_AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
+_IF_PUBLIC = "set `anonymous: true` for it in the storage settings if it is public"
+_AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+_SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_identity_token_file|sso_|login_|source_")
+"""What an entry by which a section of `~/.aws` gives credentials begins with."""
+_RENEWED = timedelta(minutes=10)
+"""How often a section with a session token, which some program renews, is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an object or folder lies.
+
+    Attributes:
+        kind: `s3`, `gcs`, `azure`, `http`, `memory`, or `file`: this machine.
+        bucket: Or container; empty where the store has none.
+        key: There, without slashes at its ends; of this machine, the path.
+        store: How the store is reached, with what the environment says.
+        keys: Credentials of a profile of the Multi-Storage Client, in obstore's words.
+    """
+
+    kind: str
+    bucket: str
+    key: str
+    store: StoreSettings
+    keys: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def service(self) -> str:
+        """What the store is called in messages."""
+        amazon = f"Amazon S3 in {self.store.region}" if self.store.region else "Amazon S3"
+        return self.store.endpoint or {"s3": amazon, "gcs": "Google Cloud Storage"}.get(self.kind, self.kind)
+
+    @property
+    def where_said(self) -> str:
+        """What to check where nobody answers."""
+        variable = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURE_STORAGE_ACCOUNT_NAME"}.get(self.kind)
+        if variable is None:
+            return "the network, and the address"
+        return f"the end point (`endpoint` of this store in the storage settings, else {variable})"
+
+    @property
+    def sign_in(self) -> str:
+        """Which credentials were sent, and what to do about them."""
+        if self.kind == "http":
+            return "no credentials are sent to web servers: let this one serve the files to everybody"
+        if self.store.anonymous:
+            return "no credentials are sent, as the storage settings say `anonymous: true` of it: take that out"
+        if self.keys:
+            return "check the credentials in the configuration of the Multi-Storage Client"
+        if self.kind == "gcs":
+            return f"check GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud, or {_IF_PUBLIC}"
+        if self.kind == "azure":
+            return (
+                "check the credentials in AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or the other variables of "
+                f"Azure's tools (without any, this machine's identity counts), or {_IF_PUBLIC}"
+            )
+        section = aws_section("", self.store)
+        if section is not None:
+            return f"check the credentials of the profile {section[0]!r} in ~/.aws, or {_IF_PUBLIC}"
+        if os.environ.get("AWS_ACCESS_KEY_ID"):
+            return f"check the credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or {_IF_PUBLIC}"
+        return (
+            "no credentials were found in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in ~/.aws, "
+            f"so this machine's role counted, if it has one; give them there, or {_IF_PUBLIC}"
+        )
+
+
+def address_of(url: str, settings: StorageSettings) -> Address:
+    """Where a URL leads.
+
+    Args:
+        url: Of an object or folder.
+        settings: End point, region and the like, and what `msc://team` stands for.
+
+    Raises:
+        ConfigError: The URL lacks a bucket, its scheme is unknown, or the store has no such setting.
+    """
+    real, store, keys = _real(check_url(url), settings)
+    scheme, rest = scheme_of(real) or "", real.partition("://")[2]
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
+        own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
+        raise ConfigError(
+            f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
+            "file:// is a path"
+        )
+    if kind == "file":
+        return Address(kind, "", rest, store)
+    if kind == "memory":
+        return Address(kind, "", rest.strip("/"), store)
+    if kind == "http":
+        parts = urlsplit(check_url(real))
+        # Names are encoded again on their way.
+        key = unquote(parts.path).strip("/")
+        return Address(kind, "", key, StoreSettings(endpoint=f"{parts.scheme}://{parts.netloc}"))
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
+    key = key.strip("/")
+    if kind == "gcs":
+        if store.anonymous:
+            # Public objects are plain files of the web, also where nobody may list them.
+            return Address(
+                "http", "", key, StoreSettings(endpoint=f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}")
+            )
+        for name in ("endpoint", "region", "profile", "requester_pays"):
+            if getattr(store, name):
+                raise ConfigError(
+                    f"gs://{bucket}: the storage settings give a {name}, which Google's store takes from the "
+                    "environment (GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
+                )
+        return Address(kind, bucket, key, store, keys)
+    endpoint, region = store.endpoint or _endpoint_of_environment(kind), store.region
+    if kind == "s3":
+        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        region = region or (endpoint and "us-east-1")  # services other than Amazon's do not mind
+    else:
+        bucket, _, host = bucket.partition("@")
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        if host and not store.endpoint:
+            endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
+        elif account and not endpoint:
+            endpoint = f"https://{account}.blob.core.windows.net"
+    endpoint = endpoint and endpoint.rstrip("/")
+    return Address(kind, bucket, key, _over(StoreSettings(endpoint=endpoint, region=region), store), keys)
+
+
+def has_lists(url: str, settings: StorageSettings) -> bool:
+    """Whether the store of a URL says which objects it has. Plain web servers do not. Raises as `address_of`."""
+    return address_of(url, settings).kind != "http"
+
+
+def local_path(url: str) -> str | None:
+    """The path on this machine that a URL stands for; None: it stands for none, or nothing says what it stands for."""
+    try:
+        address = address_of(url, storage_settings())
+    except ConfigError:
+        return None  # said when it is opened
+    return os.path.normpath(address.key) if address.kind == "file" else None
+
+
+def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, tuple[tuple[str, Any], ...]]:
+    """Where a URL of any name really lies, how the store there is reached, and credentials of a profile."""
+    prefix, store = settings.store(url)
+    keys: tuple[tuple[str, Any], ...] = ()
+    scheme = scheme_of(url)
+    if store.location is None and scheme in ("msc", "rclone", "dss"):
+        name = url.partition("://")[2].partition("/")[0]
+        prefix = f"{scheme}://{name}"
+        if scheme == "dss":
+            profile = StoreSettings(location=_dataset_service(url, name))
+        elif name in ("default", "__filesystem__"):
+            profile = StoreSettings(location="file:///")
+        else:
+            where = ("MSC_CONFIG", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "HOME")
+            profile, keys = _profile(prefix, name, tuple(os.environ.get(variable) for variable in where))
+        store = _over(store, profile)
+    if store.location is None:
+        return url, store, keys
+    scheme, _, folder = store.location.partition("://")
+    name = url[len(prefix.rstrip("/")) :].lstrip("/")
+    if scheme in ("http", "https"):
+        name = quote(name)  # URLs of the web have names as they are sent
+    real = f"{folder.rstrip('/')}/{name}".rstrip("/")
+    real = f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}"
+    return real, _over(store, settings.store(real)[1]), keys
+
+
+def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
+    """The settings of `store`, and of `rest` what it leaves open."""
+    given = {name: value for name, value in msgspec.structs.asdict(store).items() if value}
+    return msgspec.structs.replace(rest, **given)
+
+
+def _endpoint_of_environment(kind: str) -> str | None:
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if kind == "s3" else ("AZURE_STORAGE_ENDPOINT",):
+        endpoint = os.environ.get(variable)
+        if endpoint:
+            check_endpoint(endpoint, variable)
+            return endpoint
+    return None
+
+
+def _dataset_service(url: str, name: str) -> str:
+    """Where `dss://name@version` lies: below a folder of this machine, as in Energon."""
+    cache = os.environ.get("NVDATASET_CACHE_DIR")
+    dataset, _, version = name.partition("@")
+    if not (dataset and version):
+        raise ConfigError(f"{url}: write dss://name@version/path, with the version")
+    if not cache:
+        raise ConfigError(f"{url}: lies below the folder that NVDATASET_CACHE_DIR names, which is not set")
+    return f"file://{os.path.join(os.path.abspath(cache), dataset, version)}"
+
+
+_PROVIDERS = {
+    "s3": "s3://",
+    "s8k": "s3://",
+    "gcs_s3": "s3://",
+    "gcs": "gs://",
+    "azure": "az://",
+    "file": "file:///",
+}
+"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
+
+
+@functools.lru_cache(maxsize=64)
+def _profile(
+    prefix: str, name: str, environment: tuple[str | None, ...]
+) -> tuple[StoreSettings, tuple[tuple[str, Any], ...]]:
+    """What the Multi-Storage Client's files, or those of rclone that it reads, say of a profile; and its credentials.
+
+    They are read once for each environment.
+    """
+    way_out = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
+    try:
+        from multistorageclient.config import StorageClientConfig
+        from multistorageclient.rclone import read_rclone_config
+        from multistorageclient.utils import expand_env_vars
+    except ImportError as error:
+        raise ConfigError(
+            f"{prefix}: profiles are read by the Multi-Storage Client: `pip install 'energon-grain[msc]'`, or say what "
+            f"it stands for in {way_out}"
+        ) from error
+    try:
+        files = (StorageClientConfig.read_msc_config()[0], read_rclone_config()[0])
+        found = [profiles[name] for file in files if name in (profiles := (file or {}).get("profiles") or {})]
+        profile: Mapping[str, Any] = expand_env_vars(dict(found[0])) if found else {}
+    except Exception as error:  # of any kind; what they say may quote keys
+        raise ConfigError(
+            f"{prefix}: the Multi-Storage Client cannot read its configuration ({type(error).__name__}); "
+            "`msc config validate` says why"
+        ) from None
+    if not profile:
+        raise ConfigError(
+            f"{prefix}: no configuration of the Multi-Storage Client (MSC_CONFIG, ~/.msc_config.yaml) or of rclone "
+            f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {way_out}"
+        )
+    provider = profile.get("storage_provider") or {}
+    kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
+    if kind not in _PROVIDERS:
+        raise ConfigError(
+            f"{prefix}: the profile {name!r} is of type {kind!r}; read are {', '.join(_PROVIDERS)}; add it to {way_out}"
+        )
+    location = _PROVIDERS[kind]
+    if location == "gs://":
+        options = {option: value for option, value in options.items() if option in ("base_path", "skip_signature")}
+    endpoint = options.get("endpoint_url") or (_GOOGLE if kind == "gcs_s3" else None)
+    if endpoint and not is_url(endpoint):
+        endpoint = f"https://{endpoint}"  # rclone's need not be URLs
+    store = StoreSettings(
+        location=location + str(options.get("base_path", "")).strip("/"),
+        endpoint=endpoint,
+        region=options.get("region_name"),
+        profile=options.get("profile_name"),
+        anonymous=options.get("signature_version") == "UNSIGNED" or bool(options.get("skip_signature")),
+    )
+    return store, tuple(_keys_of(profile.get("credentials_provider") or {}).items())
+
+
+def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
+    """The credentials that a profile holds, as obstore takes them; nothing: those of the store's own chain."""
+    options = provider.get("options") or {}
+    match provider.get("type"):
+        case "S3Credentials":
+            keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
+            return {**keys, "token": options.get("session_token")}
+        case "AzureCredentials":
+            parts = {part.partition("=")[0]: part.partition("=")[2] for part in str(options["connection"]).split(";")}
+            key = parts.get("AccountKey")
+            return {"access_key": key} if key else {"sas_token": parts.get("SharedAccessSignature", "")}
+        case "GoogleServiceAccountCredentialsProvider":
+            if "file" in options:
+                return {"service_account": options["file"]}
+            return {"service_account_key": msgspec.json.encode(options["info"]).decode()}
+        case _:
+            return {}
+
+
+def open_store(address: Address, url: str, timeout_s: float) -> Any:
+    """Open the store of an address with obstore. Raises ConfigError where none can be called so; names the URL."""
+    from obstore import store as stores
+    from obstore.exceptions import BaseError
+
+    options: Any = {
+        # Requests are repeated by who makes them.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
+        "client_options": {"timeout": timedelta(seconds=timeout_s), "allow_http": True},
+    }
+    store = address.store
+    try:
+        if address.kind == "memory":
+            return memory_store()
+        if address.kind == "http":
+            return stores.HTTPStore(str(store.endpoint), **options)
+        if address.kind == "gcs":
+            return stores.GCSStore(address.bucket, **dict(address.keys), **options)
+        if address.kind == "azure":
+            return stores.AzureStore(address.bucket, **_azure_options(address, url), **options)
+        if not _BUCKET.fullmatch(address.bucket):
+            raise ConfigError(f'{url}: Invalid S3 bucket name: "{address.bucket}"')
+        config: Any = {"region": store.region or _region(address.bucket, timeout_s)}
+        if store.endpoint is not None:
+            config["endpoint"] = store.endpoint
+        if store.requester_pays:
+            config["request_payer"] = True
+        return stores.S3Store(address.bucket, config=config, **_aws_credentials(address, url), **options)
+    except BaseError as error:
+        raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from None
+
+
+@functools.cache
+def memory_store() -> Any:
+    """The store of `memory://`."""
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
+
+
+def _region(bucket: str, timeout_s: float) -> str:
+    """The region of a bucket of Amazon's, which it says to everybody, also with a refusal; obstore does not ask."""
+    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            headers: Any = answer.headers
+    except urllib.error.HTTPError as error:
+        headers = error.headers
+    except OSError:
+        return "us-east-1"
+    return headers.get("x-amz-bucket-region") or "us-east-1"
+
+
+def _azure_options(address: Address, url: str) -> dict[str, Any]:
+    endpoint = urlsplit(address.store.endpoint or "")
+    host, path = _AZURE_HOST.match(endpoint.hostname or ""), endpoint.path.strip("/")
+    # Emulators have the account as a folder.
+    account = host[1] if host else path.rpartition("/")[2] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if not account:
+        raise ConfigError(
+            f"{url}: names no storage account; set AZURE_STORAGE_ACCOUNT_NAME, or give this store in the storage "
+            "settings its `endpoint: https://ACCOUNT.blob.core.windows.net`"
+        )
+    config: dict[str, Any] = {"account_name": account}
+    if address.store.endpoint:
+        config["endpoint"] = address.store.endpoint
+    if address.store.anonymous:
+        config["skip_signature"] = True
+    return {"config": config, **_provider(address.keys)}
+
+
+def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
+    if address.store.anonymous:
+        return {"skip_signature": True}
+    section = None if address.keys else aws_section(url, address.store)
+    if section is None:
+        if address.keys or os.environ.get("AWS_ACCESS_KEY_ID"):
+            return _provider(address.keys)
+        # Left to itself the store asks the role of the machine, which takes seconds where there is none.
+        return {"skip_signature": True} if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" else {}
+    name, entries = section
+    if "aws_access_key_id" in entries and "role_arn" not in entries:
+
+        def keys() -> dict[str, Any]:
+            found = aws_section(url, address.store)
+            entries = {} if found is None else found[1]
+            token = entries.get("aws_session_token")
+            return {
+                "access_key_id": entries.get("aws_access_key_id", ""),
+                "secret_access_key": entries.get("aws_secret_access_key", ""),
+                "token": token,
+                "expires_at": datetime.now(UTC) + _RENEWED if token else None,
+            }
+
+        return {"credential_provider": keys}
+    try:
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise ConfigError(
+            f"{url}: the profile {name!r} gives no keys itself, and what it stands for is asked by boto3: "
+            "`pip install 'energon-grain[aws]'`"
+        ) from error
+    return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=name))}
+
+
+def _provider(keys: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Credentials that come before all that the environment holds."""
+    return {"credential_provider": lambda: {**dict(keys), "expires_at": None}} if keys else {}
+
+
+def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | None:
+    """The section of `~/.aws` that credentials are taken from, and its entries; None: none, or the environment's.
+
+    Args:
+        url: Of the bucket, for messages.
+        store: Its `profile` counts, then the environment's keys, then the section that `AWS_PROFILE` names, then
+            `default`.
+
+    Raises:
+        ConfigError: There is no section of a name that is given, or the environment holds half of a key.
+    """
+    if store.profile is None and os.environ.get("AWS_ACCESS_KEY_ID"):
+        if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+            raise ConfigError(f"{url}: AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not; set both, or none")
+        return None
+    named = store.profile or os.environ.get("AWS_PROFILE")
+    sections: dict[str, dict[str, str]] = {}
+    files = [os.environ.get(variable) or usual for variable, usual in _AWS_FILES.items()]
+    for file in files:
+        parser = configparser.RawConfigParser(default_section="", strict=False, allow_no_value=True)
+        path = Path(file).expanduser()
+        try:
+            parser.read_string(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+        except configparser.Error as error:  # what it says quotes lines
+            raise ConfigError(f"{url}: {file}: not a file of profiles ({type(error).__name__})") from None
+        for section in parser.sections():
+            entries = {name: value or "" for name, value in parser[section].items()}
+            sections.setdefault(section.removeprefix("profile").strip(), {}).update(entries)
+    name = named or "default"
+    if name in sections and (named or any(_SIGNS_IN.match(entry) for entry in sections[name])):
+        return name, sections[name]
+    if named is None:
+        return None
+    source = "AWS_PROFILE" if store.profile is None else "the storage settings"
+    raise ConfigError(
+        f"{url}: the profile {name!r} of {source} has no section in {' or '.join(reversed(files))}; "
+        f"there are: {', '.join(sorted(sections)) or 'none'}"
+    )

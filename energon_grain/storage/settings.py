@@ -1,0 +1,258 @@
+"""How object stores are reached: end points, regions, limits, and the cache on local disk.
+
+Credentials never stand here: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an instance's
+role, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import os
+import re
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import msgspec
+
+from energon_grain.errors import ConfigError
+from energon_grain.forms import Form
+from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+
+ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
+"""Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
+SUBJECT = "storage settings"
+"""What messages are about that concern no file."""
+DEFAULT_CACHE_SHARE = 0.1
+"""Of the file system that the cache lies on, where `cache_bytes` says nothing."""
+_SHAPE = "a mapping, such as `stores: {'s3://bucket': {region: us-east-1}}`"
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_UNKNOWN = re.compile(r"unknown field `(.*?)`")
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one store is reached.
+
+    Attributes:
+        endpoint: URL of the service, where it is not the usual one: MinIO, Ceph, R2, … (for `s3://` the default is
+            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`), or that of an account of Azure
+            (`https://account.blob.core.windows.net`; default: the account in `$AZURE_STORAGE_ACCOUNT_NAME`).
+        region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else it is
+            asked for.
+        anonymous: Send no credentials.
+        profile: Section of `~/.aws/credentials` or `~/.aws/config` to take them from, whatever the environment holds.
+        requester_pays: Pay for what is read (`s3://`).
+        location: Where this really lies: what makes a prefix such as `msc://team` another name for
+            `s3://bucket/folder`.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    anonymous: bool = False
+    profile: str | None = None
+    requester_pays: bool = False
+    location: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint, f"{SUBJECT}: endpoint")
+        if self.location is not None and scheme_of(check_url(self.location)) not in (*STORE_SCHEMES, "file"):
+            raise ConfigError(
+                f"{SUBJECT}: location {self.location!r}: must be a URL that is read as it is: "
+                f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
+            )
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How object stores are reached, for a whole process and its workers.
+
+    Attributes:
+        stores: Settings by the beginning of URLs (`s3://bucket`, `s3://bucket/folder`, `s3://`); the longest counts.
+        requests_in_flight: Requests of one process at a time, at most.
+        request_bytes: Bytes of one request, about; longer ranges are cut.
+        timeout_s: For one request, in seconds.
+        attempts: How often a request is made before its failure is an error. Before each new one there is a pause that
+            doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
+        cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
+            share it.
+        cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
+        ahead_bytes: How much is fetched before it is needed, at most: into the cache (half of it at most), or into
+            memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
+    """
+
+    stores: dict[str, StoreSettings] = {}
+    requests_in_flight: int = 32
+    request_bytes: int = 8 << 20
+    timeout_s: float = 60.0
+    attempts: int = 6
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 10.0
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+    ahead_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{SUBJECT}: {name}={getattr(self, name)}: must be {least} or more")
+        if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
+            raise ConfigError(
+                f"{SUBJECT}: timeout_s={self.timeout_s} must be positive, and first_pause_s="
+                f"{self.first_pause_s} between 0 and longest_pause_s={self.longest_pause_s}"
+            )
+        if self.cache_bytes is not None and self.cache_bytes < 0:
+            raise ConfigError(f"{SUBJECT}: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
+        for prefix in self.stores:
+            if not is_url(check_url(prefix)):
+                raise ConfigError(
+                    f"{SUBJECT}: stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                    "or what else the URLs begin with"
+                )
+
+    @property
+    def cache_folder(self) -> str:
+        """Absolute path of the folder of what was read."""
+        if self.cache_dir is not None:
+            return os.path.abspath(os.path.expanduser(self.cache_dir))
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return os.path.join(base, "energon-grain", "objects")
+
+    def store(self, url: str) -> tuple[str, StoreSettings]:
+        """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
+        fitting = [prefix for prefix in self.stores if url == prefix.rstrip("/") or url.startswith(_slashed(prefix))]
+        best = max(fitting, key=len, default=None)
+        return ("", StoreSettings()) if best is None else (best, self.stores[best])
+
+
+def check_endpoint(endpoint: str, name: str) -> None:
+    """Refuse what is no URL of a service. Raises ConfigError."""
+    scheme, _, rest = endpoint.rpartition("://")
+    user, _, host = rest.rpartition("@")
+    shown = f"{scheme}://{host}" if scheme else host
+    if user:
+        raise ConfigError(
+            f"{name} {shown!r}: must have no user and password; give credentials in the environment, such as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in ~/.aws"
+        )
+    if scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
+
+
+def _slashed(prefix: str) -> str:
+    return prefix if prefix.endswith("/") else f"{prefix}/"
+
+
+_ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
+
+
+def read_settings(path: str) -> StorageSettings:
+    """Read a file with settings, in YAML.
+
+    Raises:
+        ConfigError: It cannot be read, a key is unknown or a value wrong; names the file, and the place in it.
+    """
+    import yaml
+
+    from energon_grain.storage.bounded_yaml import load_yaml
+
+    try:
+        with open(path, "rb") as file:
+            content = load_yaml(file.read())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold {_SHAPE}")
+    given: Any = content.get("stores", {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: $.stores: must be {_SHAPE}")
+    stores = {
+        str(prefix): _converted(_STORE, store, f"{path}: $.stores[{str(prefix)!r}]") for prefix, store in given.items()
+    }
+    return _converted(_ALL, {**content, "stores": stores}, f"{path}: $")
+
+
+def _converted(form: Form[_Settings], content: Any, place: str) -> _Settings:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{place}: must be a mapping, such as {{region: us-east-1}}")
+    try:
+        return form.from_value(content)
+    except msgspec.ValidationError as error:
+        what, _, inside = str(error).removeprefix(f"{SUBJECT}: ").partition(" - at `$")
+        unknown = _UNKNOWN.search(what)
+        if unknown is not None:
+            known = form.of.__struct_fields__
+            raise ConfigError(f"{place}.{unknown[1]}: there is no such key. {_advice(unknown[1], known)}") from None
+        raise ConfigError(f"{place}{inside.rstrip('`')}: {what}") from None
+
+
+def _advice(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"Did you mean `{close[0]}`?"
+    if _SECRET.search(key):
+        return (
+            "Credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
+            "section by `profile`"
+        )
+    return f"Known here: {', '.join(known)}"
+
+
+_chosen: StorageSettings | None = None
+
+
+def use_storage(settings: StorageSettings | None) -> None:
+    """Reach object stores by these settings from now on: everything that this process opens, and its workers.
+
+    Args:
+        settings: None: those of the settings file again, which is then read anew.
+
+    Raises:
+        ConfigError: They are something else, such as the path of a file.
+    """
+    if not isinstance(settings, StorageSettings | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shown = repr(check_url(settings)) if isinstance(settings, str) else f"a {type(settings).__name__}"
+        raise ConfigError(
+            f"use_storage takes a StorageSettings, not {shown}; a file is named by the "
+            f"environment variable {ENVIRONMENT}"
+        )
+    global _chosen
+    _chosen = settings
+    _from_file.cache_clear()
+
+
+@contextlib.contextmanager
+def using_storage(settings: StorageSettings) -> Generator[None]:
+    """Reach object stores by these settings inside a block."""
+    before = _chosen
+    use_storage(settings)
+    try:
+        yield
+    finally:
+        use_storage(before)
+
+
+def storage_settings() -> StorageSettings:
+    """The settings in use: those of `use_storage`, else of the settings file, else the defaults.
+
+    Raises:
+        ConfigError: The file that `ENERGON_GRAIN_STORAGE` names is not there, or a settings file is not valid.
+    """
+    return _from_file(_settings_file()) if _chosen is None else _chosen
+
+
+def _settings_file() -> str | None:
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return os.path.abspath(os.path.expanduser(named))
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = os.path.join(base, "energon-grain", "storage.yaml")
+    return path if os.path.exists(path) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _from_file(path: str | None) -> StorageSettings:
+    return StorageSettings() if path is None else read_settings(path)

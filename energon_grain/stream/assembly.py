@@ -1,0 +1,424 @@
+"""From encoded samples to a host's items.
+
+Where the order is arithmetic, a lane turns its positions, in order, into items; a dropped sample makes the lane's later
+positions move up by one. As long as nothing was dropped item m is position m and this is a slice. The state is one
+count a lane: with d drops so far, the lane's item of round i is found at round i + d or behind it.
+
+Otherwise every lane runs operators on its samples, and the state is theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.datasets.worker_config import ErrorHandler
+from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
+from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
+from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.stream.dropped import Dropped, raise_if_fatal
+from energon_grain.stream.feed import AheadReader, DirectReader, read_positions
+from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
+from energon_grain.stream.restore_key import RestoreKey, with_restore_key
+from energon_grain.stream.share import Share
+from energon_grain.stream.spec import Program
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.state import Position, positions
+from energon_grain.stream.statistics import Statistics
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Some consecutive items.
+
+    Attributes:
+        samples: Those that exist, in the order of items.
+        restore_keys: Of the draws that they were made from.
+        missing: Places among the items asked for that the pass does not have.
+        made: The batch of all of them, made already; then `samples` and `restore_keys` mean nothing.
+    """
+
+    samples: list[Any]
+    restore_keys: list[tuple[Any, ...]]
+    missing: list[int]
+    made: MadeBatch | None = None
+
+
+class LaneAssembly:
+    """Turns the chunks of one host into its items.
+
+    Args:
+        lanes: Number of lanes of this host.
+        drops: (lanes,) samples dropped so far in each lane.
+        chunks: Chunks of consecutive local positions, encoded, beginning at `first`.
+        again: Encodes a chunk to samples, where batches were made of them that cannot be used.
+        first: Local position of the first chunk; every lane's next position is at or behind it.
+        end: Local positions of a pass; None: endless.
+        on_drop: Called for each dropped sample, once, in the order of items.
+        on_success: Called when a sample was not dropped.
+        patience: Positions that a lane may drop on its way to one item.
+    """
+
+    def __init__(
+        self,
+        *,
+        lanes: int,
+        drops: Int64Array,
+        chunks: Iterator[tuple[Chunk, Encoded]],
+        again: Callable[[Chunk], Encoded],
+        first: int,
+        end: int | None,
+        on_drop: Callable[[Dropped], None],
+        on_success: Callable[[], None],
+        patience: int,
+    ) -> None:
+        self._lanes = lanes
+        self._set_drops(drops)
+        self._chunks = chunks
+        self._again = again
+        self._made: deque[tuple[int, Chunk]] = deque()
+        self._in_step = not self._shifted
+        self._base = first
+        self._window: list[Any] = []
+        self._keys: list[tuple[Any, ...]] = []
+        self._bad: set[int] = set()
+        self._end = end
+        self._on_drop = on_drop
+        self._on_success = on_success
+        self._patience = patience
+
+    def _set_drops(self, drops: Int64Array) -> None:
+        self._drops = drops
+        self._shifted = bool(drops.any())
+        self._least = int(drops.min())
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether batches still are what positions say: nothing was dropped, and the end has not been reached."""
+        return self._in_step
+
+    @property
+    def drops(self) -> Int64Array:
+        """(lanes,) samples dropped so far in each lane. A new array whenever it changes."""
+        return self._drops
+
+    def take(self, first: int, count: int) -> Taken:
+        """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
+        self._forget(first)
+        if self._shifted:
+            items = np.arange(first, first + count)
+            places = items + self._drops[items % self._lanes] * self._lanes
+            stop = int(places.max()) + 1
+        else:
+            places = range(first, first + count)
+            stop = first + count
+        if self._end is None or stop <= self._end:
+            self._fill(stop)
+            if not self._bad or self._bad.isdisjoint(places.tolist() if isinstance(places, np.ndarray) else places):
+                self._on_success()
+                base = self._base
+                if not isinstance(places, np.ndarray):
+                    low, high = first - base, first - base + count
+                    taken = self._slice(low, high)
+                    # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
+                    del self._window[:high], self._keys[:high]
+                    self._base += high
+                    return taken
+                self._take_apart()
+                offsets = (places - base).tolist()
+                return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
+        self._take_apart()
+        return self._take_one_by_one(first, count)
+
+    def _slice(self, low: int, high: int) -> Taken:
+        """Places low, …, high - 1 of the window."""
+        if self._made:
+            head = self._window[low]
+            if type(head) is MadeBatch and head.samples == high - low:
+                return Taken([], [], [], head)
+            if head is None or any(type(entry) is MadeBatch for entry in self._window[low:high]):
+                self._take_apart()
+        return Taken(self._window[low:high], self._keys[low:high], [])
+
+    def _take_apart(self) -> None:
+        """Put samples in the place of batches, for good."""
+        self._in_step = False
+        while self._made:
+            start, chunk = self._made.popleft()
+            begin = max(start, self._base)
+            if begin < start + len(chunk.draws):
+                encoded = self._again(chunk)
+                places = slice(begin - self._base, start + len(chunk.draws) - self._base)
+                self._window[places] = encoded.outcomes[begin - start :]
+                self._keys[places] = encoded.restore_keys[begin - start :]
+
+    def _take_one_by_one(self, first: int, count: int) -> Taken:
+        taken = Taken([], [], [])
+        for place in range(count):
+            at = self._find(first + place)
+            if at is None:
+                taken.missing.append(place)
+            else:
+                taken.samples.append(self._hand_out(at))
+                taken.restore_keys.append(self._keys[at])
+        return taken
+
+    def _hand_out(self, at: int) -> Any:
+        """The entry of the window, which no longer holds it: other lanes may be far behind."""
+        entry, self._window[at] = self._window[at], None
+        return entry
+
+    def _find(self, item: int) -> int | None:
+        """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
+        lane = item % self._lanes
+        for _ in range(self._patience):
+            position = item + int(self._drops[lane]) * self._lanes
+            if self._end is not None and position >= self._end:
+                return None
+            self._fill(position + 1)
+            if position not in self._bad:
+                self._on_success()
+                return position - self._base
+            self._on_drop(self._hand_out(position - self._base))
+            drops = self._drops.copy()
+            drops[lane] += 1
+            self._set_drops(drops)
+        raise FatalSampleError(
+            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip "
+            f"all (or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the "
+            f"dataset instead"
+        )
+
+    def _fill(self, stop: int) -> None:
+        """Make positions before `stop` available."""
+        while self._base + len(self._window) < stop:
+            chunk, encoded = next(self._chunks)
+            start = self._base + len(self._window)
+            if encoded.made:
+                if self._in_step:
+                    self._made.append((start, chunk))
+                else:
+                    encoded = self._again(chunk)
+            if encoded.drops:
+                self._bad.update(start + at for at, entry in enumerate(encoded.outcomes) if type(entry) is Dropped)
+            self._window += encoded.outcomes
+            self._keys += encoded.restore_keys
+
+    def _forget(self, first: int) -> None:
+        """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
+        reach = first + self._least * self._lanes
+        while self._made and self._made[0][0] + len(self._made[0][1].draws) <= first:
+            self._made.popleft()
+        gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
+        if gone > 1024 or gone > len(self._window) // 2:
+            del self._window[:gone], self._keys[:gone]
+            self._base += gone
+            if self._bad:
+                self._bad = {position for position in self._bad if position >= self._base}
+
+
+class LaneProgram:
+    """Turns samples into a host's items: local item m is item `m div L'` of local lane `m mod L'`.
+
+    Args:
+        program: What lanes do.
+        share: This host's part.
+        reader: Gives the samples.
+        around: What the lanes share.
+        pass_number: As it counts for the order.
+        states: Of each local lane; None: nothing was made yet.
+        begins: Whether the pass begins, and `states` are those of the end of the one before.
+        batch_size: Items of a step, to read ahead for.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        share: Share,
+        reader: AheadReader,
+        around: Surroundings,
+        pass_number: int,
+        states: tuple[State, ...] | None,
+        begins: bool,
+        batch_size: int,
+    ) -> None:
+        self._root = program.root
+        self._share = share
+        self._around = around
+        self._pass = pass_number
+        self._lanes = [
+            Lane(int(local) * share.hosts + share.host, pass_number, reader, around)
+            for local in range(share.local_lanes)
+        ]
+        self._at_once = max(1, min(batch_size, len(self._lanes)))
+        self._operators: list[Items | None] = [None] * len(self._lanes)
+        if states is None:
+            self._operators = [self._root.open(lane, None) for lane in self._lanes]
+            states = tuple(operator.state() for operator in self._operators if operator is not None)
+        self._states = list(states)
+        self._ended = [False] * len(self._lanes)
+        self._soon = max(1.0, batch_size / len(self._lanes))
+        reader.expect = self._expect
+        if begins:
+            # A saved state does not tell of single lanes that they are still at the end of the pass before.
+            self._at_once = len(self._lanes)
+            for local, operator in enumerate(self._operators):
+                opened = operator or self._open(local)
+                opened.begin(pass_number)
+                self._states[local] = opened.state()
+
+    def begin_batch(self, number: int) -> None:
+        """Tell hooks the number, in the pass, of the batch that the next items are for."""
+        self._around.batch = number
+
+    def _open(self, local: int) -> Items:
+        """The operator of a local lane, and with it those of the lanes that the same step will ask for.
+
+        What they hold is read together; what other lanes hold is read when it is their turn, so that the first batch
+        after a restore does not wait for it.
+        """
+        lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
+        lanes = [lane for lane in lanes if self._operators[lane] is None]
+        held = [*positions((self._root.state_form,) * len(lanes), tuple(self._states[lane] for lane in lanes))]
+        samples = self._around.read(held) if held else {}
+        with rebuilding(self._around):
+            for lane in lanes:
+                self._lanes[lane].samples = samples
+                self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
+                self._lanes[lane].replays.clear()
+        samples.clear()  # parts of the graph that count passes on their own share it
+        opened = self._operators[local]
+        assert opened is not None
+        return opened
+
+    def _expect(self) -> None:
+        for operator, ended in zip(self._operators, self._ended, strict=True):
+            if operator is not None and not ended:
+                operator.expect(self._soon)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Of each local lane, behind what was taken."""
+        return tuple(self._states)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no lane has any further item in this pass."""
+        return all(self._ended)
+
+    def take(self, first: int, count: int) -> Taken:
+        """Local items first, …, first + count - 1. Items must be asked for in ascending order, without gaps."""
+        taken = Taken([], [], [])
+        touched: dict[int, Items] = {}
+        for place in range(count):
+            local = (first + place) % len(self._lanes)
+            operator = touched.get(local) or self._operators[local] or self._open(local)
+            touched[local] = operator
+            item = operator.next()
+            if item is None:
+                self._ended[local] = True
+                taken.missing.append(place)
+                continue
+            self._around.in_a_row = self._around.passes_in_a_row = 0
+            key = ("item", self._pass, self._lanes[local].number, item[0])
+            taken.samples.append(with_restore_key(item[1], key))
+            taken.restore_keys.append(key)
+        for local, operator in touched.items():
+            self._states[local] = operator.state()
+        return taken
+
+    def filler(self) -> tuple[Any, RestoreKey]:
+        """The first item of the pass and its restore key: it stands where a padded batch has no item. Always made anew.
+
+        Raises:
+            EmptyDatasetError: The pass has none.
+        """
+        with self._around.replay():
+            for number in range(self._share.lanes):
+                lane = Lane(number, self._pass, self._around.direct, self._around)
+                item = self._root.open(lane, None).next()
+                if item is not None:
+                    key = ("item", self._pass, number, item[0])
+                    return with_restore_key(item[1], key), key
+        raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
+
+
+@contextmanager
+def rebuilding(around: Surroundings) -> Generator[None]:
+    """A context in which what hooks made once is made again.
+
+    Raises:
+        FatalSampleError: A hook failed as no policy may skip.
+        StateError: A hook failed in another way.
+    """
+    with around.replay():
+        try:
+            yield
+        except StateError:
+            raise
+        except Exception as error:
+            raise_if_fatal(error, "a hook", "a sample that is rebuilt")
+            around.restore_failed(error, None, None)
+            raise StateError(
+                f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
+                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+            ) from error
+
+
+def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
+    """An item again, from its restore key."""
+    at = Lane(lane, pass_number, around.direct, around)
+    at.samples = around.read([*positions(program.root.reference_form, reference)])
+    with rebuilding(around):
+        value = program.root.rebuild(reference, at)
+    return with_restore_key(value, ("item", pass_number, lane, reference))
+
+
+def surroundings(
+    program: Program,
+    stage: PureStage,
+    pace: ChunkPace,
+    statistics: Statistics,
+    on_restore_error: ErrorHandler,
+    patience: int,
+) -> Surroundings:
+    """What the lanes of a host share.
+
+    Args:
+        program: What they do.
+        stage: Reads and encodes.
+        pace: Bounds how much is read at once.
+        statistics: Counts drops.
+        on_restore_error: `WorkerConfig.restore_error_handler`.
+        patience: Samples in a row that may be dropped.
+    """
+
+    def read(positions: list[Position]) -> Samples:
+        return read_positions(positions, program.feeds, stage.sources, stage.run, pace)
+
+    def leaf_of(position: Position) -> int:
+        feed = program.feeds[position[0]]
+        if len(feed.leaf_sizes) == 1:
+            return feed.first_leaf
+        return int(feed.draw(np.array([position[1]])).leaf[0])
+
+    return Surroundings(
+        on_drop=statistics.drop,
+        on_success=statistics.worked,
+        on_restore_error=on_restore_error,
+        read=read,
+        leaf_of=leaf_of,
+        hook_lock=stage.hook_lock,
+        direct=DirectReader(stage.run),
+        patience=patience,
+        failing=True,
+    )

@@ -1,0 +1,487 @@
+"""Where lanes get their samples from: an index map with the hooks on its samples, read ahead of need or directly."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.sources.source import Source
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
+from energon_grain.stream.draws import Draws
+from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.index_map import IndexMap
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Samples, State
+from energon_grain.stream.plan import draw_sizes
+from energon_grain.stream.read_ahead import Arrival, ReadAhead
+from energon_grain.stream.state import Form, Number, Place, Position
+
+FeedState = tuple[int, int]
+"""(pass, rounds of it that were taken)."""
+Run = Callable[[Chunk], Encoded]
+_ENDLESS = 1 << 62
+_DIRECT_CHUNK = 64
+_CHUNKS_AHEAD = 4
+"""Samples that wait in all lanes together, in chunks, where nobody is expected to ask for more."""
+_FIRST_SAMPLES = 256
+_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed(LaneOperator):
+    """An index map at the bottom of the operators.
+
+    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions: S is 1,
+    or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
+
+    Attributes:
+        index: Number of the feed.
+        order: From positions to draws of this feed's leaves, counted from 0.
+        first_leaf: Number of its first leaf among all.
+        leaf_sizes: Samples of each of its leaves.
+        lanes: L.
+        stripe: S.
+    """
+
+    index: int
+    order: IndexMap
+    first_leaf: int
+    leaf_sizes: tuple[int, ...]
+    lanes: int
+    stripe: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether its passes end."""
+        return self.order.passes is not None
+
+    def items(self) -> int:
+        """Samples of a pass; endless: of one pass over what is repeated."""
+        return self.order.samples
+
+    def rounds(self, lane: int, pass_number: int) -> int:
+        """Rounds that a lane has in a pass."""
+        length = self.order.length(pass_number)
+        if length is None:
+            return _ENDLESS
+        whole, rest = divmod(length, self.lanes * self.stripe)
+        return whole * self.stripe + min(max(rest - lane * self.stripe, 0), self.stripe)
+
+    def in_stream(self, lane: int, pass_number: int, rounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) positions, among those of all passes, of rounds of a lane."""
+        stripe, place = np.divmod(rounds, self.stripe)
+        return (stripe * self.lanes + lane) * self.stripe + place + self.order.start(pass_number)
+
+    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
+        draws = self.order.draw_in_stream(positions)
+        return Draws(
+            leaf=draws.leaf + np.int32(self.first_leaf), child=draws.child, index=draws.index, epoch=draws.epoch
+        )
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """A lane's end of the feed."""
+        return lane.reader.open(self, lane, state)
+
+    @property
+    def state_form(self) -> Form:
+        """Pass and rounds; what was read ahead is read again."""
+        return Number(), Number()
+
+    @property
+    def reference_form(self) -> Form:
+        """The position."""
+        return Place(self.index)
+
+    def number(self, reference: int) -> int:
+        """The position."""
+        return reference
+
+    def rebuild(self, reference: int, lane: Lane) -> Any:
+        """The sample."""
+        return lane.sample((self.index, reference))
+
+    @property
+    def children(self) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class Refill(Protocol):
+    """Brings samples into a lane's queue."""
+
+    def __call__(self, feed: FeedLane) -> None:
+        """Queue at least one entry of the lane's next rounds, which exist."""
+        ...
+
+
+class FeedLane:
+    """One lane's end of a feed: a queue of what was read ahead.
+
+    Attributes:
+        node: The feed.
+        lane: Whose samples these are.
+        queue: (position, encoded sample or `Dropped`) of the next rounds.
+        pass_number: Of the feed.
+        taken: Rounds taken in this pass.
+        scheduled: Rounds that are taken, queued or being read.
+        count: Rounds of this pass.
+        expected: Samples that will probably be asked for soon.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_refill",
+        "count",
+        "expected",
+        "lane",
+        "node",
+        "pass_number",
+        "queue",
+        "scheduled",
+        "taken",
+    )
+
+    def __init__(self, node: Feed, lane: Lane, state: FeedState | None, refill: Refill) -> None:
+        self.node = node
+        self.lane = lane
+        self.queue: deque[tuple[int, Any]] = deque()
+        self.expected = 1.0
+        self._refill = refill
+        self._asked = 0
+        self.pass_number, self.taken = (lane.pass_number if node.finite else 0, 0) if state is None else state
+        self.scheduled = self.taken
+        self.count = node.rounds(lane.number, self.pass_number)
+
+    def begin(self, pass_number: int) -> None:
+        """Go to the beginning of a pass. An endless feed goes on."""
+        if not self.node.finite or (self.pass_number == pass_number and not self.taken):
+            return
+        self.pass_number = pass_number
+        self.taken = self.scheduled = 0
+        self.count = self.node.rounds(self.lane.number, pass_number)
+        self.queue.clear()
+
+    def next(self) -> Item | None:
+        """The next sample that was not dropped."""
+        while True:
+            if not self.queue:
+                if self.taken >= self.count:
+                    return None
+                self._refill(self)
+            entry = self.queue.popleft()
+            self.taken += 1
+            self._asked += 1
+            if type(entry[1]) is not Dropped:
+                if self.lane.around.failing:
+                    self.lane.around.succeeded("")
+                return entry
+            self.lane.dropped(entry[1])
+
+    def state(self) -> FeedState:
+        """Pass and rounds."""
+        return self.pass_number, self.taken
+
+    def asked(self) -> int:
+        """Samples that were asked for since the last call of this."""
+        taken, self._asked = self._asked, 0
+        return taken
+
+    def expect(self, items: float) -> None:
+        """Read about as many samples ahead."""
+        self.expected = items
+
+    def positions_from(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Positions of rounds of this pass."""
+        return self.node.in_stream(self.lane.number, self.pass_number, np.arange(first, stop))
+
+
+class AheadReader:
+    """Reads ahead for all lanes of a host.
+
+    It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
+    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that.
+    Lanes advance unevenly, and each is read from its own place on: none holds up another, and what is read ahead stays
+    within a few chunks. This changes speed alone, never what lanes get.
+
+    Args:
+        sources: Of all leaves.
+        pace: How much a chunk may hold.
+        ahead: Fetches what lies in object stores.
+    """
+
+    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: ReadAhead) -> None:
+        self._sources = sources
+        self._pace = pace
+        self._ahead = LaneReadAhead(ahead, sources)
+        self._feeds: list[FeedLane] = []
+        self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
+        self._urgent: FeedLane | None = None
+        self._number = 0
+        self._most = MAX_CHUNK
+        self.encoded: Iterator[Encoded] = iter(())
+        self.expect: Callable[[], None] = lambda: None
+
+    def open(self, feed: Feed, lane: Lane, state: FeedState | None) -> Items:
+        """A lane's end of a feed."""
+        opened = FeedLane(feed, lane, state, self._refill)
+        self._feeds.append(opened)
+        return opened
+
+    def _refill(self, feed: FeedLane) -> None:
+        while not feed.queue:
+            self._urgent = feed
+            encoded = next(self.encoded)
+            at = 0
+            for other, pass_number, positions in self._pending.popleft():
+                stop = at + len(positions)
+                if other.pass_number == pass_number:  # else its pass was cut short in the meantime
+                    other.queue.extend(zip(positions, encoded.outcomes[at:stop], strict=True))
+                at = stop
+        self._urgent = None
+
+    def __iter__(self) -> AheadReader:
+        return self
+
+    def __next__(self) -> Chunk:
+        """The chunk to read next.
+
+        Raises:
+            StopIteration: Every lane has all of its pass; when a pass begins, there may be more.
+        """
+        self.expect()
+        shares = self._shares()
+        if not shares:
+            raise StopIteration
+        arrival = self._ahead.arrival(self._feeds, shares)
+        # One call of the samplers draws for all lanes of a feed.
+        by_node: dict[int, list[tuple[FeedLane, int]]] = {}
+        for feed, count in shares:
+            by_node.setdefault(feed.node.index, []).append((feed, count))
+        shares = [share for same in by_node.values() for share in same]
+        parts = [feed.positions_from(feed.scheduled, feed.scheduled + count) for feed, count in shares]
+        split = iter(parts)
+        draws = joined_draws(
+            [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
+        )
+        sizes = np.cumsum(draw_sizes(draws, self._sources))
+        fits = max(1, int(np.searchsorted(sizes, self._pace.size_bytes, side="right")))
+        pending: list[tuple[FeedLane, int, list[int]]] = []
+        left = fits
+        for (feed, _), part in zip(shares, parts, strict=True):
+            positions = part[:left].tolist()
+            if not positions:
+                break
+            feed.scheduled += len(positions)
+            left -= len(positions)
+            pending.append((feed, feed.pass_number, positions))
+        self._most = fits if fits < len(draws) else MAX_CHUNK
+        fits = min(fits, len(draws))
+        self._pending.append(pending)
+        self._number += 1
+        return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), arrival=arrival)
+
+    def _shares(self) -> list[tuple[FeedLane, int]]:
+        """How many further rounds to read for which feeds, the most urgent first."""
+        feeds, first = self._feeds, 0
+        asked = {id(feed): feed.asked() for feed in feeds}
+        if self._urgent is not None:
+            first = feeds.index(self._urgent)
+        feeds = [feed for feed in (*feeds[first:], *feeds[:first]) if feed.scheduled < feed.count]
+        if not feeds:
+            return []
+        room = self._pace.samples
+        ahead = np.array([feed.scheduled - feed.taken for feed in feeds], np.float64)
+        left = np.array([min(feed.count - feed.scheduled, MAX_CHUNK) for feed in feeds], np.int64)
+        expected = np.array([max(feed.expected, 1e-3) for feed in feeds])
+        wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
+        if feeds[0] is self._urgent and ahead[0] == 0:
+            # It wants more than was expected: twice as much each time, as long as that goes on.
+            wanted[0] = min(max(1, wanted[0], 2 * asked[id(feeds[0])]), left[0])
+        wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
+        spare = room - int(wanted.sum())
+        if spare > 0:
+            spare = min(spare, int(_CHUNKS_AHEAD * min(room, self._most) - ahead.sum()))
+        if spare > 0:
+            wanted += np.minimum(_level(ahead + wanted, expected, spare), left - wanted)
+        return [(feed, count) for feed, count in zip(feeds, wanted.tolist(), strict=True) if count]
+
+
+def _level(have: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], spare: int) -> npt.NDArray[np.int64]:
+    """Whole numbers, `spare` in all at most, that bring `have / weight` to one level from below."""
+    ratio = have / weight
+    order = np.argsort(ratio, kind="stable")
+    total_weight, total_have = np.cumsum(weight[order]), np.cumsum(have[order])
+    # With the first k raised to a common level, that is (spare + what they have) / their weight.
+    levels = (spare + total_have) / total_weight
+    reached = np.append(ratio[order][1:] >= levels[:-1], True)
+    level = levels[int(np.argmax(reached))]
+    more = np.maximum(np.floor(level * weight - have), 0).astype(np.int64)
+    if not more.any():
+        more[order[0]] = 1
+    return np.diff(np.minimum(np.cumsum(more), spare), prepend=0)
+
+
+class DirectReader:
+    """Reads a few samples at a time when they are asked for: for replaying single items.
+
+    Args:
+        run: Reads and encodes a chunk.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def open(self, feed: Feed, lane: Lane, state: FeedState | None) -> Items:
+        """A lane's end of a feed."""
+        return FeedLane(feed, lane, state, self._refill)
+
+    def _refill(self, feed: FeedLane) -> None:
+        stop = min(feed.scheduled + _DIRECT_CHUNK, feed.count)
+        positions = feed.positions_from(feed.scheduled, stop)
+        encoded = self._run(Chunk(number=-1, draws=feed.node.draw(positions), size_bytes=0))
+        feed.queue.extend(zip(positions.tolist(), encoded.outcomes, strict=True))
+        feed.scheduled = stop
+
+
+def read_positions(
+    positions: list[Position], feeds: Sequence[Feed], sources: list[Source], run: Run, pace: ChunkPace
+) -> Samples:
+    """Encoded samples of positions, read together, one each time that a position is named.
+
+    What is dropped is there as `Dropped`.
+    """
+    read: Samples = {}
+    by_feed: dict[int, list[int]] = {}
+    for feed, position in positions:
+        by_feed.setdefault(feed, []).append(position)
+    for feed, wanted in by_feed.items():
+        draws = feeds[feed].draw(np.array(wanted, np.int64))
+        sizes = np.cumsum(draw_sizes(draws, sources))
+        first = 0
+        while first < len(wanted):
+            before = int(sizes[first - 1]) if first else 0
+            fits = int(np.searchsorted(sizes, before + pace.size_bytes, side="right"))
+            stop = min(max(fits, first + 1), first + MAX_CHUNK, len(wanted))
+            encoded = run(Chunk(number=-1, draws=draws[first:stop], size_bytes=int(sizes[stop - 1]) - before))
+            for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True):
+                read.setdefault((feed, position), []).append(outcome)
+            first = stop
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Further rounds of every feed.
+
+    Attributes:
+        begins: First round of each feed, and the pass that it belongs to.
+        arrival: Of all of them.
+    """
+
+    begins: dict[int, tuple[int, int]]
+    arrival: Arrival
+
+
+class LaneReadAhead:
+    """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
+
+    How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
+
+    Args:
+        ahead: What fetches.
+        sources: Of all leaves.
+    """
+
+    def __init__(self, ahead: ReadAhead, sources: list[Source]) -> None:
+        self._ahead = ahead
+        self._sources = sources
+        self._ends: dict[int, tuple[int, int]] = {}
+        self._steps: deque[_Step] = deque()
+        self._samples = float(_FIRST_SAMPLES)
+
+    def arrival(self, feeds: Sequence[FeedLane], shares: Sequence[tuple[FeedLane, int]]) -> Arrival | None:
+        """When the next rounds of some feeds will be there; begins to fetch what comes behind them.
+
+        Args:
+            feeds: All.
+            shares: (feed, how many rounds from `scheduled` on) that are about to be read.
+        """
+        if not self._ahead:
+            return None
+        wanted = {id(feed): feed.scheduled + count for feed, count in shares}
+        half = self._half(feeds)
+        if any(self._end(feed) < min(wanted[id(feed)] + half[id(feed)], feed.count) for feed, _ in shares):
+            self._step(feeds, wanted, half)
+        place = self._newest(shares)
+        for _ in range(place):
+            self._steps.popleft()
+        return self._steps[0].arrival if self._steps else None
+
+    def _half(self, feeds: Sequence[FeedLane]) -> dict[int, int]:
+        """Rounds of each feed that are a fair share of one step."""
+        weight = np.array([max(feed.expected, 1e-3) for feed in feeds])
+        rounds: list[int] = np.ceil(self._samples * weight / weight.sum()).astype(np.int64).tolist()
+        return {id(feed): count for feed, count in zip(feeds, rounds, strict=True)}
+
+    def _newest(self, shares: Sequence[tuple[FeedLane, int]]) -> int:
+        """Place of the last step that these rounds reach into."""
+        for place in range(len(self._steps) - 1, 0, -1):
+            begins = self._steps[place].begins
+            for feed, count in shares:
+                begin = begins.get(id(feed))
+                if begin is not None and begin[0] == feed.pass_number and begin[1] < feed.scheduled + count:
+                    return place
+        return 0
+
+    def _end(self, feed: FeedLane) -> int:
+        """First round of a feed's pass that was not yet fetched ahead."""
+        pass_number, end = self._ends.get(id(feed), (feed.pass_number, 0))
+        return max(end, feed.scheduled) if pass_number == feed.pass_number else feed.scheduled
+
+    def _step(self, feeds: Sequence[FeedLane], wanted: dict[int, int], half: dict[int, int]) -> None:
+        """Begin to fetch rounds of all feeds, up to twice their share of a step beyond what is wanted now."""
+        by_node: dict[int, list[tuple[FeedLane, int, int]]] = {}
+        for feed in feeds:
+            begin = self._end(feed)
+            end = min(wanted.get(id(feed), feed.scheduled) + 2 * half[id(feed)], feed.count)
+            if begin < end:
+                by_node.setdefault(feed.node.index, []).append((feed, begin, end))
+        runs = [run for same in by_node.values() for run in same]
+        draws = joined_draws(
+            [
+                same[0][0].node.draw(np.concatenate([feed.positions_from(begin, end) for feed, begin, end in same]))
+                for same in by_node.values()
+            ]
+        )
+        owner = np.repeat(np.arange(len(runs)), [end - begin for _, begin, end in runs])
+        need = np.concatenate([np.arange(begin - feed.scheduled, end - feed.scheduled) for feed, begin, end in runs])
+        order = np.argsort(need / np.array([half[id(feed)] for feed, _, _ in runs])[owner], kind="stable")
+        coming = self._ahead.fetch(draws[order])
+        # What is fetched ends where it would be too much.
+        covered = np.bincount(owner[order[: len(coming)]], minlength=len(runs)).tolist()
+        begins: dict[int, tuple[int, int]] = {}
+        for (feed, begin, _), rounds in zip(runs, covered, strict=True):
+            if rounds:
+                begins[id(feed)] = feed.pass_number, begin
+                self._ends[id(feed)] = feed.pass_number, begin + rounds
+        self._steps.append(_Step(begins, coming.until(len(coming))))
+        mean_bytes = max(1.0, float(draw_sizes(draws, self._sources).mean()))
+        self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))
+
+
+def joined_draws(draws: list[Draws]) -> Draws:
+    """Draws, one behind the other."""
+    if len(draws) == 1:
+        return draws[0]
+    return Draws(
+        leaf=np.concatenate([part.leaf for part in draws]),
+        child=np.concatenate([part.child for part in draws]),
+        index=np.concatenate([part.index for part in draws]),
+        epoch=np.concatenate([part.epoch for part in draws]),
+    )

@@ -1,1 +1,0 @@
-"""Lane operators: dataset nodes whose output depends on more than a position."""

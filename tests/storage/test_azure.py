@@ -1,0 +1,165 @@
+"""Containers of Azure: read, listed, written, prepared and streamed, with each way to sign in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from azure_server import ACCOUNT, KEY, AzureServer, running_azure_server
+from cli_runs import run
+from metadatasets import v2
+
+from energon_grain import (
+    ConfigError,
+    EPath,
+    ReadError,
+    StaleIndexError,
+    StorageSettings,
+    StoreSettings,
+    Stream,
+    WorkerConfig,
+    get_train_dataset,
+    use_storage,
+)
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import make_text_dataset
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[AzureServer]:
+    with running_azure_server() as server:
+        for name in [name for name in os.environ if name.startswith("AZURE_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        forkserver._forkserver._stop()  # else its workers have the environment of another test
+        use_storage(StorageSettings(attempts=2, first_pause_s=0.01))
+        server.containers["box"] = {}
+        yield server
+        forkserver._forkserver._stop()
+
+
+def test_blobs_are_written_listed_read_and_removed(azure: AzureServer, tmp_path: Path) -> None:
+    folder = EPath("az://box/a b")
+    for name in ("ä.txt", "sub/x", "sub/y", "sub/deep/z", "empty"):
+        (folder / name).write_bytes(name.encode() if name != "empty" else b"")
+    assert [path.relative_to(folder) for path in folder.walk()] == ["empty", "sub/deep/z", "sub/x", "sub/y", "ä.txt"]
+    assert [path.name for path in folder.glob("sub/*")] == ["x", "y"]
+    assert (folder.is_dir(), folder.is_file(), (folder / "empty").is_file()) == (True, False, True)
+    assert ((folder / "ä.txt").read_text(), (folder / "ä.txt").size()) == ("ä.txt", 6)
+    assert (folder / "empty").read_bytes() == b""
+    with (folder / "sub/deep/z").open("rb") as file:
+        file.seek(-3, os.SEEK_END)
+        assert file.read() == b"p/z"
+    assert EPath("abfs://box/a b/sub/x").read_bytes() == EPath("azure://box/a b/sub/x").read_bytes() == b"sub/x"
+    folder.copy(EPath(tmp_path / "copy"))
+    assert (tmp_path / "copy/sub/deep/z").read_text() == "sub/deep/z"
+    (folder / "sub/x").unlink()
+    (folder / "sub/x").unlink()  # is no error
+    assert not (folder / "sub/x").exists()
+    with pytest.raises(FileNotFoundError):
+        (folder / "sub/x").read_bytes()
+
+
+def keys(path: Any, steps: int, state: Any = None, workers: int = 0) -> tuple[list[list[str]], Any]:
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        batch_size=4,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=10,
+    )
+    with Stream.of(dataset) as stream:
+        if state is not None:
+            stream.restore(state)
+        batches = [list(next(stream).__key__) for _ in range(steps)]
+        return batches, json.loads(json.dumps(stream.cursor()))
+
+
+def test_a_dataset_is_prepared_streamed_saved_and_restored(azure: AzureServer, tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "set", n=100, shards=5, prepared=False)
+    EPath(tmp_path / "set").copy(EPath("az://box/set"))
+    options: Any = {"split_ratio": (1, 0, 0), "sample_type": "TextSample", "field_map": {"text": "txt"}}
+    prepare_dataset("az://box/set", **options)
+    prepare_dataset(tmp_path / "set", **options)
+    assert run("info", "az://box/set").exit_code == 0
+    assert run("lint", "az://box/set").exit_code == 0
+    EPath("az://box/meta.yaml").write_text(json.dumps(v2(train={"path": "set"})))
+    expected, _ = keys(tmp_path / "set", 20)
+    first, state = keys("az://box/set", 8, workers=2)
+    rest, _ = keys("az://box/set", 12, state)
+    assert first + rest == expected
+    here, _ = keys(tmp_path / "set", 12, state)
+    assert here == rest
+    assert len(keys("az://box/meta.yaml", 3)[0]) == 3
+
+
+def test_a_blob_that_was_replaced_is_an_error(azure: AzureServer, tmp_path: Path) -> None:
+    EPath(make_text_dataset(tmp_path / "set", n=20, shards=1)).copy(EPath("az://box/set"))
+    dataset = get_train_dataset(
+        "az://box/set",
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    use_storage(StorageSettings(attempts=1, cache_bytes=0, ahead_bytes=0))
+    with Stream.of(dataset) as stream:
+        next(stream)
+        shard = next(EPath("az://box/set").glob("*.tar"))
+        shard.write_bytes(shard.read_bytes())  # the same bytes, and another entity tag
+        with pytest.raises(StaleIndexError, match=rf"{shard}: was replaced while it was read"):
+            for _ in range(100):
+                next(stream)
+
+
+def read(timeout_s: float, **settings: Any) -> str:
+    """By a client of its own: those of equal settings are shared, with the credentials that they found."""
+    use_storage(StorageSettings(attempts=1, timeout_s=timeout_s, stores={"az://": StoreSettings(**settings)}))
+    return EPath("az://box/x").read_text()
+
+
+def test_ways_to_sign_in(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    EPath("az://box/x").write_text("private")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY.replace("E", "F"))
+    with pytest.raises(ReadError, match=r"access denied: Authenti.*; check the credentials in AZURE_ST"):
+        read(61)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2026-01-01&sig=allowed")
+    assert read(62) == "private"
+    with pytest.raises(ReadError, match=r"access denied: .*`anonymous: true` of it: take that out"):
+        read(63, anonymous=True)
+    azure.public.add("box")
+    assert read(64, anonymous=True) == "private"
+    monkeypatch.delenv("AZURE_STORAGE_ENDPOINT")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    assert read(65, anonymous=True, endpoint=azure.url) == "private"
+    assert all("private" not in asked for asked in azure.asked)
+
+
+def test_what_is_not_there(azure: AzureServer) -> None:
+    with pytest.raises(ReadError, match=rf"no bucket 'nobox' at {azure.url} .*; check its name and the end point"):
+        list(EPath("az://nobox/a").walk())
+    with pytest.raises(ReadError, match=r"there is no bucket 'nobox'"):
+        EPath("az://nobox/a").read_bytes()
+    use_storage(StorageSettings(attempts=1, stores={"az://box": StoreSettings(endpoint="http://127.0.0.1:9/a")}))
+    with pytest.raises(ReadError, match=r"cannot connect to http://127.0.0.1:9/a: .*AZURE_STORAGE_ACCOUNT_NAME\)$"):
+        EPath("az://box/a").read_bytes()
+
+
+def test_arrays_are_refused(azure: AzureServer, tmp_path: Path) -> None:
+    from arrays import write_array
+
+    from energon_grain.sources.arrays import ArraySource
+
+    EPath(write_array(tmp_path / "a", np.arange(6), chunk=(2,))).copy(EPath("az://box/a"))
+    with pytest.raises(ConfigError, match=r"^az://box/a: arrays are not read from Azure; copy them"):
+        ArraySource("az://box/a")

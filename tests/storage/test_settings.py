@@ -1,0 +1,211 @@
+"""Where settings of stores come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_grain.errors import ConfigError
+from energon_grain.storage.settings import (
+    ENVIRONMENT,
+    StorageSettings,
+    StoreSettings,
+    storage_settings,
+    use_storage,
+    using_storage,
+)
+
+EVERYTHING: dict[str, Any] = {
+    "stores": {
+        "s3://bucket": {
+            "endpoint": "http://minio:9000",
+            "region": "eu-west-1",
+            "anonymous": True,
+            "profile": "team",
+            "requester_pays": True,
+        },
+        "msc://team": {"location": "s3://bucket/folder"},
+    },
+    "requests_in_flight": 7,
+    "request_bytes": 1 << 20,
+    "timeout_s": 3,
+    "attempts": 2,
+    "first_pause_s": 0.5,
+    "longest_pause_s": 1.5,
+    "cache_dir": "/scratch",
+    "cache_bytes": 12345,
+    "ahead_bytes": 77 << 20,
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", ENVIRONMENT):
+        monkeypatch.delenv(name, raising=False)
+    use_storage(None)
+    return tmp_path
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_every_key_of_a_file_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(write(home / "x.yaml", EVERYTHING)))
+    settings = storage_settings()
+    assert {name: getattr(settings, name) for name in StorageSettings.__struct_fields__} == {
+        **EVERYTHING,
+        "stores": {prefix: StoreSettings(**store) for prefix, store in EVERYTHING["stores"].items()},
+    }
+    assert set(EVERYTHING) == set(StorageSettings.__struct_fields__)
+    assert {key for store in EVERYTHING["stores"].values() for key in store} == set(StoreSettings.__struct_fields__)
+
+
+def test_without_a_file_there_are_defaults(home: Path) -> None:
+    assert storage_settings() == StorageSettings()
+    assert storage_settings().cache_folder == f"{home}/.cache/energon-grain/objects"
+
+
+def test_the_program_comes_before_the_variable_and_that_before_the_usual_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home / ".config/energon-grain/storage.yaml", {"attempts": 3})
+    assert storage_settings().attempts == 3
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "elsewhere"))
+    assert storage_settings().attempts == 6
+    write(home / "elsewhere/energon-grain/storage.yaml", {"attempts": 4})
+    assert storage_settings().attempts == 4
+    write(home / "named.yaml", {"attempts": 5})
+    monkeypatch.setenv(ENVIRONMENT, "~/named.yaml")
+    assert storage_settings().attempts == 5
+    use_storage(StorageSettings(attempts=8))
+    assert storage_settings().attempts == 8
+    use_storage(None)
+    assert storage_settings().attempts == 5
+
+
+def test_a_file_is_read_once_until_it_is_asked_for_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(home / "x.yaml", {"attempts": 2})
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    assert storage_settings().attempts == 2
+    write(file, {"attempts": 3})
+    assert storage_settings().attempts == 2
+    use_storage(None)
+    assert storage_settings().attempts == 3
+
+
+def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(home / "none.yaml"))
+    with pytest.raises(ConfigError, match=rf"none.yaml: No such file.*{ENVIRONMENT} must name a file"):
+        storage_settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"attemps": 3}, r"\$.attemps: there is no such key. Did you mean `attempts`\?"),
+        ({"store": {}}, r"\$.store: there is no such key. Did you mean `stores`\?"),
+        ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known here: stores, requests_in_flight"),
+        ({"stores": {"s3://b": {"regoin": "x"}}}, r"\$.stores\['s3://b'\].regoin: .* Did you mean `region`\?"),
+        ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known here: endpoint, region"),
+        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: .*Credentials never stand here"),
+        ({"stores": {"s3://b": {"region": 3}}}, r"\$.stores\['s3://b'\].region: Expected `str | null`, got `int`$"),
+        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: must be a mapping, such as"),
+        ({"stores": {"s3://b": {"endpoint": "localhost:1"}}}, r"\['s3://b'\]: endpoint .* write http://localhost:1"),
+        ({"stores": {"data://v": {"location": "nowhere"}}}, r"\['data://v'\]: location 'nowhere': must be a URL"),
+        ({"stores": {"team": {}}}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ({"stores": ["s3://b"]}, r"\$.stores: must be a mapping"),
+        ({"attempts": "three"}, r"\$.attempts: Expected `int`, got `str`$"),
+        ({"attempts": 0}, r"\$: attempts=0: must be 1 or more"),
+        ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
+        ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
+        ({"timeout_s": 0}, "timeout_s=0.* must be positive"),
+        ({"first_pause_s": 2, "longest_pause_s": 1}, "first_pause_s=2.* between 0 and longest_pause_s=1"),
+        ({"first_pause_s": -1}, "between 0 and"),
+        ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
+        ("a: [", "not valid YAML"),
+        ("just text", r"must hold a mapping, such as `stores: \{'s3://bucket'"),
+        ("", "must hold a mapping"),
+    ],
+)
+def test_what_is_wrong_names_the_file_and_the_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch, content: Any, said: str
+) -> None:
+    file = write(home / "x.yaml", content)
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}") as failure:
+        storage_settings()
+    assert "storage settings" not in str(failure.value)
+
+
+@pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}])
+def test_settings_of_a_program_are_checked_too(changed: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="storage settings: "):
+        StorageSettings(**changed)
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix"),
+    [
+        ("s3://bucket/a", "s3://bucket"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/folder/a", "s3://bucket/folder/"),
+        ("s3://bucket/folder", "s3://bucket/folder/"),
+        ("s3://bucket/folders/a", "s3://bucket"),
+        ("s3://bucket2/a", "s3://"),
+        ("gs://bucket/a", ""),
+    ],
+)
+def test_the_longest_beginning_of_a_url_counts(url: str, prefix: str) -> None:
+    stores = {name: StoreSettings(region=name) for name in ("s3://", "s3://bucket", "s3://bucket/folder/")}
+    found, store = StorageSettings(stores=stores).store(url)
+    assert found == prefix
+    assert store.region == (prefix or None)
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "folder"), [("/x/../scratch", "/scratch"), ("~/blocks", "{home}/blocks"), (None, "{home}/c/{own}")]
+)
+def test_the_folder_of_the_cache_is_absolute(
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: str | None, folder: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "c"))
+    expected = folder.format(home=home, own="energon-grain/objects")
+    assert StorageSettings(cache_dir=cache_dir).cache_folder == expected
+
+
+def test_settings_of_a_block_end_with_it(home: Path) -> None:
+    write(home / ".config/energon-grain/storage.yaml", {"attempts": 3})
+    with using_storage(StorageSettings(attempts=4)):
+        assert storage_settings().attempts == 4
+        with pytest.raises(ZeroDivisionError), using_storage(StorageSettings(attempts=5)):
+            raise ZeroDivisionError
+        assert storage_settings().attempts == 4
+    assert storage_settings().attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "store", "said"),
+    [
+        ("team", {"region": "x"}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ("s3://b", {"endpoint": "localhost:5678"}, "'localhost:5678': must be a URL; write http://localhost:5678"),
+        ("s3://b", {"endpoint": "ftp://host"}, "'ftp://host': must be a URL; write http://host"),
+        ("data://v", {"location": "nowhere"}, "location 'nowhere': must be a URL .* s3://, .* file://"),
+        ("data://v", {"location": "msc://team"}, "location 'msc://team': must be a URL that is read as it is"),
+    ],
+)
+def test_stores_that_cannot_be_reached_are_refused(prefix: str, store: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^storage settings: .*{said}"):
+        StorageSettings(stores={prefix: StoreSettings(**store)})
+
+
+def test_a_path_is_no_settings(home: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"not 'storage.yaml'; a file is named by .* {ENVIRONMENT}"):
+        use_storage("storage.yaml")  # type: ignore[arg-type]
+    assert storage_settings() == StorageSettings()
