@@ -96,7 +96,11 @@ def name_of(requirement: str) -> str:
 
 def test_each_package_comes_by_its_extra_alone() -> None:
     core = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    distributions = {"array_record": "array-record", "orbax": "orbax-checkpoint"}
+    distributions = {
+        "array_record": "array-record",
+        "multistorageclient": "multi-storage-client",
+        "orbax": "orbax-checkpoint",
+    }
     for package, extra in EXTRAS.items():
         distribution = distributions.get(package, package)
         assert distribution in brought_by(extra)
@@ -131,6 +135,8 @@ USES = {
     "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
+    "train('msc://store/set')": ("msc://store: a profile of the Multi-Storage Client", "multistorageclient"),
+    "train('s3://bucket/set')": ("s3://bucket/set/.nv-meta: the profile 'role', which gives no keys itself,", "boto3"),
 }
 """What is done, what it is called in the error, and the package that it needs."""
 
@@ -138,10 +144,13 @@ USES = {
 def test_what_is_missing_is_named(
     text_dataset: Callable[..., Path], tmp_path: Path, run_script: Callable[..., Any]
 ) -> None:
+    (tmp_path / "aws").write_text("[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = other\n")
     write_array(tmp_path / "rows.zarr", np.zeros((8, 2)))
     convert_dataset(text_dataset(53), tmp_path / "records", compression="zstd")
     with running_web_server(tmp_path) as server:
-        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), tmp_path, server.url, text_dataset(53), *USES)
+        environment = {"AWS_CONFIG_FILE": str(tmp_path / "aws"), "AWS_PROFILE": "role"}
+        given = tmp_path, server.url, text_dataset(53), *USES
+        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), *given, env=environment)
     said = [
         f"{purpose} needs the package {package}, which is not installed: pip install 'energon-grain[{EXTRAS[package]}]'"
         for purpose, package in USES.values()

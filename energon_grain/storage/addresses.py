@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.storage.settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
 
@@ -256,15 +257,10 @@ def _profile(
     They are read once for each environment.
     """
     way_out = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
-    try:
+    with needed_for(f"{prefix}: a profile of the Multi-Storage Client", instead=f"say what it stands for in {way_out}"):
         from multistorageclient.config import StorageClientConfig
         from multistorageclient.rclone import read_rclone_config
         from multistorageclient.utils import expand_env_vars
-    except ImportError as error:
-        raise ConfigError(
-            f"{prefix}: profiles are read by the Multi-Storage Client: `pip install 'energon-grain[msc]'`, or say what "
-            f"it stands for in {way_out}"
-        ) from error
     try:
         files = (StorageClientConfig.read_msc_config()[0], read_rclone_config()[0])
         found = [profiles[name] for file in files if name in (profiles := (file or {}).get("profiles") or {})]
@@ -415,14 +411,9 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
             }
 
         return {"credential_provider": keys}
-    try:
+    with needed_for(f"{url}: the profile {name!r}, which gives no keys itself,"):
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as error:
-        raise ConfigError(
-            f"{url}: the profile {name!r} gives no keys itself, and what it stands for is asked by boto3: "
-            "`pip install 'energon-grain[aws]'`"
-        ) from error
     return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=name))}
 
 
