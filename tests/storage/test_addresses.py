@@ -260,7 +260,7 @@ def test_remotes_of_rclone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_profile_of_this_machine_needs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multistorageclient.config", None)
     assert str(EPath(f"msc://{name}/data")) == "/data"
-    with pytest.raises(ConfigError, match=r"^msc://team: .*`pip install 'energon-grain\[msc\]'`, or say what it"):
+    with pytest.raises(ConfigError, match=r"^msc://team: .*pip install 'energon-grain\[msc\]', or say what it"):
         found("msc://team/a")
 
 
@@ -404,5 +404,5 @@ def test_a_section_without_keys_is_boto3s(aws: Path, bucket: Bucket, monkeypatch
     assert (EPath(bucket.url) / "x").read_bytes() == b"private"
     use_storage(StorageSettings(stores={bucket.url: StoreSettings(profile="program", region="other")}, attempts=1))
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(ConfigError, match=rf"^{bucket.url}/x: the profile 'program' .*energon-grain\[aws\]"):
+    with pytest.raises(ConfigError, match=rf"^{bucket.url}/x: the profile 'program'.*energon-grain\[aws\]"):
         (EPath(bucket.url) / "x").read_bytes()
