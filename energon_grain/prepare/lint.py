@@ -195,7 +195,7 @@ def _check_shard(
     wrong: list[LintFinding] = []
     try:
         if records is None:
-            scan = scan_checked(folder, shard, samples)
+            scan = scan_checked(folder, shard, samples, None, first)
             tar_index = tar_index_path(shard)
             if not read_beginning(folder.shard(tar_index.as_posix()), 1):
                 what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
