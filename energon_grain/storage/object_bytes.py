@@ -101,8 +101,8 @@ class ObjectBytes:
             return []
         return self._files.read_spans([self._url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
 
-    def _in_pieces(self, start: int, stop: int) -> list[bytes]:
-        def read(at: int) -> bytes:
+    def _in_pieces(self, start: int, stop: int) -> list[memoryview]:
+        def read(at: int) -> memoryview:
             return self._files.versions.read(self._url, self._version, at, min(at + _PIECE_BYTES, stop))
 
         return self._client.map(read, range(start, stop, _PIECE_BYTES))
