@@ -36,7 +36,7 @@ from energon_grain.storage.storage_settings import StorageSettings
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
 
-SECOND_REQUEST_SECONDS = 3.0
+SECOND_REQUEST_SECONDS = 2.0
 """How long a request may be without a first byte before it is sent a second time."""
 _SENT_TWICE_SHARE = 0.05
 _SENT_TWICE_ALWAYS = 4

@@ -145,7 +145,7 @@ class PageCache:
                     # Whoever else evicts makes room for this page too, but nobody knows when.
                     with FileLock(os.path.join(self.folder, "evict.lock"), timeout=0):
                         self._used_bytes = self._evicted(size_bytes) + size_bytes
-                except (Timeout, OSError):
+                except (Timeout, OSError, NotImplementedError):  # the last: a file system without locks
                     self._used_bytes = self.limit_bytes
                     return False
                 self._written_bytes = size_bytes
@@ -231,10 +231,8 @@ class CachedObject:
     def has_checked(self, first: int, stop: int) -> bool:
         """Whether this process has found pages [first, stop) to be there; it does not look again."""
         pages = self._cache.stretch_pages
-        return all(
-            self._cache.known(self._path_of(page // pages)).sums[page % pages * _SUM_BYTES :][:_SUM_BYTES] != _NO_SUM
-            for page in range(first, stop)
-        )
+        known = ((self._cache.known(self._path_of(page // pages)), page % pages) for page in range(first, stop))
+        return all(stretch.sum_of(page) != _NO_SUM for stretch, page in known)
 
     @contextlib.contextmanager
     def fetching(self, pages: Iterable[int]) -> Generator[tuple[list[int], set[threading.Event]]]:
@@ -317,7 +315,7 @@ class CachedObject:
             found = sums[place]
             if len(found) < _SUM_BYTES or found == _NO_SUM:
                 return False
-            if found != stretch.known.sums[place]:
+            if found != stretch.known.sum_of(page):
                 start = number * self._stretch_bytes + page * self.page_bytes
                 size = min(self.page_bytes, self._size_bytes - start)
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
@@ -339,6 +337,9 @@ class _Known:
 
     sums: bytearray
     touch_at: float = 0.0
+
+    def sum_of(self, page: int) -> bytes:
+        return bytes(self.sums[page * _SUM_BYTES : (page + 1) * _SUM_BYTES])
 
 
 class _Stretch:

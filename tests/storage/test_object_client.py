@@ -186,7 +186,7 @@ def test_what_has_no_first_byte_is_asked_for_a_second_time(
     client: Client, bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store loses one request in 40 for ever; each may take minutes before it is an error."""
-    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 3.0)
     reader = client(timeout_s=10 * PATIENCE_S, requests_in_flight=4)
     lost = [Fault("stall", match=f"bytes={start}-") for start in range(0, 200, 40)]
     bucket.server.inject(*lost)
