@@ -199,11 +199,12 @@ class CachedObject:
         size_bytes: Of the object.
     """
 
-    __slots__ = ("_cache", "_path", "_size_bytes", "_stretch_bytes", "page_bytes")
+    __slots__ = ("_cache", "_path", "_paths", "_size_bytes", "_stretch_bytes", "page_bytes")
 
     def __init__(self, cache: PageCache, path: str, size_bytes: int) -> None:
         self._cache = cache
         self._path = path
+        self._paths: dict[int, str] = {}
         self._size_bytes = size_bytes
         self._stretch_bytes = cache.page_bytes * cache.stretch_pages
         self.page_bytes = cache.page_bytes
@@ -287,7 +288,10 @@ class CachedObject:
         return True
 
     def _path_of(self, number: int) -> str:
-        return f"{self._path}-{number:06x}"
+        found = self._paths.get(number)
+        if found is None:
+            found = self._paths[number] = f"{self._path}-{number:06x}"
+        return found
 
     def _read(self, number: int, start: int, stop: int) -> bytes | None:
         """Bytes of a single stretch."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
-import signal
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from forking import may_fork
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
-from remote_reading import digest, read, read_for_ever
+from remote_reading import digest, read
 
 from energon_grain.errors import WorkerError
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
@@ -64,24 +61,6 @@ def test_failures_are_told_to_workers(files: RemoteFiles, bucket: Bucket, method
         assert pool.submit(read, files, url, [(BLOCK_BYTES, SIZE)]).result(60) == [CONTENT[BLOCK_BYTES:]]
         with pytest.raises(Exception, match="none: there is no such object"):
             pool.submit(read, files, f"{bucket.url}/none", [(0, 1)]).result(60)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_killed_worker_leaves_nothing_behind(files: RemoteFiles, bucket: Bucket, method: str) -> None:
-    url = f"{bucket.url}/x.tar"
-    bucket.server.delay(0.05)
-    worker = cast("Any", multiprocessing.get_context(method)).Process(target=read_for_ever, args=(files, url))
-    worker.start()
-    try:
-        while fetched(bucket) < 3 * BLOCK_BYTES:
-            assert worker.is_alive()
-            time.sleep(0.01)
-    finally:
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        worker.close()
-    assert digest(files, url, SIZE) == WHOLE
 
 
 @may_fork

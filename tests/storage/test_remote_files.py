@@ -284,18 +284,6 @@ def test_versions_are_never_mixed(
     assert outcomes["error"]
 
 
-def test_two_processes_share_what_they_fetch(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
-    files = make_files()
-    bucket.server.delay(0.02)
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = [pool.submit(digest, files, url, 100_000, backwards=backwards) for backwards in (False, True)]
-        assert [one.result(60) for one in found] == [hashlib.sha256(CONTENT).hexdigest()] * 2
-    # Where they meet, a page may be fetched by both.
-    assert set(fetched_blocks(bucket)) == set(range(21))
-    assert fetched_blocks(bucket).total() <= 21 + 6
-    assert len({request.agent for request in bucket.server.requests("tar")}) == 1
-
-
 def test_two_threads_fetch_nothing_twice(make_files: MakeFiles, bucket: Bucket, url: str) -> None:
     files = make_files()
     files.tails([url], [SIZE - 1])
