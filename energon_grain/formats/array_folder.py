@@ -40,34 +40,30 @@ class ArrayFolder:
     metadata: bytes
 
 
-def find_array(location: str, name: str = "") -> ArrayFolder | None:
-    """The array that lies in a folder; None where there is none.
+def _look(location: str, name: str) -> ArrayFolder | bool:
+    """The array that lies in a folder; where there is none, whether it is a group of arrays.
 
     Raises:
-        FormatError: Its metadata file is damaged.
+        FormatError: A metadata file is damaged.
         ReadError: A metadata file is there, but cannot be read.
     """
-    data = _content(location, "zarr.json")
-    if data is not None and _parsed(location, "zarr.json", data).get("node_type") == "array":
-        return ArrayFolder(name=name, location=location, driver="zarr3", metadata=data)
-    data = _content(location, ".zarray")
-    if data is not None:
-        return ArrayFolder(name=name, location=location, driver="zarr", metadata=data)
-    data = _content(location, "attributes.json")
-    if data is not None and _parsed(location, "attributes.json", data).get("dimensions") is not None:
-        return ArrayFolder(name=name, location=location, driver="n5", metadata=data)
-    return None
-
-
-def is_array_group(location: str) -> bool:
-    """Whether a folder is a group of arrays. Raises as `find_array`."""
-    if _content(location, ".zgroup") is not None:
-        return True
+    group = False
     zarr3 = _content(location, "zarr.json")
     if zarr3 is not None:
-        return _parsed(location, "zarr.json", zarr3).get("node_type") == "group"
+        kind = _parsed(location, "zarr.json", zarr3).get("node_type")
+        if kind == "array":
+            return ArrayFolder(name=name, location=location, driver="zarr3", metadata=zarr3)
+        group = kind == "group"
+    zarr = _content(location, ".zarray")
+    if zarr is not None:
+        return ArrayFolder(name=name, location=location, driver="zarr", metadata=zarr)
     n5 = _content(location, "attributes.json")
-    return n5 is not None and "n5" in _parsed(location, "attributes.json", n5)
+    if n5 is not None:
+        attributes = _parsed(location, "attributes.json", n5)
+        if attributes.get("dimensions") is not None:
+            return ArrayFolder(name=name, location=location, driver="n5", metadata=n5)
+        group = group or "n5" in attributes
+    return group or _content(location, ".zgroup") is not None
 
 
 def is_array_folder(location: str) -> bool:
@@ -77,7 +73,7 @@ def is_array_folder(location: str) -> bool:
         ReadError: An object store cannot be reached.
     """
     try:
-        return is_array_group(location) or find_array(location) is not None
+        return bool(_look(location, ""))
     except FormatError:
         return True
     except ReadError:
@@ -91,13 +87,14 @@ def the_array(location: str) -> ArrayFolder:
 
     Raises:
         DatasetNotFoundError: There is no array.
-        FormatError, ReadError: As `find_array`.
+        FormatError: Its metadata file is damaged.
+        ReadError: Its metadata file is there, but cannot be read.
     """
-    found = find_array(location, name=Path(name_of(location)).stem)
-    if found is None:
-        what = "a group; name one of the arrays in it" if is_array_group(location) else _what_is(location)
-        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
-    return found
+    found = _look(location, Path(name_of(location)).stem)
+    if isinstance(found, ArrayFolder):
+        return found
+    what = "a group; name one of the arrays in it" if found else _what_is(location)
+    raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
 
 
 def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
@@ -107,27 +104,21 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
 
     Raises:
         DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
-        FormatError, ReadError: As `find_array`.
+        FormatError, ReadError: As `the_array`.
     """
-    alone = find_array(location, name=Path(name_of(location)).stem)
-    if alone is not None:
+    alone = _look(location, Path(name_of(location)).stem)
+    if isinstance(alone, ArrayFolder):
         return (alone,)
-    if not is_array_group(location):
+    if not alone:
         raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
-    arrays: list[ArrayFolder] = []
-    groups: list[str] = []
-    for name in sorted(_folders(location)):
-        if name.startswith((".", "__")):
-            continue
-        found = find_array(join(location, name), name)
-        if found is not None:
-            arrays.append(found)
-        elif is_array_group(join(location, name)):
-            groups.append(name)
+    names = (name for name in sorted(_folders(location)) if not name.startswith((".", "__")))
+    found = {name: _look(join(location, name), name) for name in names}
+    arrays = tuple(each for each in found.values() if isinstance(each, ArrayFolder))
     if not arrays:
-        advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""
+        groups = ", ".join(name for name, each in found.items() if each)
+        advice = f"; groups in it are not followed, name one of them: {groups}" if groups else ""
         raise DatasetNotFoundError(f"{location}: is a group without an array{advice}")
-    return tuple(arrays)
+    return arrays
 
 
 def _folders(location: str) -> set[str]:

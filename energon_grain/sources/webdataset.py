@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.tar.index import check_shards
-from energon_grain.sources.indexed import IndexedSource, SourceOptions, rows_of
+from energon_grain.formats.tar.names import split_member_name
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
 from energon_grain.sources.source import RawBatch, in_range
 from energon_grain.storage.remote_files import RemoteFiles
@@ -124,6 +126,52 @@ class WebDatasetSource(IndexedSource):
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""
         self._store.close()
+
+
+class WebdatasetFileStore(IndexedFileStore[bytes]):
+    """Reads single files out of tar shards; a key is the full name of a member, `folder/000012.jpg`.
+
+    All shards are served: splits, subsets and excluded samples have no meaning here. Names count as the archive writes
+    them. Opening maps the columnar index and reads no shard; shards that were read from stay open, 40 of them at most.
+
+    Args:
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
+        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset.
+        StaleIndexError: The index does not fit the shards.
+    """
+
+    _kind = WebDatasetSource
+
+    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
+        samples, rows = self._found(keys)
+        shard = self._index.shard_of(samples)
+        _, offset, size = self._source._described(rows)
+        data = self._source._payloads(shard, shard, offset, size)
+        self._source._touch(samples)
+        return self._with_sources(keys, samples, data)
+
+    def _find(self, key: str) -> tuple[int, int] | None:
+        # "keep": an index that was made without hidden files has none to be found.
+        split = split_member_name(key, hidden="keep")
+        sample = None if split is None or split[1] not in self._parts else self._index.find(split[0])
+        row = None if split is None or sample is None else self._row(sample, split[1])
+        return None if sample is None or row is None else (sample, row)
+
+    def _why_not(self, key: str) -> str:
+        said = f"there is no file {key!r}"
+        split = split_member_name(key, hidden="keep")
+        if split is None:
+            return f"{said}; a key is the full name of a file in a shard, folders and endings included"
+        sample = self._index.find(split[0])
+        if sample is None:
+            return f"{said}, nor any other of a sample {split[0]!r}; a key is the full name of a file in a shard"
+        rows = self._index.part_name[self._index.part_start[sample] : self._index.part_start[sample + 1]]
+        names = ", ".join(f"{split[0]}.{self._index.part_names[number]}" for number in rows.tolist())
+        return f"{said}; the sample {split[0]!r} has {names}"
 
 
 _Run: TypeAlias = tuple[int, int, int]

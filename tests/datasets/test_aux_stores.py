@@ -15,7 +15,7 @@ from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
 from energon_grain.samples.types import TextSample
 from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 from energon_grain.transforms.decode import SampleDecoder
 

@@ -12,7 +12,7 @@ from energon_grain.datasets.cache_pool import DirectLazy, Lazy, MockLazy, NoCach
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 
 

@@ -12,7 +12,7 @@ from energon_grain import EPath, FileStore, FileStoreCachePool, SourceInfo
 from energon_grain.datasets.file_store_views import DecodeFileStore, PrimaryFileStore
 from energon_grain.errors import DecodingError, KeyNotFoundError
 from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 from energon_grain.testing.tars import encode_part
 from energon_grain.transforms.decode import SampleDecoder

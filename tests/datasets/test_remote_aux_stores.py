@@ -20,7 +20,7 @@ from energon_grain.metadataset.load import load_metadataset
 from energon_grain.metadataset.tree import LeafReference
 from energon_grain.sources.file_store import ObjectFileStore
 from energon_grain.sources.jsonl import JsonlFileStore
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.testing import make_crude_dataset
 
 COUNT = 30

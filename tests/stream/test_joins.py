@@ -27,7 +27,7 @@ from energon_grain import (
 )
 from energon_grain.datasets.cooker import Cooker, basic_sample_keys
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.source import LazyRowSources
+from energon_grain.sources.source import LazySources
 from energon_grain.testing import write_tars
 
 Folder = Callable[..., Path]
@@ -222,7 +222,7 @@ def test_rows_from_workers_name_all_their_sources(folder: Path, worker_type: str
     with Stream.of(dataset) as stream:
         found = list(stream)
     # They stay small on their way: (source, row), looked up here.
-    assert {type(row.__sources__) for row in found} == {LazyRowSources}
+    assert {type(row.__sources__) for row in found} == {LazySources}
     assert [[source.file_names[0] for source in row.__sources__] for row in found] == [
         [f"{key}.txt"] * 2 for key in ("s1", "s3", "s6")
     ]
