@@ -17,7 +17,7 @@ from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
-from energon_grain.sources.source import RawBatch, in_range
+from energon_grain.sources.source import RawBatch
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans, coalesce
 
@@ -194,7 +194,6 @@ class WebDatasetGroup:
         self._first = np.concatenate([source._first[:-1] + at for source, at in zip(sources, first, strict=True)])
         self._shift = np.concatenate([source._shift - at for source, at in zip(sources, first, strict=True)])
         self._shard = np.concatenate([source._shard for source in sources])
-        self._length = np.array([len(source) for source in sources])
         self._start = np.array([source._selection.start for source in sources])
         self._excluding = [number for number, source in enumerate(sources) if source._selection.excluded.size]
         self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
@@ -205,7 +204,7 @@ class WebDatasetGroup:
 
         Args:
             which: (n,) number of the source of each sample.
-            indices: (n,) of the sample in it.
+            indices: (n,) of the sample in it, which must be there.
         """
         order = np.argsort(which, kind="stable")
         which = which[order]
@@ -267,10 +266,6 @@ class WebDatasetGroup:
 
     def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """As `IndexedSource._resolve`."""
-        wrong = (indices < 0) | (indices >= self._length[which])
-        for number in which[wrong].tolist():
-            source = self._sources[number]
-            in_range(indices[wrong], len(source), where=source.path)  # which raises
         rank = indices + (self._begin + self._start)[which]
         for number in self._excluding:
             (own,) = np.nonzero(which == number)
