@@ -155,8 +155,7 @@ from .sources.source import (
     SampleLocation as SampleLocation,
     Source as Source,
 )
-from .sources.webdataset import WebDatasetSource as WebDatasetSource
-from .sources.webdataset_file_store import WebdatasetFileStore as WebdatasetFileStore
+from .sources.webdataset import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .storage.epath import EPath as EPath
 from .storage.settings import (
     StorageSettings as StorageSettings,

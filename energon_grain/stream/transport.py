@@ -25,7 +25,7 @@ import cloudpickle
 
 from energon_grain.datasets.worker_config import IN_A_WORKER
 from energon_grain.errors import SkipSample, WorkerError
-from energon_grain.sources.source import LazyRowSources, LazySources, Source
+from energon_grain.sources.source import LazySources, Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.spec import StreamSpec
@@ -52,9 +52,9 @@ class SamplePickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """(source, index) in place of provenance; what the script defines by name, with its slots."""
         # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
-        if type(obj) is LazySources or type(obj) is LazyRowSources:
+        if type(obj) is LazySources:
             number = self._numbers.get(id(obj.source))
-            return NotImplemented if number is None else (_bound, (type(obj), number, obj.index))
+            return NotImplemented if number is None else (_bound, (number, obj.index))
         if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
             return _class_of_script, (obj.__qualname__,)
         if type(obj).__module__ == "__main__" and hasattr(type(obj), "__slots__"):
@@ -86,8 +86,8 @@ class SampleUnpickler(pickle.Unpickler):
 _receiving = threading.local()
 
 
-def _bound(kind: type[LazySources], number: int, index: int) -> LazySources:
-    return kind(_receiving.sources[number], index)
+def _bound(number: int, index: int) -> LazySources:
+    return LazySources(_receiving.sources[number], index)
 
 
 def _by_attributes(value: Any) -> tuple[Any, ...]:
