@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,13 @@ class Terminal:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "200"}
         command = [sys.executable, "-m", "energon_grain.cli", *arguments]
         self.process = subprocess.Popen(
-            command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True
+            command,
+            stdin=other_end,
+            stdout=other_end,
+            stderr=other_end,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # what runs behind a shell ignores it
         )
         os.close(other_end)
         self.output = ""
