@@ -165,26 +165,25 @@ class Mirror:
     def _copy(self, files: Mapping[Path, tuple[str, int]]) -> None:
         """Write files: name, relative to the mirrored folder, and size of each. They are on the disk afterwards."""
         step = self._client.settings.request_bytes
-        descriptors: dict[Path, int] = {}
-        with contextlib.ExitStack() as stack:
-            for path, (_, size) in files.items():
-                descriptors[path] = open_unlinked(path)
-                stack.callback(os.close, descriptors[path])
-                os.ftruncate(descriptors[path], size)
+        for path, (_, size) in files.items():
+            with open(path, "ab", opener=open_unlinked) as file:
+                file.truncate(size)
 
-            def copy(piece: tuple[Path, int]) -> int:
-                path, start = piece
-                name, size = files[path]
-                wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
-                found = self._client.read(wanted)
-                if found is None or found.data is None:
-                    raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
-                return os.pwrite(descriptors[path], found.data, start)
+        def copy(piece: tuple[Path, int]) -> int:
+            path, start = piece
+            name, size = files[path]
+            wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
+            found = self._client.read(wanted)
+            if found is None or found.data is None:
+                raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
+            # Opened anew: after a failure nobody waits for this, and the files are gone.
+            with open(path, "r+b", opener=open_unlinked) as file:
+                return os.pwrite(file.fileno(), found.data, start)
 
-            pieces = [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)]
-            self._client.map(copy, pieces)
-            for descriptor in descriptors.values():
-                os.fsync(descriptor)  # else a power cut leaves zeros behind a name and a size that are right
+        self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])
+        for path in files:
+            with open(path, "r+b", opener=open_unlinked) as file:
+                os.fsync(file)  # else a power cut leaves zeros behind a name and a size that are right
 
     def _notes(self) -> dict[str, tuple[bytes, bytes]]:
         try:
