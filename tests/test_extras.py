@@ -149,7 +149,8 @@ def test_what_is_missing_is_named(
     write_array(tmp_path / "rows.zarr", np.zeros((8, 2)))
     convert_dataset(text_dataset(53), tmp_path / "records", compression="zstd")
     with running_web_server(tmp_path) as server:
-        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), tmp_path, server.url, text_dataset(53), *USES)
+        given = tmp_path, server.url, text_dataset(53), *USES
+        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), *given)
     said = [
         f"{purpose} needs the package {package}, which is not installed: pip install 'energon-grain[{EXTRAS[package]}]'"
         for purpose, package in USES.values()

@@ -177,7 +177,7 @@ def prepare(
         )
 
     from energon_grain.cli.progress_bar import progress_bar
-    from energon_grain.formats.array_record_encoding import read_records_file
+    from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
     from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset

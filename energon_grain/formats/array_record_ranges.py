@@ -15,10 +15,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, ReadError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record_files import ArrayRecordFile
 from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.location import is_url
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.spans import coalesce
@@ -425,11 +423,6 @@ class ArrayRecordObject:
         """Read records, ascending. Raises ReadError when one cannot be read; names it."""
         numbers = np.array(records, np.int64)
         return read_records(self._store, [self._url], self._places, np.zeros_like(numbers), numbers)
-
-
-def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
-    """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
-    return ArrayRecordObject(location) if is_url(location) else ArrayRecordFile(location)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from energon_grain.formats.columnar_header import (
     ColumnarHeader,
     column_file_bytes,
     columnar_folder,
+    index_cache_folder,
     mending,
     read_column,
     read_header,
@@ -45,7 +46,6 @@ from energon_grain.formats.columnar_header import (
     rows_of,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
-from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo, read_info
 
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block

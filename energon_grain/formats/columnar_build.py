@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
-from energon_grain.formats.array_record_encoding import RecordEncoding, read_records_file
+from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
+    HEADER_VERSION,
     Column,
     ColumnarHeader,
     ColumnWriter,
     columnar_folder,
     encode_header,
+    index_cache_folder,
     mending,
     read_column,
     read_header,
 )
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.key_order import external_key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
+from energon_grain.formats.tar.index import read_tar_index, tar_index_path
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
 from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
-
-if TYPE_CHECKING:
-    from energon_grain.formats.tar.scan import ShardScan
-
 
 _LISTED = 5
 
@@ -61,7 +59,7 @@ class DuplicateKeys:
             examples: Key and the names of both shards, of each; only as many are taken as are still to be listed.
         """
         self._count += count
-        for key, one, other in islice(examples, _LISTED - len(self._listed)):
+        for key, one, other in itertools.islice(examples, _LISTED - len(self._listed)):
             places = f"{one} twice" if one == other else f"{one} and in {other}"
             self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
 
@@ -87,50 +85,39 @@ _COMPLETE = "complete"
 
 
 def write_columnar(
-    target: Path, shards: Sequence[str], scans: Iterable[ShardScan], *, unique_keys: bool = False
+    target: Path,
+    shards: Sequence[str],
+    scans: Iterable[ShardScan],
+    *,
+    unique_keys: bool = False,
+    info_stamp: tuple[int, int] | None = None,
 ) -> ColumnarHeader:
     """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new.
 
-    Memory is bounded by one scan plus `SORT_MEMORY_BYTES` for sorting the keys.
+    Memory is bounded by one scan plus `SORT_MEMORY_BYTES` for sorting the keys. On any error nothing is left behind.
 
     Args:
         target: The index folder, `.nv-meta/columnar` of a dataset.
         shards: Names of the shards, in the order of `.info.json`.
         scans: The scan of each, in the same order; consumed one by one.
         unique_keys: Refuse two samples with the same key. Energon has demanded it since 7.3.
+        info_stamp: See `ColumnarHeader`.
 
     Raises:
         DuplicateKeyError: Two samples have the same key.
         ValueError: There are not as many scans as shards.
     """
-    header = write_generation(target, shards, scans, unique_keys=unique_keys)
-    commit_generation(target, header)
-    return header
-
-
-def write_generation(
-    target: Path, shards: Sequence[str], scans: Iterable[ShardScan], *, unique_keys: bool = False
-) -> ColumnarHeader:
-    """Write the columns into a new folder inside `target`, which stays unused until its header is put in place.
-
-    `write_columnar` says what the arguments are. On any error nothing is left behind.
-    """
-    generation = f"g{secrets.token_hex(8)}"
-    folder = target / generation
+    folder = target / f"g{secrets.token_hex(8)}"
     folder.mkdir(parents=True)
     try:
-        header = _write_columns(folder, shards, scans, unique_keys)
+        header = msgspec.structs.replace(_write_columns(folder, shards, scans, unique_keys), info_stamp=info_stamp)
         sync_folder(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return header
-
-
-def commit_generation(target: Path, header: ColumnarHeader) -> None:
-    """Make the generation of `header` the current one of the index folder `target`, and remove the one before it."""
     atomic_write_bytes(target / HEADER_NAME, encode_header(header))
     remove_old_generations(target, header.generation)
+    return header
 
 
 def remove_old_generations(target: Path, current: str | None) -> None:
@@ -169,8 +156,7 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
             return
         remove_old_generations(target, header and header.generation)
         with writing_in(target):
-            header = write_generation(target, list(info.shard_counts), _scan_all(dataset, info))
-            commit_generation(target, msgspec.structs.replace(header, info_stamp=stamp))
+            write_columnar(target, list(info.shard_counts), _scan_all(dataset, info), info_stamp=stamp)
 
 
 def info_stamp(root: Path) -> tuple[int, int]:
@@ -188,17 +174,16 @@ def _write_columns(
     described: list[tuple[str, int, int]] = []
     part_names: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
-        writers: dict[str, ColumnWriter] = {}
-        for name, dtype in COLUMN_TYPES.items():
-            writers[name] = ColumnWriter(folder / f"{name}.npy", dtype)
-            stack.callback(writers[name].close)
+        writers = {name: ColumnWriter(folder / f"{name}.npy", dtype) for name, dtype in COLUMN_TYPES.items()}
+        for writer in writers.values():
+            stack.callback(writer.close)
         parts = key_bytes = 0
         for shard, scan in zip(shards, scans, strict=True):
-            described.append((shard, scan.size_bytes, len(scan.sample_start) - 1))
-            number = [part_names.setdefault(name, len(part_names)) for name in scan.part_names]
+            described.append((shard, scan.size_bytes, len(scan)))
+            numbers = [part_names.setdefault(name, len(part_names)) for name in scan.part_names]
             writers["sample_start"].append(scan.sample_start)
             writers["part_start"].append(scan.part_start[:-1] + parts)
-            writers["part_name"].append(np.array(number, dtype=np.int32)[scan.part_name])
+            writers["part_name"].append(np.array(numbers, dtype=np.int32)[scan.part_name])
             writers["part_offset"].append(scan.part_offset)
             writers["part_size"].append(scan.part_size)
             writers["key_start"].append(scan.key_start[:-1] + key_bytes)
@@ -210,57 +195,52 @@ def _write_columns(
         for name, writer in writers.items():
             if name != "key_order":
                 writer.close()
-        start, text = _read_keys(folder, writers)
-        duplicates = DuplicateKeys()
-        first = np.cumsum([0] + [samples for _, _, samples in described])
-
-        def note(pairs: npt.NDArray[np.int64]) -> None:
-            homes = np.searchsorted(first, pairs, side="right") - 1
-            duplicates.add(
-                len(pairs),
-                (
-                    (text[start[number] : start[number + 1]].tobytes(), described[one][0], described[other][0])
-                    for (number, _), (one, other) in zip(pairs, homes, strict=True)
-                ),
-            )
-
-        for block in external_key_order(start, text, folder, on_duplicates=note if unique_keys else None):
-            writers["key_order"].append(block)
-        duplicates.refuse()
-        for writer in writers.values():
-            writer.close()
-    columns = {name: Column(writer.rows, writer.checksum, writer.block_sums) for name, writer in writers.items()}
+        _write_key_order(folder, writers, described, unique_keys)
     (folder / _COMPLETE).touch()
+    has_sums = any(writer.block_sums for writer in writers.values())
     return ColumnarHeader(
+        version=HEADER_VERSION if has_sums else HEADER_VERSION - 1,  # the first that reads it
         generation=folder.name,
         shards=described,
         part_names=list(part_names),
-        columns=columns,
+        columns={name: Column(each.rows, each.checksum, each.block_sums) for name, each in writers.items()},
     )
 
 
-def _read_keys(folder: Path, writers: dict[str, ColumnWriter]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def _write_key_order(
+    folder: Path, writers: Mapping[str, ColumnWriter], shards: Sequence[tuple[str, int, int]], unique_keys: bool
+) -> None:
+    """Sort the keys that lie on disk by now."""
     start, text = (
         read_column(folder / f"{name}.npy", COLUMN_TYPES[name], writers[name].rows, block_sums=writers[name].block_sums)
         for name in ("key_start", "key_bytes")
     )
-    return start, text
+    first = np.cumsum([0] + [samples for _, _, samples in shards])
+    duplicates = DuplicateKeys()
+
+    def note(pairs: npt.NDArray[np.int64]) -> None:
+        homes = np.searchsorted(first, pairs, side="right") - 1
+        examples = (
+            (text[start[number] : start[number + 1]].tobytes(), shards[one][0], shards[other][0])
+            for (number, _), (one, other) in zip(pairs, homes, strict=True)
+        )
+        duplicates.add(len(pairs), examples)
+
+    for block in external_key_order(start, text, folder, on_duplicates=note if unique_keys else None):
+        writers["key_order"].append(block)
+    duplicates.refuse()
 
 
 def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
     """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
     records = read_records_file(dataset.local)
+    firsts = itertools.accumulate(info.shard_counts.values(), initial=0)
     threads = min(_SCANNING_THREADS, len(os.sched_getaffinity(0)), max(1, len(info.shard_counts)))
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
         pending: deque[Future[ShardScan]] = deque()
         try:
-            first = 0
-            for shard, count in info.shard_counts.items():
-                if records is None:
-                    pending.append(pool.submit(scan_checked, dataset, shard, count))
-                else:
-                    pending.append(pool.submit(_scan_records_checked, dataset, shard, count, records, first))
-                first += count
+            for (shard, count), first in zip(info.shard_counts.items(), firsts, strict=False):
+                pending.append(pool.submit(scan_checked, dataset, shard, count, records, first))
                 if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:
@@ -270,7 +250,7 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
                 future.cancel()
 
 
-def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
+def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
     Hidden files in folders make samples only where the index of the shard says that they do.
@@ -279,45 +259,30 @@ def scan_checked(dataset: DataFolder, shard: str, count: int) -> ShardScan:
         dataset: Where it lies.
         shard: The shard, relative to it.
         count: Samples that it has by `.info.json`.
+        records: How its records are encoded; None: it is a tar.
+        first: Number in the dataset of its first sample.
 
     Raises:
         StaleIndexError: It is gone, or its samples are not those that `.info.json` and its `.tar.idx` say.
         TarError: It is damaged.
     """
-    from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-    from energon_grain.formats.tar.scan import scan_tar
-
-    location = dataset.shard(shard)
-    advice = mending(dataset.location)
-    try:
-        scan = scan_tar(location, hidden="skip", keep=True)
+    location, advice, expected = dataset.shard(shard), mending(dataset.location), None
+    if records is not None:
+        scan = scan_records(location, records, first=first)
+    else:
         try:
-            expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
+            scan = scan_tar(location, hidden="skip", keep=True)
+            with contextlib.suppress(FileNotFoundError):
+                expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
+            if not _agrees(scan, count, expected):
+                # Energon makes samples of dot files inside folders; its index says whether it did.
+                scan = scan_tar(location, hidden="keep", keep=True)
         except FileNotFoundError:
-            expected = None
-        if not _agrees(scan, count, expected):
-            # Energon makes samples of dot files inside folders; its index says whether it did.
-            scan = scan_tar(location, hidden="keep", keep=True)
-    except FileNotFoundError:
-        raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
+            raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
     if len(scan) != count:
         raise StaleIndexError(f"{location}: has {len(scan)} samples, but `.info.json` says {count}; {advice}")
     if not _agrees(scan, count, expected):
         raise StaleIndexError(f"{location}: its samples do not lie where {tar_index_path(shard).name} says; {advice}")
-    return scan
-
-
-def _scan_records_checked(
-    dataset: DataFolder, shard: str, count: int, records: RecordEncoding, first: int
-) -> ShardScan:
-    from energon_grain.formats.array_record_scan import scan_records
-
-    location = dataset.shard(shard)
-    scan = scan_records(location, records, first=first)
-    if len(scan) != count:
-        raise StaleIndexError(
-            f"{location}: has {len(scan)} records, but `.info.json` says {count}; {mending(dataset.location)}"
-        )
     return scan
 
 

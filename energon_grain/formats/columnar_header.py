@@ -435,6 +435,20 @@ def columnar_folder(root: Path) -> Path:
     return root / META_FOLDER / COLUMNAR_FOLDER
 
 
+def index_cache_folder(path: Path, cache_dir: Path | None = None) -> Path:
+    """Return the folder for the index of the dataset at `path` if that is read-only; another one for each real path.
+
+    Args:
+        path: The dataset.
+        cache_dir: The folder of all of them; default: `$XDG_CACHE_HOME/energon-grain`.
+    """
+    if cache_dir is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        cache_dir = Path(base) / "energon-grain"
+    name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=16).hexdigest()
+    return cache_dir / name
+
+
 def encode_header(header: ColumnarHeader) -> bytes:
     """Return the bytes of `header.json`."""
     return encode_json(msgspec.structs.replace(header, header_checksum=_digest(header))) + b"\n"

@@ -9,11 +9,12 @@ import glob
 import hashlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,7 @@ from energon_grain.errors import (
     RangeError,
     StaleIndexError,
 )
-from energon_grain.formats.columnar_header import read_or_map
-from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.file_lock import locked, sweep, writing_in
@@ -41,30 +41,19 @@ from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 
-if TYPE_CHECKING:
-    from energon_grain.storage.object_bytes import ObjectStream
-
-
+Int64Array = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, samples found)."""
 _BLOCK_BYTES = 1 << 20
 _COUNTED_BYTES = 16 << 20
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LISTED_LINES = 5
+_SMALLEST_INDEX_BYTES = 16
+_COPIED_BYTES = 16 << 20
+_logger = logging.getLogger("energon_grain")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LineBlock:
-    """Consecutive whole lines of a file.
-
-    Attributes:
-        starts: (n,) offset in the file of each line that holds a sample.
-        stop: Offset of the first byte behind the block.
-    """
-
-    starts: npt.NDArray[np.int64]
-    stop: int
-
-
-def scan_lines(path: str | os.PathLike[str]) -> Iterator[LineBlock]:
+def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]:
     """Go through a file once, front to back, in memory of about the longest line plus a few MB.
 
     Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
@@ -72,21 +61,24 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[LineBlock]:
     Args:
         path: The file, or its URL.
 
+    Yields:
+        Of some whole lines the offsets in the file, (n,), of those with a sample, and that of the first byte behind.
+
     Raises:
         OSError: It cannot be read.
         DecodingError: Lines are neither blank nor hold an object; names the first five, and how many there are. Raised
             at the end, when all have been counted.
     """
-    name = os.path.basename(path)
+    location, name = located(path), os.path.basename(path)
     wrong: list[str] = []
     count = lines = offset = 0
-    with _open(path) as file:
+    with ObjectStream(location) if is_url(location) else open(location, "rb", buffering=0) as file:
         for block in _whole_lines(file):
             starts, malformed, found = _samples_of(block)
             count += len(malformed)
             wrong += [f"{name}:{lines + line + 1}: {text!r}" for line, text in malformed[: _LISTED_LINES - len(wrong)]]
             lines += found
-            yield LineBlock(starts=starts + offset, stop=offset + len(block))
+            yield starts + offset, offset + len(block)
             offset += len(block)
     if count:
         more = f"; and {count - len(wrong):,} more" if count > len(wrong) else ""
@@ -133,15 +125,6 @@ class LineNumbers:
             return line
 
 
-def _open(path: str | os.PathLike[str]) -> BinaryIO | ObjectStream:
-    location = located(path)
-    if not is_url(location):
-        return open(location, "rb", buffering=0)
-    from energon_grain.storage.object_bytes import ObjectStream
-
-    return ObjectStream(location)
-
-
 def _whole_lines(file: BinaryIO | ObjectStream) -> Iterator[bytes]:
     """Blocks that end where a line does. A line that is longer than a block is one by itself."""
     open_line: list[bytes] = []
@@ -175,11 +158,6 @@ def _samples_of(block: bytes) -> tuple[npt.NDArray[np.int64], list[tuple[int, by
         elif text:
             malformed.append((line, text[:40]))
     return starts[holds], malformed, len(ends)
-
-
-Int64Array = npt.NDArray[np.int64]
-Progress = Callable[[int, int], None]
-"""Called with (bytes read, samples found)."""
 
 
 def jsonl_index_path(path: str | os.PathLike[str]) -> Path:
@@ -233,11 +211,11 @@ def write_jsonl_index(
     target = target or jsonl_index_path(path)
     sweep(target.parent, f".{glob.escape(target.name)}.*.tmp")
     with writing_in(target.parent), atomic_write(target) as file:
-        for block in scan_lines(path):
-            if not samples and len(block.starts):
-                block.starts[0] = 0
-            file.write(block.starts.astype("<i8").data)
-            samples, stop = samples + len(block.starts), block.stop
+        for starts, stop in scan_lines(path):
+            if not samples and len(starts):
+                starts[0] = 0
+            file.write(starts.astype("<i8").data)
+            samples += len(starts)
             if progress is not None:
                 progress(stop, samples)
         if not samples:
@@ -307,11 +285,6 @@ def _existing(path: Path, own: Path, cached: Path) -> Path | None:
     return None
 
 
-_logger = logging.getLogger("energon_grain")
-_SMALLEST_INDEX_BYTES = 16
-_COPIED_BYTES = 16 << 20
-
-
 def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     """Give the path of an index that fits an object as it is now, and the object's generation.
 
@@ -336,15 +309,22 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     version = repr((size_bytes, generation, index_generation))
     mirror = Mirror(url, client)
     index = mirror.folder / f"{hashlib.blake2b(version.encode(), digest_size=16).hexdigest()}.idx"
-    is_sure = UNVERSIONED not in (generation, index_generation)
-    if not (is_sure and _fits(index, url, size_bytes)):
+
+    def fits() -> bool:
+        """Whether there is an index of these very versions, not damaged at its ends."""
+        with contextlib.suppress(FileNotFoundError, IndexFileError):
+            check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
+            return UNVERSIONED not in (generation, index_generation)
+        return False
+
+    if not fits():
         with mirror.locked():
-            if is_sure and _fits(index, url, size_bytes):
-                pass  # another process was quicker
-            elif index_generation is None:
-                _make(url, size_bytes, generation, index)
-            else:
-                _copy(f"{url}.idx", index)
+            if not fits():  # else another process was quicker
+                if index_generation is None:
+                    _make(url, size_bytes, generation, index)
+                else:
+                    with ObjectStream(f"{url}.idx") as source, atomic_write(index) as target:
+                        shutil.copyfileobj(source, target, _COPIED_BYTES)  # type: ignore[arg-type]
             for other in mirror.folder.glob("*.idx"):
                 if other != index:
                     other.unlink(missing_ok=True)
@@ -352,36 +332,26 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     return index, generation
 
 
-def _fits(index: Path, url: str, size_bytes: int) -> bool:
-    """Whether there is an index, and it is not damaged at its ends."""
-    try:
-        check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
-    except (FileNotFoundError, IndexFileError):
-        return False
-    return True
-
-
 def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, bytes, bytes | None]:
-    """Size and generation of an object, and the generation of its index; None: there is none."""
+    """Size and generation of an object, and the generation of its index; None: there is none. Asked side by side."""
 
-    def ask(of: str) -> tuple[int, bytes] | bytes | None:
+    def ask(of: str) -> tuple[int, bytes | None]:
         if of == url:
             version = files.versions.of(url)
             return version.size_bytes, version.generation
         found = client.read(ObjectRange(of, 0, _SMALLEST_INDEX_BYTES))
-        return None if found is None else found.generation
+        return 0, None if found is None else found.generation
 
     try:
-        version, index_generation = client.map(ask, [url, f"{url}.idx"])
+        (size_bytes, generation), (_, index_generation) = client.map(ask, [url, f"{url}.idx"])
     except RangeError as error:
         raise IndexFileError(
             f"{url}.idx: has less than two offsets. The index is damaged; `energon-grain prepare {url}` writes it anew"
         ) from error
     except MissingObjectError:
         raise DatasetNotFoundError(f"{url}: no such object") from None
-    assert isinstance(version, tuple)
-    assert not isinstance(index_generation, tuple)
-    return *version, index_generation
+    assert generation is not None
+    return size_bytes, generation, index_generation
 
 
 def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
@@ -397,12 +367,6 @@ def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
     if generation != UNVERSIONED and not is_unchanged(url, generation):
         index.unlink()
         raise StaleIndexError(f"{url}: was replaced while it was indexed; begin anew")
-
-
-def _copy(url: str, index: Path) -> None:
-    with ObjectStream(url) as source, atomic_write(index) as target:
-        while block := source.read(_COPIED_BYTES):
-            target.write(block)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -472,11 +436,9 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
         return path
     location = located(path)
     if not is_url(location):
-        index, files = (
-            find_jsonl_index(location, cache_dir=cache_dir),
-            LocalFiles(indexed_by=f"energon-grain prepare {location}"),
-        )
-        return JsonlFile(location=location, index=index, store=files)
+        index = find_jsonl_index(location, cache_dir=cache_dir)
+        store = LocalFiles(indexed_by=f"energon-grain prepare {location}")
+        return JsonlFile(location=location, index=index, store=store)
     files = RemoteFiles(storage_settings())
     index, generation = index_of_object(location, files)
     return JsonlFile(location=location, index=index, generation=generation, store=files)

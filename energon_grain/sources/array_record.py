@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,11 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.array_record_encoding import read_records_file, record_decoder
-from energon_grain.formats.array_record_files import ArrayRecordFile, ArrayRecordFiles
+from energon_grain.formats.array_record import ArrayRecordFile, read_records_file, record_decoder
 from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, needing_shards, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
-from energon_grain.formats.open_files import OpenFiles
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, remember, reopen
 from energon_grain.sources.indexed import IndexedSource, SourceOptions
@@ -37,8 +37,48 @@ from energon_grain.storage.remote_files import RemoteFiles
 Int64Array = npt.NDArray[np.int64]
 
 
+File = TypeVar("File", ArrayRecordFile, RecordPlaces)
+
+
+class OpenFiles(Generic[File]):
+    """What stays open, or in memory, of the files that were used last. Thread-safe; in a forked child there are none.
+
+    Args:
+        max_files: Least recently used files beyond this number are let go of.
+        max_records: The same by the records of all of them together: memory, 15 to 20 bytes each.
+    """
+
+    def __init__(self, *, max_files: int = 256, max_records: int = 10_000_000) -> None:
+        self._limits = max_files, max_records
+        self.close()
+
+    def get(self, path: str) -> File | None:
+        """The file, if it is open."""
+        if self._process != os.getpid():
+            self.close()
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+            return self._open.get(path)
+
+    def put(self, path: str, file: File) -> File:
+        """Keep a file open, and let go of others."""
+        max_files, max_records = self._limits
+        with self._lock:
+            self._open[path] = file
+            records = sum(each.records for each in self._open.values())
+            while len(self._open) > 1 and (len(self._open) > max_files or records > max_records):
+                records -= self._open.popitem(last=False)[1].records
+        return file
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._open: OrderedDict[str, File] = OrderedDict()
+
+
 class LocalRecords:
-    """A `RecordReader`. Files stay open, as many as `ArrayRecordFiles` keeps, and are looked at behind each read.
+    """A `RecordReader`. Files stay open, as many as `OpenFiles` keeps, and are looked at behind each read.
 
     Args:
         shards: The files.
@@ -46,7 +86,7 @@ class LocalRecords:
 
     def __init__(self, shards: RecordShards) -> None:
         self._shards = shards
-        self._files = ArrayRecordFiles()
+        self._files = OpenFiles[ArrayRecordFile]()
         self._written: dict[int, tuple[int, int]] = {}
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
@@ -67,12 +107,12 @@ class LocalRecords:
     def _file(self, shard: int) -> ArrayRecordFile:
         path = self._shards.paths[shard]
         if shard in self._written:
-            return self._files.file(path)
+            return self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
         expected = self._shards.size_bytes[shard]
         size, written_ns = self._look(shard)
         if size != expected:
             raise self._shards.stale(shard, f"it has {size} bytes, not {expected}")
-        file = self._files.file(path)
+        file = self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
         self._shards.check_records(shard, file.records)
         self._written[shard] = size, written_ns
         return file
@@ -104,7 +144,7 @@ class ObjectRecords:
     def __init__(self, shards: RecordShards, store: RemoteFiles) -> None:
         self.store = store
         self._shards = shards
-        self._places: OpenFiles[RecordPlaces] = OpenFiles(max_open_files=1 << 20)
+        self._places = OpenFiles[RecordPlaces](max_files=1 << 20)
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
         """See `RecordReader`."""

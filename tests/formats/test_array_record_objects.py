@@ -16,7 +16,7 @@ from object_server import Bucket
 from records import write_records
 
 from energon_grain.errors import FormatError, ReadError
-from energon_grain.formats.array_record_files import ArrayRecordFile
+from energon_grain.formats.array_record import ArrayRecordFile, open_records, scan_records
 from energon_grain.formats.array_record_ranges import (
     BLOCK_BYTES,
     ArrayRecordObject,
@@ -24,14 +24,12 @@ from energon_grain.formats.array_record_ranges import (
     chunk_records,
     find_places,
     footer_start,
-    open_records,
     packed_numbers,
     postscript_start,
     read_places,
     read_records,
     varint,
 )
-from energon_grain.formats.array_record_scan import scan_records
 from energon_grain.storage.local import LocalFiles
 
 COUNT = 1500

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +20,18 @@ from made_scans import scan_of
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import columnar_folder, read_header
+from energon_grain.formats.columnar_header import (
+    COLUMN_TYPES,
+    HEADER_NAME,
+    READ_INSTEAD_OF_MAP_BYTES,
+    BlockSums,
+    Column,
+    ColumnarHeader,
+    ColumnWriter,
+    columnar_folder,
+    read_column,
+    read_header,
+)
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 
 SHARD = st.lists(
@@ -141,3 +156,155 @@ def test_a_copied_dataset_brings_its_index_along(tmp_path: Path) -> None:
     shutil.copytree(tmp_path, copy)
     check_contents(open_columnar(copy), shards_of(1, 3))
     assert read_header(columnar_folder(copy), copy) == header
+
+
+def test_content_id_follows_the_content_and_not_the_place(tmp_path: Path) -> None:
+    shards = shards_of(2, 5)
+    ids: list[str] = []
+    for name in ("one", "two"):
+        write_dataset(tmp_path / name, shards)
+        ids.append(open_columnar(tmp_path / name).content_id)
+    shards["parts/s1.tar"][2][1]["json"] = b"{ }"
+    write_dataset(tmp_path / "three", shards)
+    assert ids[0] == ids[1] != open_columnar(tmp_path / "three").content_id
+    assert len(bytes.fromhex(ids[0])) == 16
+
+
+def test_content_id_has_no_part_in_how_shards_are_kept() -> None:
+    columns = {name: Column(3, name) for name in COLUMN_TYPES}
+
+    def content_id(**changes: Any) -> str:
+        header: dict[str, Any] = {
+            "generation": "g0",
+            "shards": [("a.tar", 10240, 2), ("b.tar", 5120, 1)],
+            "part_names": ["txt"],
+            "columns": columns,
+        }
+        return ColumnarHeader(**header | changes).content_id
+
+    same = [
+        content_id(),
+        content_id(shards=[("a.array_record", 65536, 2), ("b.array_record", 65536, 1)]),
+        content_id(generation="g1"),
+        *(
+            content_id(columns=columns | {name: Column(3, "other")})
+            for name in ("sample_start", "part_offset", "key_order")
+        ),
+    ]
+    others = [
+        content_id(shards=[("a.tar", 10240, 1), ("b.tar", 5120, 2)]),
+        content_id(part_names=["json"]),
+        *(
+            content_id(columns=columns | {name: Column(3, "other")})
+            for name in ("key_start", "key_bytes", "part_start", "part_name", "part_size")
+        ),
+    ]
+    assert len(set(same)) == 1
+    assert len({same[0], *others}) == 1 + len(others)
+
+
+def test_headers_with_a_stored_content_id_are_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(2, 5))
+    own = open_columnar(tmp_path).content_id
+    header = columnar_folder(tmp_path) / HEADER_NAME
+    header.write_bytes(header.read_bytes().replace(b'"generation"', b'"content_id":"00","generation"'))
+    assert open_columnar(tmp_path).content_id == own
+
+
+def test_a_newer_index_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(1, 2))
+    open_columnar(tmp_path)
+    header = columnar_folder(tmp_path) / "header.json"
+    header.write_text(json.dumps({"version": 99, "something": "else"}))
+    with pytest.raises(IndexFileError, match="version 99"):
+        open_columnar(tmp_path)
+
+
+def test_header_cannot_point_outside(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(1, 2))
+    open_columnar(tmp_path)
+    header = columnar_folder(tmp_path) / "header.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"generation": "../../elsewhere"}))
+    with pytest.raises(IndexFileError, match="generation"):
+        open_columnar(tmp_path)
+
+
+@given(pieces=st.lists(st.integers(0, 50)), dtype=st.sampled_from(["int64", "int32", "uint8"]))
+def test_round_trip_and_numpy_reads_it(tmp_path_factory: pytest.TempPathFactory, pieces: list[int], dtype: str) -> None:
+    path = tmp_path_factory.mktemp("column") / "c.npy"
+    arrays = [np.arange(length).astype(dtype) for length in pieces]
+    whole = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    writer = ColumnWriter(path, dtype)
+    for array in arrays:
+        writer.append(array)
+    writer.close()
+    assert writer.rows == len(whole)
+    assert writer.checksum == hashlib.blake2b(whole.tobytes(), digest_size=16).hexdigest()
+    for found in (np.load(path), read_column(path, dtype, len(whole), block_sums=writer.block_sums)):
+        assert found.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(found, whole)
+
+
+def test_large_columns_are_mapped_read_only(tmp_path: Path) -> None:
+    rows = READ_INSTEAD_OF_MAP_BYTES
+    writer = ColumnWriter(tmp_path / "c.npy", "int64")
+    writer.append(np.arange(rows))
+    writer.close()
+    column = read_column(tmp_path / "c.npy", "int64", rows, block_sums=writer.block_sums)
+    np.testing.assert_array_equal(column, np.load(tmp_path / "c.npy"))
+    np.testing.assert_array_equal(column, np.arange(rows))
+    with pytest.raises(ValueError, match="read-only"):
+        column[0] = 1
+
+
+@given(
+    st.integers(1025, 5000),
+    st.sets(st.tuples(st.integers(0, 1 << 20), st.sampled_from([1, 0x40, 0x80, 0xFF])), min_size=1),
+)
+def test_changed_bytes_are_found(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, changes: set[tuple[int, int]]
+) -> None:
+    """One, or several, of the upper bits of numbers too; and what lies in other blocks is right all the same."""
+    path = tmp_path_factory.mktemp("column") / "c.npy"
+    writer = ColumnWriter(path, "int64")
+    writer.append(np.arange(rows))
+    writer.close()
+    data, places = bytearray(path.read_bytes()), dict(sorted(changes))
+    for place, bits in places.items():
+        data[128 + place % (8 * rows)] ^= bits
+    wrong = {at // 128 for at in np.flatnonzero(np.frombuffer(data, "<i8", rows, 128) != np.arange(rows)).tolist()}
+    path.write_bytes(data)
+    column = read_column(path, "int64", rows, block_sums=writer.block_sums)
+    sums = BlockSums(
+        path, column, checksum=writer.checksum, block_sums=writer.block_sums, where="c.npy", mending="mend it"
+    )
+    for block in range(-(-rows // 128)):
+        damaged = pytest.raises(IndexFileError, match=rf"c\.npy: bytes of block {block} .*; mend it")
+        with damaged if block in wrong else contextlib.nullcontext():
+            sums.check(128 * block, min(128 * block + 128, rows))
+
+
+def test_appending_casts_and_accepts_strides(tmp_path: Path) -> None:
+    writer = ColumnWriter(tmp_path / "c.npy", "int64")
+    writer.append(np.arange(10, dtype=np.int32)[::3])
+    writer.close()
+    writer.close()
+    assert np.load(tmp_path / "c.npy").tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "longer", "other type", "header"])
+def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "c.npy"
+    writer = ColumnWriter(path, "int64")
+    writer.append(np.arange(4))
+    writer.close()
+    data = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(data[:-1])
+    elif damage == "longer":
+        path.write_bytes(data + b"\0")
+    elif damage == "header":
+        path.write_bytes(data.replace(b"<i8", b"<u8"))
+    dtype, rows = ("int32", 8) if damage == "other type" else ("int64", 4)
+    with pytest.raises(IndexFileError, match=r"c\.npy"):
+        read_column(path, dtype, rows)

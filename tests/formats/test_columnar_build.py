@@ -14,9 +14,8 @@ from patience import PATIENCE_S
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import columnar_folder, read_header
+from energon_grain.formats.columnar_header import columnar_folder, index_cache_folder, read_header
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.index_cache import index_cache_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.tar.index import check_shards, tar_index_path, write_tar_index
 from energon_grain.formats.tar.scan import scan_tar
@@ -75,6 +74,11 @@ def test_duplicates_are_refused_on_request(tmp_path: Path) -> None:
         write_columnar(tmp_path, ["0.tar", "1.tar"], scans, unique_keys=True)
     assert not list(tmp_path.iterdir())
     write_columnar(tmp_path, ["0.tar", "1.tar"], scans)
+    keys = [b"\xff", *(b"%d" % number for number in range(40))]
+    with pytest.raises(DuplicateKeyError, match=r"^82 samples .* and 77 more") as caught:
+        write_columnar(tmp_path, ["0.tar", "1.tar"], [scan_of(keys * 2), scan_of(keys)], unique_keys=True)
+    assert r"'\xff' in 0.tar" in str(caught.value) or "'0' in 0.tar" in str(caught.value)
+    assert "twice" in str(caught.value)
 
 
 def test_a_failing_scan_leaves_the_old_index(tmp_path: Path) -> None:

@@ -13,20 +13,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from patience import PATIENCE_S
 
-from energon_grain.errors import (
-    DatasetNotFoundError,
-    DecodingError,
-    EmptyDatasetError,
-    IndexFileError,
-    StaleIndexError,
-)
-from energon_grain.formats.index_cache import index_cache_folder
+from energon_grain.errors import DatasetNotFoundError, DecodingError, EmptyDatasetError, IndexFileError, StaleIndexError
+from energon_grain.formats.columnar_header import index_cache_folder
 from energon_grain.formats.jsonl import (
+    LineNumbers,
     find_jsonl_index,
     jsonl_index_path,
     read_jsonl_index,
+    scan_lines,
     write_jsonl_index,
 )
+from energon_grain.storage.local import LocalFiles
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
 THERE = """
@@ -184,3 +181,23 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEMORY, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert int(done.stdout) < 20_000, "KiB; the index alone has 23,000"
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr("energon_grain.formats.jsonl._COUNTED_BYTES", block)
+    path = tmp_path / "x.jsonl"
+    content = b"".join(b"{" + b" " * (i % 13) + b"}\n" * (i % 3) for i in range(200))
+    path.write_bytes(content)
+    numbers = LineNumbers(str(path), LocalFiles())
+    for offset in (*range(len(content) - 1, -1, -17), *range(0, len(content), 11), len(content)):
+        assert numbers.at(offset) == content.count(b"\n", 0, offset) + 1
+
+
+def test_blocks_cover_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_grain.formats.jsonl._BLOCK_BYTES", 10)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 12345678901234567890}\n\n{}')
+    blocks = list(scan_lines(path))
+    assert [start for starts, _ in blocks for start in starts.tolist()] == [0, 9, 38]
+    assert blocks[-1][1] == 40

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+import io
+import os
+import shutil
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from object_server import Bucket
 
-from energon_grain.errors import IndexFileError
-from energon_grain.formats.tar.index import read_tar_index, tar_index_path, write_tar_index
+from energon_grain.errors import IndexFileError, ReadError, StaleIndexError
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path, write_tar_index
+from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.testing import write_tars
 
 
 @pytest.mark.parametrize(
@@ -59,3 +69,69 @@ def test_refuses_to_write_nonsense(tmp_path: Path) -> None:
         with pytest.raises(IndexFileError):
             write_tar_index(path, np.array(starts, np.int64))
     assert not path.exists()
+
+
+def test_changed_and_missing_shards_are_found(tmp_path: Path) -> None:
+    write_tars(tmp_path, ({"__key__": str(i), "txt": b"x" * 100 * i} for i in range(10)), shards=2, name="s{}.tar")
+    prepare_dataset(tmp_path, split_ratio=[1, 0, 0])
+    folder, index = open_folder(tmp_path), open_columnar(tmp_path)
+    check_shards(folder, index)
+    path = tmp_path / "s1.tar"
+    size, whole = path.stat().st_size, path.read_bytes()
+
+    path.write_bytes(whole + bytes(512))
+    check_shards(open_folder(tmp_path), index, [0])
+    with pytest.raises(StaleIndexError, match=rf"s1\.tar was indexed with {size} bytes .* has {size + 512} bytes"):
+        check_shards(open_folder(tmp_path), index)
+
+    path.write_bytes(whole[: size // 4])
+    with pytest.raises(StaleIndexError, match=r"s1\.tar ends at byte \d+, .* run `energon-grain prepare"):
+        check_shards(open_folder(tmp_path), index)
+
+    path.write_bytes(b"x" * size)
+    with pytest.raises(StaleIndexError, match=r"s1\.tar was indexed .* data at its end marker @ \d+"):
+        check_shards(open_folder(tmp_path), index)
+
+    os.unlink(path)
+    with pytest.raises(ReadError, match=r"s1\.tar"):
+        check_shards(open_folder(tmp_path), index)
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("prefix", ["", "./", "a/folder/", "long/" * 30, "Grüße/", "d" * 98, "d" * 99, "d" * 100])
+def test_what_every_writer_makes_of_names_is_right(tmp_path: Path, format: int, prefix: str) -> None:
+    path = tmp_path / "s.tar"
+    if format == tarfile.USTAR_FORMAT and "/" not in prefix:
+        prefix = prefix[:95]  # longer names it cannot hold
+    write_tar(path, [f"{prefix}{number}.txt" for number in range(3)], 100, format)
+    prepare_dataset(tmp_path, split_ratio=[1, 0, 0])
+    check_shards(open_folder(tmp_path), open_columnar(tmp_path))
+    if len(prefix) > 95 or not prefix.isascii():
+        return
+    whole = path.stat().st_size
+    for names, size in (([f"{prefix}{number}.txt" for number in (7, 1, 2)], 100), (["0.txt", "1.txt", "2.txt"], 101)):
+        write_tar(path, names, size, format)
+        assert path.stat().st_size == whole
+        with pytest.raises(StaleIndexError, match=r"s\.tar was indexed with \S*0\.txt of 100 bytes @ \d+, but"):
+            check_shards(open_folder(tmp_path), open_columnar(tmp_path))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_another_shard_of_the_same_size_is_no_garbage(tmp_path: Path, bucket: Bucket, remote: bool) -> None:
+    for number in range(2):
+        samples = ({"__key__": f"{number}{i}", "txt": b"x" * 6000} for i in range(30))
+        write_tars(tmp_path / str(number), samples, shards=1, name="s{}.tar")
+    prepare_dataset(tmp_path / "0", split_ratio=[1, 0, 0], crude=True)
+    shutil.copy(tmp_path / "1" / "s0.tar", tmp_path / "0" / "s0.tar")
+    place = bucket.upload(tmp_path / "0") if remote else tmp_path / "0"
+    source = WebDatasetSource(place)
+    with pytest.raises(StaleIndexError, match=r"s0\.tar was indexed with 00\.txt of 6000 bytes"):
+        source.read(np.array([17]))
+
+
+def write_tar(path: Path, names: list[str], size: int, format: int) -> None:
+    with tarfile.open(path, "w", format=format) as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, io.BytesIO(b"x" * size))

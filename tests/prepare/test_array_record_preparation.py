@@ -9,7 +9,7 @@ import pytest
 from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, ReadError
-from energon_grain.formats.array_record_encoding import read_records_file
+from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.splits import read_split_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,13 @@ import pytest
 from cli_runs import run
 from made_scans import scan_of
 from metadatasets import write_v2
+from msgspec import convert
 from object_server import Bucket
 
 from energon_grain import IndexFileError, get_val_dataset
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import COLUMN_TYPES, columnar_folder
+from energon_grain.formats.columnar_header import COLUMN_TYPES, ColumnarHeader, columnar_folder, header_digest
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.testing import make_text_dataset
 
@@ -141,32 +143,70 @@ def test_numbers_that_point_nowhere_with_right_checksums(tmp_path: Path, column:
     numbers = np.load(path)
     numbers[place] = value
     np.save(path, numbers)
-    seal_as_version_1(tmp_path)
+    seal_as(tmp_path, 1)
     with pytest.raises(IndexFileError, match=rf"{path}: .*--force-overwrite"):
         open_columnar(tmp_path).find("a")
 
 
-def seal_as_version_1(root: Path) -> None:
-    """Make an index one of the first version: without sums of blocks and checksum of the header, which are optional."""
+def seal_as(root: Path, version: int) -> None:
+    """Make an index one of an earlier version: the first had no sums of blocks and of the header, the second others."""
     path = columnar_folder(root) / "header.json"
-    header = json.loads(path.read_bytes()) | {"version": 1, "header_checksum": ""}
+    header = json.loads(path.read_bytes()) | {"version": version, "header_checksum": ""}
     for name, column in header["columns"].items():
         file = columnar_folder(root) / header["generation"] / f"{name}.npy"
-        rows = np.load(file)
-        with open(file, "r+b") as opened:
-            opened.truncate(128 + rows.nbytes)
+        rows = np.load(file).tobytes()
+        sums = [hashlib.blake2b(rows[at : at + 8192], digest_size=8).digest() for at in range(0, len(rows), 8192)]
+        has_sums = version == 2 and len(rows) > 8192
+        file.write_bytes(file.read_bytes()[:128] + rows + b"".join(sums if has_sums else ()))
         column.pop("block_sums", None)
-        column["checksum"] = hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
+        column["checksum"] = hashlib.blake2b(rows, digest_size=16).hexdigest()
+        if has_sums:
+            column["block_sums"] = hashlib.blake2b(b"".join(sums), digest_size=16).hexdigest()
+    if version == 2:
+        header["header_checksum"] = header_digest(convert(header, ColumnarHeader), generation="")
     path.write_text(json.dumps(header))
 
 
-def test_indices_of_the_first_version_are_read_and_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_indices_of_earlier_versions_are_read_and_compared(tmp_path: Path, version: int) -> None:
     root = make_text_dataset(tmp_path, n=1500, shards=2, text_bytes=20)
     right = read(root)
-    seal_as_version_1(root)
+    seal_as(root, version)
     for column in ("key_bytes", "part_offset"):
         (path,) = root.glob(f".nv-meta/columnar/g*/{column}.npy")
-        assert check_flips(path, 3, 0, lambda: read(root), right) == 3
+        rows_end = 128 + np.load(path).nbytes
+        for at in (200, rows_end - 1):
+            with flipped(path, at, 1), pytest.raises(IndexFileError, match=rf"{path}: .*--force-overwrite"):
+                read(root)
+        assert read(root) == right
+
+
+def test_what_a_read_meets_first_is_compared_at_once(tmp_path: Path) -> None:
+    """And not block by block, of which there are some thousand here: shuffled orders meet them all over the index."""
+    count, calls = 40_000, list[str]()  # a call for each block would be 37,000
+    keys = np.char.zfill(np.arange(count).astype("U8"), 8).astype("S8")
+    (tmp_path / ".nv-meta").mkdir()
+    write_info(tmp_path, DatasetInfo(shard_counts={"a.tar": count}))
+    write_columnar(columnar_folder(tmp_path), ["a.tar"], [scan_of(keys.tolist(), size_bytes=1 << 30)])
+    index = open_columnar(tmp_path)
+    sys.setprofile(lambda _, event, __: calls.append(event) if event in ("call", "c_call") else None)
+    try:
+        index.check(np.random.default_rng(0).permutation(count)[:4096])
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 6000
+
+
+def test_an_index_in_use_is_shared_while_its_files_are_the_same(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path, n=1500, shards=2, text_bytes=20)
+    index = open_columnar(root)
+    assert open_columnar(root) is index
+    (path,) = root.glob(".nv-meta/columnar/g*/part_size.npy")
+    with flipped(path, 200, 1):
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(IndexFileError, match=r"part_size\.npy"):
+            open_columnar(root).check()
+    assert open_columnar(root).keys(np.arange(3)) == index.keys(np.arange(3))
 
 
 def test_lint_and_the_command_that_mends(tmp_path: Path) -> None:

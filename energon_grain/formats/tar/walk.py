@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Final, Literal, NoReturn
 
@@ -74,7 +75,8 @@ class Walked:
     batch: HeaderBatch
     next_offset: int  # where the next header is to be found; at the end: of the first zero block
     at_end: bool = False
-    error: Exception | None = None  # why the walk cannot go on; defects inside the batch come before it
+    stopped: bool = False  # at something that only hops know what to do with
+    error: TarError | None = None  # why the walk cannot go on; defects inside the batch come before it
 
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -124,16 +126,9 @@ class TarBytes:
             raise self.truncated(offset, f"{size_bytes} bytes are needed here")
         return data
 
-    def block(self, offset: int) -> bytes:
-        """Read the header block at `offset`, and little around it."""
-        block = self.data.alone(offset, BLOCK)
-        if len(block) < BLOCK:
-            self._incomplete(offset, block)
-        return block
-
-    def near_block(self, offset: int) -> bytes:
-        """Read the header block at `offset` together with what follows: for small members."""
-        block = self.data.near(offset, BLOCK)
+    def block(self, offset: int, *, window: bool = False) -> bytes:
+        """Read the header block at `offset`, and little around it; or, for small members, what follows too."""
+        block = (self.data.near if window else self.data.alone)(offset, BLOCK)
         if len(block) < BLOCK:
             self._incomplete(offset, block)
         return block
@@ -150,14 +145,6 @@ class TarBytes:
             f"the file is truncated, or a header claims an absurd size: {what}, but the file ends at {self.size_bytes}",
             "Copy or create the shard again.",
             member,
-        )
-
-    def bad_checksum(self, offset: int) -> TarError:
-        """Make the error for a block that should be a header and is none."""
-        return self.error(
-            offset,
-            "no valid tar header (bad checksum) where one must be",
-            "The shard is damaged, or is not a tar file: copy or create it again.",
         )
 
     def _open_file(self) -> FileBytes:
@@ -311,24 +298,20 @@ class HeaderGrid:
         self._first_words = np.ndarray((len(self._piece),), "<u4", self._piece, MAGIC, (BLOCK,))
         self._headers = np.empty((_CHUNK_BYTES // BLOCK, BLOCK), np.uint8)
 
-    def run(self, offset: int) -> tuple[Walked, bool]:
-        """Find the plain headers in the 4 MiB from the header at `offset` on.
-
-        Returns:
-            What was found (nothing, if the block at `offset` is no plain header), and whether the run stopped at
-            something that `tar_hops` must look at.
-        """
+    def run(self, offset: int) -> Walked:
+        """Find the plain headers in the 4 MiB from the header at `offset` on; none if that is no plain one."""
         headers, places, blocks = self._candidates(offset)
         if not len(places) or places[0] != 0:
-            return Walked(_empty(), offset), True
-        sizes, following = _follow(headers, places)
-        rows, end, stopped = _chain(places, following, blocks)
-        if len(rows) and offset + end * BLOCK >= self._tar.size_bytes:  # a size too large, or no end marker
-            rows, end, stopped = rows[:-1], int(places[rows[-1]]), True
-        if len(rows) < len(places):
-            headers, sizes, places = headers[rows], sizes[rows], places[rows]
+            headers, places, sizes, end, stopped = headers[:0], places[:0], places[:0], 0, True
+        else:
+            sizes, following = _follow(headers, places)
+            rows, end, stopped = _chain(places, following, blocks)
+            if len(rows) and offset + end * BLOCK >= self._tar.size_bytes:  # a size too large, or no end marker
+                rows, end, stopped = rows[:-1], int(places[rows[-1]]), True
+            if len(rows) < len(places):
+                headers, sizes, places = headers[rows], sizes[rows], places[rows]
         at = offset + places * BLOCK
-        return Walked(HeaderBatch(headers=headers, offset=at, start=at, size=sizes), offset + end * BLOCK), stopped
+        return Walked(HeaderBatch(headers, at, at, sizes), offset + end * BLOCK, stopped=stopped)
 
     def _candidates(self, offset: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
         """Collect the blocks with the magic, in pieces that stay in the cache of the core.
@@ -397,76 +380,62 @@ def _chain(
             return np.concatenate(kept), target, True
 
 
-def _empty() -> HeaderBatch:
-    none = np.zeros(0, np.int64)
-    return HeaderBatch(headers=np.zeros((0, BLOCK), np.uint8), offset=none, start=none, size=none)
-
-
 _PLAIN_SIZE: Final = re.compile(rb"[0-7]{11}[\0 ]")
 
 
-def hop(tar: TarBytes, offset: int, limit: int, *, window: bool) -> Walked:
-    """Walk from the header at `offset` over at most about `limit` headers.
+class HeaderHops:
+    """Walks from header to header, whatever their kind.
 
     Args:
         tar: The file.
-        offset: Of a header or of the end marker.
-        limit: Number of headers after which to stop; extension headers never part from their member.
         window: Read through a window (small members), else each header by itself (large ones).
     """
-    walk = _Walk(tar, tar.near_block if window else tar.block)
-    try:
-        offset, at_end = walk.run(offset, limit)
-    except TarError as error:
-        return Walked(walk.batch(), offset, error=error)
-    return Walked(walk.batch(), offset, at_end)
 
-
-class _Walk:
-    """The headers seen so far, the one that an error is about included: a bad checksum of it explains more."""
-
-    def __init__(self, tar: TarBytes, read_block: Callable[[int], bytes]) -> None:
+    def __init__(self, tar: TarBytes, *, window: bool) -> None:
         self._tar = tar
-        self._read_block = read_block
+        self._read_block = partial(tar.block, window=window)
+        # The header that an error is about is among them: a bad checksum of it explains more.
         self._headers: list[bytes] = []
         self._offsets: list[int] = []
         self._sizes: list[int] = []
         self._starts: dict[int, int] = {}
         self._names: dict[int, bytes] = {}
 
-    def batch(self) -> HeaderBatch:
+    def run(self, offset: int, limit: int) -> Walked:
+        """Walk from the header, or end marker, at `offset` over about `limit` headers, to the end of a member."""
+        at_end, error = False, None
+        try:
+            while len(self._headers) < limit and not at_end:
+                offset, block = self._plain(offset, limit)
+                at_end = block == ZERO_BLOCK
+                if block is not None and not at_end:
+                    offset = self._special(offset, block)
+        except TarError as raised:
+            error = raised
         offsets = np.array(self._offsets, np.int64)
         starts = offsets.copy()
-        for row, start in self._starts.items():
-            starts[row] = start
-        return HeaderBatch(
-            headers=np.frombuffer(b"".join(self._headers), np.uint8).reshape(-1, BLOCK),
-            offset=offsets,
-            start=starts,
-            size=np.array(self._sizes, np.int64),
-            names=self._names,
-        )
+        starts[list(self._starts)] = list(self._starts.values())
+        headers = np.frombuffer(b"".join(self._headers), np.uint8).reshape(-1, BLOCK)
+        batch = HeaderBatch(headers, offsets, starts, np.array(self._sizes, np.int64), self._names)
+        return Walked(batch, offset, at_end, error=error)
 
-    def run(self, offset: int, limit: int) -> tuple[int, bool]:
-        """Walk; give the next offset and whether it is the end."""
+    def _plain(self, offset: int, limit: int) -> tuple[int, bytes | None]:
+        """Take in plain headers; give the offset of the next, and that one if it is something else."""
         read_block, plain_size, file_size = self._read_block, _PLAIN_SIZE.match, self._tar.size_bytes
         headers, offsets, sizes = self._headers, self._offsets, self._sizes
         while len(headers) < limit:
             block = read_block(offset)
-            kind = block[TYPE]
-            if kind == REGULAR and plain_size(block, SIZE.start):
-                size = int(block[SIZE.start : SIZE.stop - 1], 8)
-                after = offset + BLOCK + -(-size // BLOCK) * BLOCK
-                if after < file_size:
-                    headers.append(block)
-                    offsets.append(offset)
-                    sizes.append(size)
-                    offset = after
-                    continue
-            if block == ZERO_BLOCK:
-                return offset, True
-            offset = self._special(offset, block)
-        return offset, False
+            if block[TYPE] != REGULAR or not plain_size(block, SIZE.start):
+                return offset, block
+            size = int(block[SIZE.start : SIZE.stop - 1], 8)
+            after = offset + BLOCK + -(-size // BLOCK) * BLOCK
+            if after >= file_size:  # truncated, or without an end marker
+                return offset, block
+            headers.append(block)
+            offsets.append(offset)
+            sizes.append(size)
+            offset = after
+        return offset, None
 
     def _special(self, offset: int, block: bytes) -> int:
         """Take in a header of any kind, with the extension headers before it; give the offset of the next."""
@@ -521,33 +490,20 @@ class _Walk:
 
     def _refuse(self, offset: int, block: bytes, extension: Extension) -> None:
         """Raise where the bytes of a member are not simply the ones after its header."""
-        kind, name = block[TYPE], _name(block, extension)
+        kind = block[TYPE]
         if kind == HARD_LINK:
             target = (extension.link_name or text(block[LINK_NAME])).decode("utf-8", "backslashreplace")
-            raise self._tar.error(
-                offset,
-                f"a hard link to {target}: its content lies elsewhere",
-                "Every sample must hold its own bytes: create the shard with `tar --hard-dereference`.",
-                name,
-            )
-        if kind == GNU_SPARSE or (extension.sparse and kind not in WITHOUT_PAYLOAD):
-            raise self._tar.error(
-                offset,
-                "a sparse member: its bytes do not lie in one piece",
-                "Create the shard without `--sparse`.",
-                name,
-            )
-        if kind == GNU_MULTI_VOLUME:
-            raise self._tar.error(
-                offset, "the rest of a member of another volume", "Create the shard without `--multi-volume`.", name
-            )
-        if extension.name is not None and _is_old_folder(block):
-            raise self._tar.error(
-                offset,
-                "a member that is a folder by one of its names and a file by the other",
-                "Create it again.",
-                name,
-            )
+            what = f"a hard link to {target}: its content lies elsewhere"
+            rule = "Every sample must hold its own bytes: create the shard with `tar --hard-dereference`."
+        elif kind == GNU_SPARSE or (extension.sparse and kind not in WITHOUT_PAYLOAD):
+            what, rule = "a sparse member: its bytes do not lie in one piece", "Create the shard without `--sparse`."
+        elif kind == GNU_MULTI_VOLUME:
+            what, rule = "the rest of a member of another volume", "Create the shard without `--multi-volume`."
+        elif extension.name is not None and _is_old_folder(block):
+            what, rule = "a member that is a folder by one of its names and a file by the other", "Create it again."
+        else:
+            return
+        raise self._tar.error(offset, what, rule, _name(block, extension))
 
 
 def _is_old_folder(block: bytes) -> bool:
@@ -590,11 +546,11 @@ class HeaderWalk:
         offset, small, patience, hops_due = 0, False, _FIRST_HOPS, _FIRST_HOPS
         while self.end < 0:
             if strategy == "hops" or hops_due or not (small or strategy == "grid"):
-                walked = hop(tar, offset, hops_due if hops_due and strategy != "hops" else _HOPS, window=small)
-                hops_due = 0
+                limit = _HOPS if strategy == "hops" else hops_due or _HOPS
+                walked, hops_due = HeaderHops(tar, window=small).run(offset, limit), 0
             else:
-                walked, stopped = grid.run(offset)
-                if stopped:  # by something unusual: hop over it, and the further the more often this happens
+                walked = grid.run(offset)
+                if walked.stopped:  # hop over it, and the further the more often this happens
                     patience = _FIRST_HOPS if len(walked.batch) >= _GOOD_RUN else min(2 * patience, _HOPS)
                     hops_due = patience
             yield from self._checked(walked.batch)
@@ -615,7 +571,11 @@ class HeaderWalk:
             return
         if bad:
             yield batch.head(bad)
-        raise self._tar.bad_checksum(int(batch.offset[bad]))
+        raise self._tar.error(
+            int(batch.offset[bad]),
+            "no valid tar header (bad checksum) where one must be",
+            "The shard is damaged, or is not a tar file: copy or create it again.",
+        )
 
     def _check_tail(self, end: int) -> None:
         """Make sure that only zeros follow the end marker.
@@ -627,15 +587,10 @@ class HeaderWalk:
         while offset < tar.size_bytes:
             data = tar.read(offset, min(_TAIL_BYTES, tar.size_bytes - offset))
             if data.count(0) != len(data):
-                at = offset + len(data) - len(data.lstrip(b"\0"))
-                raise _tail_error(tar, end, at)
+                raise tar.error(
+                    offset + len(data) - len(data.lstrip(b"\0")),
+                    f"data after the end-of-archive marker at {end}",
+                    "Everything after it would be lost. If tars were joined with `cat`, use `tar --concatenate`; "
+                    "else the shard is damaged: copy or create it again.",
+                )
             offset += len(data)
-
-
-def _tail_error(tar: TarBytes, end: int, at: int) -> TarError:
-    return tar.error(
-        at,
-        f"data after the end-of-archive marker at {end}",
-        "Everything after it would be lost. If tars were joined with `cat`, use `tar --concatenate`; "
-        "else the shard is damaged: copy or create it again.",
-    )

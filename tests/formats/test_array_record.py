@@ -1,0 +1,335 @@
+"""ArrayRecord files of this machine: reading them, what is in a record, and scans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from forking import may_fork
+from hypothesis import given, strategies as st
+from records import encode_example, msgpack_record, write_records
+
+from energon_grain.errors import FormatError, IndexFileError, ReadError
+from energon_grain.formats.array_record import (
+    RECORD_ENCODINGS,
+    ArrayRecordFile,
+    RecordEncoding,
+    count_records,
+    encode_records_file,
+    part_bytes,
+    read_example,
+    read_records_file,
+    record_decoder,
+    scan_records,
+)
+from energon_grain.sources.array_record import OpenFiles
+
+COUNT = 2000
+OPTIONS = ("group_size:1,uncompressed", "group_size:1,zstd", "group_size:64,brotli")
+
+
+def record(number: int) -> bytes:
+    return number.to_bytes(4, "little") * (number % 7)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("files")
+    return [
+        write_records(folder / f"{number}.array_record", map(record, range(COUNT)), options)
+        for number, options in enumerate(OPTIONS)
+    ]
+
+
+@given(st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=60), st.integers(0, 2), st.integers(1, 20))
+def test_any_records(paths: list[Path], chosen: set[int], which: int, run: int) -> None:
+    numbers = sorted({min(number + place, COUNT - 1) for number in chosen for place in range(run)})
+    file = ArrayRecordFile(str(paths[which]))
+    assert file.records == COUNT
+    assert file.read(numbers) == [record(number) for number in numbers]
+
+
+def test_all(paths: list[Path]) -> None:
+    for path in paths:
+        file = ArrayRecordFile(str(path))
+        assert file.read(list(range(COUNT))) == [record(number) for number in range(COUNT)]
+        assert file.read(list(range(0, COUNT, 2))) == [record(number) for number in range(0, COUNT, 2)]
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=r"none\.array_record: there is no such file"):
+        ArrayRecordFile(str(tmp_path / "none.array_record"))
+    for content in (b"", b"garbage" * 20000):
+        (tmp_path / "bad.array_record").write_bytes(content)
+        with pytest.raises(ReadError, match=r"bad\.array_record: is no ArrayRecord file, or a damaged one: ."):
+            ArrayRecordFile(str(tmp_path / "bad.array_record"))
+
+
+def test_a_file_that_was_cut(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [b"abc"] * 100)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ReadError, match=r"a damaged one: its end, which says where records lie, is missing$"):
+        ArrayRecordFile(str(path))
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [bytes([number]) * 1000 for number in range(200)])
+    data = bytearray(path.read_bytes())
+    place = data.index(bytes([70]) * 500)
+    data[place] ^= 1
+    path.write_bytes(data)
+    file = ArrayRecordFile(str(path))
+    for wanted in ([70], [3, 70, 71], [69, 70, 71], list(range(0, 200, 2)), list(range(200))):
+        with pytest.raises(ReadError, match=r"x\.array_record: record 70: .*hash mismatch"):
+            file.read(wanted)
+    assert file.read([69, 71]) == [bytes([69]) * 1000, bytes([71]) * 1000]
+
+
+class Files(OpenFiles[ArrayRecordFile]):
+    def file(self, path: object) -> ArrayRecordFile:
+        return self.get(str(path)) or self.put(str(path), ArrayRecordFile(str(path)))
+
+
+def test_few_files_stay_open(paths: list[Path], tmp_path: Path) -> None:
+    copies = [shutil.copy(paths[0], tmp_path / f"{number}.array_record") for number in range(6)]
+    files = Files(max_files=3)
+    opened = [files.file(path) for path in copies]
+    assert [files.file(path) is file for path, file in zip(copies[3:], opened[3:], strict=True)] == [True] * 3
+    assert files.file(copies[0]) is not opened[0]
+    assert opened[0].read([5]) == [record(5)]  # who holds it reads on
+    few = Files(max_records=COUNT + 1)
+    first = few.file(copies[0])
+    assert few.file(copies[1]) is not None
+    assert few.file(copies[0]) is not first
+    files.close()
+    assert files.file(copies[5]) is not opened[5]
+
+
+def test_threads(paths: list[Path]) -> None:
+    files, wrong = Files(max_files=2), list[str]()
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            numbers = rng.integers(0, COUNT, 50).tolist()
+            if files.file(paths[rng.integers(3)]).read(numbers) != list(map(record, numbers)):
+                wrong.append(f"seed {seed}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@may_fork
+def test_forked_processes(paths: list[Path]) -> None:
+    """Children open files anew, and need none of the reader's threads."""
+    files = Files()
+    every = list(range(0, COUNT, 3))
+    before = [files.file(path) for path in paths]
+    expected = [file.read(every) for file in before]
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                anew = [files.file(path) for path in paths]
+                same = any(file in before for file in anew)
+                right = [file.read(every) for file in anew] == expected
+                code = 0 if right and not same else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    assert [files.file(path).read(every) for path in paths] == expected
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> Path:
+    (tmp_path / ".nv-meta").mkdir()
+    return tmp_path / ".nv-meta"
+
+
+@pytest.mark.parametrize("encoding", RECORD_ENCODINGS)
+def test_round_trip(tmp_path: Path, meta: Path, encoding: RecordEncoding) -> None:
+    assert read_records_file(tmp_path) is None
+    (meta / "records.json").write_bytes(encode_records_file(encoding))
+    assert read_records_file(tmp_path) == encoding
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"version": 1, "encoding": "pickle"}', "pickle"),
+        ('{"version": 2, "encoding": "raw"}', "version 2"),
+        ('{"version": 1}', "encoding"),
+        ('{"version": 1, "encoding": "raw", "more": 1}', "more"),
+        ("no json", "malformed"),
+    ],
+)
+def test_other_content_is_refused(tmp_path: Path, meta: Path, content: str, said: str) -> None:
+    (meta / "records.json").write_text(content)
+    with pytest.raises(IndexFileError, match=rf"records\.json: .*{said}.*--records ENCODING"):
+        read_records_file(tmp_path)
+
+
+def test_msgpack() -> None:
+    decode = record_decoder("msgpack")
+    record = msgspec.msgpack.encode({"__key__": "a/ü", "txt": b"x", "jpg": b""})
+    assert decode(record) == ("a/ü", {"txt": b"x", "jpg": b""})
+    assert list(decode(record)[1]) == ["txt", "jpg"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"txt": b"x"}, "its __key__ is missing"),
+        ({"__key__": b"a"}, "its __key__ is no text"),
+        ({"__key__": "a", "txt": "x"}, "part 'txt' is a msgpack str"),
+        ({"__key__": "a", "n": 1}, "part 'n' is a msgpack int"),
+        ([1], "no msgpack map"),
+        ({1: b"x"}, "no msgpack map"),
+        ({"__key__": "a", "deep": [[]]}, "part 'deep' is a msgpack list"),
+    ],
+)
+def test_other_msgpack_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(FormatError, match=re.escape(said)):
+        record_decoder("msgpack")(msgspec.msgpack.encode(value))
+    with pytest.raises(FormatError, match="no msgpack map"):
+        record_decoder("msgpack")(b"\xc1garbage")
+
+
+def test_examples() -> None:
+    decode = record_decoder("tf_example")
+    key, parts = decode(encode_example({"__key__": [b"k\xc3\xbc"], "txt": [b"x"], "n": [1, 2]}))
+    assert (key, list(parts)) == ("kü", ["txt", "n"])
+    assert decode(encode_example({"txt": [b"x"]}))[0] is None
+    for key in ([b"\xff"], [b"a", b"b"], [1]):
+        with pytest.raises(FormatError, match="its feature __key__ is not"):
+            decode(encode_example({"__key__": key}))
+
+
+def test_bytes_of_parts() -> None:
+    texts = np.empty(2, np.object_)
+    texts[:] = [b"abc", b"d"]
+    assert [part_bytes(value) for value in (b"abc", np.zeros(3, np.float32), texts)] == [3, 12, 4]
+
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+FEATURES = st.dictionaries(
+    st.text(max_size=8),
+    st.one_of(st.lists(st.binary(max_size=300), max_size=3), st.lists(INT64), st.lists(st.floats(width=32))),
+    max_size=6,
+)
+
+
+def plain(value: Any) -> Any:
+    return [value] if isinstance(value, bytes) else value.tolist()
+
+
+@given(FEATURES)
+def test_features_come_as_they_were_written(features: dict[str, list[Any]]) -> None:
+    found = read_example(encode_example(features))
+    assert list(found) == list(features)
+    for name, values in features.items():
+        np.testing.assert_array_equal(plain(found[name]), values)
+
+
+def test_types() -> None:
+    found = read_example(encode_example({"one": [b"x"], "two": [b"x", b""], "f": [0.5], "i": [-1]}))
+    assert found["one"] == b"x"
+    for name, dtype in (("two", np.object_), ("f", np.float32), ("i", np.int64)):
+        value = found[name]
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == dtype
+
+
+def test_numbers_one_by_one() -> None:
+    # feature "i": field 1 as varints 5 and 2**64 - 1; feature "f": 0.5 as fixed32
+    ints = bytes.fromhex("0a16 0a14 0a0169 120f 1a0d 0805 08" + "ff" * 9 + "01")
+    assert plain(read_example(ints)["i"]) == [5, -1]
+    floats = bytes.fromhex("0a0e 0a0c 0a0166 1207 1205 0d0000003f")
+    assert plain(read_example(floats)["f"]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x0a\x05abc", "corrupt"),
+        (b"\x0a", "corrupt"),
+        (b"\x12\x00", "Example has no field 2"),
+        (b"hello world", "corrupt"),
+        (bytes.fromhex("0a0b 0a09 0a0169 1204 1a02 0a80"), "corrupt"),
+        (bytes.fromhex("0a0d 0a0b 0a0166 1206 1204 0a020000"), "corrupt"),
+        (b"\x0a" + b"\xff" * 11, "corrupt"),
+        (bytes.fromhex("0a05 0a03 0a01ff"), "UTF-8"),
+    ],
+)
+def test_what_is_no_example(data: bytes, said: str) -> None:
+    with pytest.raises(FormatError, match=f"is no tf.train.Example: .*{said}"):
+        read_example(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_features_or_an_error(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        read_example(data)
+
+
+@given(FEATURES, st.data())
+def test_damage_is_features_or_an_error(features: dict[str, list[Any]], data: st.DataObject) -> None:
+    text = bytearray(encode_example(features))
+    for _ in range(data.draw(st.integers(0, 3)) if text else 0):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(FormatError):
+        read_example(bytes(text))
+
+
+def test_a_scan_of_msgpack(tmp_path: Path) -> None:
+    samples = [
+        {"__key__": f"ü/{number}", "txt": b"x" * number, **({"json": b"{}"} if number % 3 else {})}
+        for number in range(100)
+    ]
+    records = [msgpack_record(sample) for sample in samples]
+    path = write_records(tmp_path / "x.array_record", records)
+    scan = scan_records(path, "msgpack", first=7)
+    assert (len(scan), count_records(path)) == (100, 100)
+    assert scan.keys() == [sample["__key__"] for sample in samples]
+    assert scan.part_names == ("txt", "json")
+    assert scan.size_bytes == path.stat().st_size
+    assert scan.sample_start.tolist()[:3] == [0, len(records[0]), len(records[0]) + len(records[1])]
+    assert scan.part_start.tolist()[:4] == [0, 1, 3, 5]
+    assert scan.part_size.tolist()[:5] == [0, 1, 2, 2, 2]
+    assert set(scan.part_offset.tolist()) == {0}
+
+
+def test_numbers_for_keys(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [b"a", b"bc", b""])
+    scan = scan_records(path, "raw", first=998)
+    assert scan.keys() == ["998", "999", "1000"]
+    assert (scan.part_names, scan.part_size.tolist()) == (("record",), [1, 2, 0])
+    examples = [encode_example({"n": [1, 2]}), encode_example({"__key__": [b"k"], "f": [0.5]})]
+    scan = scan_records(write_records(tmp_path / "y.array_record", examples), "tf_example", first=5)
+    assert (scan.keys(), scan.part_names, scan.part_size.tolist()) == (["5", "k"], ("n", "f"), [16, 4])
+
+
+def test_large_records_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [bytes(1 << 20)] * 70 + [b""] * 300)
+    assert scan_records(path, "raw", first=0).part_size.tolist() == [1 << 20] * 70 + [0] * 300
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "x.array_record", [msgpack_record({"__key__": "a"}), b"\xff"])
+    with pytest.raises(FormatError, match=r"x\.array_record: record 1: is no msgpack .* encoded as msgpack\?"):
+        scan_records(path, "msgpack", first=0)
+    with pytest.raises(FormatError, match=r"record 0: is no tf\.train\.Example: "):
+        scan_records(path, "tf_example", first=0)
