@@ -209,7 +209,8 @@ def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
 
 
 def _endpoint_of_environment(kind: str) -> str | None:
-    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if kind == "s3" else ("AZURE_STORAGE_ENDPOINT",):
+    amazon, azure = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    for variable in amazon if kind == "s3" else azure:
         endpoint = os.environ.get(variable)
         if endpoint:
             check_endpoint(endpoint, variable)

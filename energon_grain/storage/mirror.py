@@ -29,8 +29,6 @@ from energon_grain.storage.settings import storage_settings
 _logger = logging.getLogger("energon_grain")
 _NOTES_NAME = ".mirror.json"
 _LOCK = ".mirror.lock"
-
-
 _NOTES = Form(dict[str, tuple[bytes, bytes]])
 """Generation of each file that was copied, and BLAKE2b-128 of what it held."""
 
@@ -167,27 +165,25 @@ class Mirror:
     def _copy(self, files: Mapping[Path, tuple[str, int]]) -> None:
         """Write files: name, relative to the mirrored folder, and size of each. They are on the disk afterwards."""
         step = self._client.settings.request_bytes
-        descriptors: list[int] = []
-        with contextlib.ExitStack() as stack:
-            pieces: list[tuple[int, str, int, int]] = []
-            for path, (name, size) in files.items():
-                descriptor = open_unlinked(path)
-                stack.callback(os.close, descriptor)
-                descriptors.append(descriptor)
-                os.ftruncate(descriptor, size)
-                pieces += [(descriptor, name, start, min(start + step, size)) for start in range(0, size, step)]
+        for path, (_, size) in files.items():
+            with open(path, "ab", opener=open_unlinked) as file:
+                file.truncate(size)
 
-            def copy(piece: tuple[int, str, int, int]) -> int:
-                descriptor, name, start, stop = piece
-                wanted = ObjectRange(join(self.url, name), start, stop)
-                found = self._client.read(wanted)
-                if found is None or found.data is None:
-                    raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
-                return os.pwrite(descriptor, found.data, start)
+        def copy(piece: tuple[Path, int]) -> int:
+            path, start = piece
+            name, size = files[path]
+            wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
+            found = self._client.read(wanted)
+            if found is None or found.data is None:
+                raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
+            # Opened anew: after a failure nobody waits for this, and the files are gone.
+            with open(path, "r+b", opener=open_unlinked) as file:
+                return os.pwrite(file.fileno(), found.data, start)
 
-            self._client.map(copy, pieces)
-            for descriptor in descriptors:
-                os.fsync(descriptor)  # else a power cut leaves zeros behind a name and a size that are right
+        self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])
+        for path in files:
+            with open(path, "r+b", opener=open_unlinked) as file:
+                os.fsync(file)  # else a power cut leaves zeros behind a name and a size that are right
 
     def _notes(self) -> dict[str, tuple[bytes, bytes]]:
         try:

@@ -20,7 +20,7 @@ from energon_grain.storage.addresses import _profile, address_of, aws_section, h
 VARIABLES = (
     *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
-    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT", "NVDATASET_CACHE_DIR"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "NVDATASET_CACHE_DIR"),
     *("MSC_CONFIG", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
 )
 KEYS = "aws_access_key_id = k\naws_secret_access_key = s\n"
@@ -110,7 +110,9 @@ def test_accounts_of_azure(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None
         EPath(url).read_bytes()
 
 
-@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"])
+@pytest.mark.parametrize(
+    "variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]
+)
 def test_an_end_point_of_the_environment_must_be_a_url(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "localhost:5678")
     with pytest.raises(ConfigError, match=rf"^{variable} 'localhost:5678': must be a URL; write http://localhost:5678"):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import ObjectClient
+from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings, StoreSettings
 
@@ -200,6 +201,40 @@ def test_a_folder_that_is_not_as_said_does_not_appear(
     with pytest.raises(ReadError, match=said):
         mirror.copy_folder("columns", sizes)
     assert files(mirror) == {}
+
+
+def test_what_comes_after_a_failure_is_written_nowhere_else(
+    bucket: Bucket, mirror_of: MakeMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late answer must not go to a file that was opened meanwhile, and has the number of one that was closed."""
+    late, written = threading.Event(), threading.Event()
+    read = ObjectClient.read
+
+    def slow(client: ObjectClient, wanted: ObjectRange) -> Any:
+        if wanted.url.endswith("/b"):
+            late.wait(PATIENCE_S)
+        return read(client, wanted)
+
+    def noted(*given: Any) -> int:
+        try:
+            return pwrite(*given)
+        finally:
+            written.set()
+
+    pwrite = os.pwrite
+    monkeypatch.setattr(ObjectClient, "read", slow)
+    monkeypatch.setattr(os, "pwrite", noted)
+    bucket.put("set/columns/b", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    with pytest.raises(ReadError, match="columns/a: there is no such object"):
+        mirror.copy_folder("columns", {"a": 4, "b": 4})
+    others = [tmp_path / f"other{number}" for number in range(20)]
+    opened = [path.open("w+b") for path in others]
+    late.set()
+    written.wait(2)  # or it gives up before
+    assert all(os.fstat(file.fileno()).st_size == 0 for file in opened)
+    for file in opened:
+        file.close()
 
 
 MIRRORING = """
