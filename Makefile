@@ -35,6 +35,7 @@ help:
 	@echo "make docs       build the documentation into site/, with every warning an error"
 	@echo "make bench      the benchmarks, against the peers that 'make peers' installs"
 	@echo "make setup      only the development environment ($(VENV))"
+	@echo "make environments  that one, and those of both demos"
 	@echo "make peers      only the peers' environment ($(PEERS_VENV))"
 	@echo "make clean      remove what the targets above have made"
 
@@ -105,5 +106,5 @@ $(PEERS_VENV)/.ready: pyproject.toml
 	$(call new_venv,$(PEERS_VENV))
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --no-deps 'megatron-energon==7.4.1' 'litdata==0.2.76'
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) -e .
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) -e '.[array-record,arrays]'
 	@touch $@

@@ -17,8 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from energon_grain.formats.tar.scan import ShardScan
 
 SHARD_SAMPLES = 250_000
 
@@ -42,7 +46,7 @@ def make_index(root: Path, keys: int, order: str, seed: int) -> None:
     write_columnar(columnar_folder(root), list(counts), _scans(keys, order, seed), unique_keys=True)
 
 
-def _scans(keys: int, order: str, seed: int) -> Iterator[object]:
+def _scans(keys: int, order: str, seed: int) -> Iterator[ShardScan]:
     from energon_grain.formats.tar.scan import ShardScan
     from energon_grain.samplers.permutation import permute
 
@@ -108,7 +112,7 @@ def run_all(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--keys", type=float, nargs="+", default=[1e6, 1e7, 1e8])
     parser.add_argument("--order", choices=("sorted", "shuffled"), default="shuffled")
     parser.add_argument("--memory-mb", type=int, default=256)

@@ -1,4 +1,4 @@
-"""Rows about blends: what mixing costs, and the order of a blend of a hundred."""
+"""Rows about blends: what mixing costs with two to a thousand data sets, and the order of a blend of a hundred."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.row import Row, Target
 
 def mixing_rows(cache: Path, span: dict[str, Any]) -> list[Row]:
     """All of them."""
-    return [_two(cache, span), _hundred(cache, span), _order(cache), _opening(cache)]
+    return [_two(cache, span), _hundred(cache, span), _thousand(cache, span), _order(cache), _opening(cache)]
 
 
 def _two(cache: Path, span: dict[str, Any]) -> Row:
@@ -49,6 +49,21 @@ def _hundred(cache: Path, span: dict[str, Any]) -> Row:
             ours("throughput", "single leaf", folder=str(cache / "text"), program="plain", **span),
         ),
         targets=(Target(metric="samples_per_s", bound=0.5, sense="at least", against="single leaf"),),
+    )
+
+
+def _thousand(cache: Path, span: dict[str, Any]) -> Row:
+    shared = {"metadataset": METADATASET, "program": "plain", **span}
+    return Row(
+        name="blend-1000",
+        title="1 KB text: a thousand data sets mixed, else as above",
+        data_sets=("text-1000", "text-100"),
+        metrics=("samples_per_s",),
+        contenders=(
+            ours("throughput", folder=str(cache / "text-1000"), **shared),
+            ours("throughput", "a hundred", folder=str(cache / "text-100"), **shared),
+        ),
+        targets=(Target(metric="samples_per_s", bound=0.5, sense="at least", against="a hundred"),),
     )
 
 

@@ -155,8 +155,7 @@ from .sources.source import (
     SampleLocation as SampleLocation,
     Source as Source,
 )
-from .sources.webdataset import WebDatasetSource as WebDatasetSource
-from .sources.webdataset_file_store import WebdatasetFileStore as WebdatasetFileStore
+from .sources.webdataset import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .storage.epath import EPath as EPath
 from .storage.settings import (
     StorageSettings as StorageSettings,
@@ -164,8 +163,8 @@ from .storage.settings import (
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
+from .stream.replay import SampleRecord as SampleRecord
 from .stream.run import Stream as Stream
-from .stream.which import SampleRecord as SampleRecord
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

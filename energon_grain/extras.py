@@ -23,6 +23,8 @@ EXTRAS = {
     "msgpack": "codecs",
     "cbor2": "codecs",
     "ray": "ray",
+    "boto3": "aws",
+    "multistorageclient": "msc",
 }
 """Package, as it is imported, to the smallest extra that brings it."""
 

@@ -35,6 +35,8 @@ _DESCRIBING = Lock()
 _PLACE = "place"
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _EXPECTED = re.compile(r"Expected `([^`]+)`(?:, got .*|(.*))")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
 
 
 class Form(Generic[T]):
@@ -54,11 +56,11 @@ class Form(Generic[T]):
     def __init__(self, of: type[T], convert: Callable[[Any, Any], Any] | None = None) -> None:
         self.of = of
         self._convert = convert
-        fields = msgspec.structs.fields(of) if isinstance(of, type) and issubclass(of, msgspec.Struct) else ()
-        fields = sorted(fields, key=lambda field: not field.required)
-        self._fields = {field.encode_name: field for field in fields if field.name != _PLACE}
-        self.keys = tuple(self._fields)
         with _DESCRIBING:
+            fields = msgspec.structs.fields(of) if hasattr(of, "__struct_fields__") else ()  # type: ignore[arg-type]
+            required_first = sorted(fields, key=lambda field: not field.required)
+            self._fields = {field.encode_name: field for field in required_first if field.name != _PLACE}
+            self.keys = tuple(self._fields)
             self._decode_json = msgspec.json.Decoder(of).decode
             self.from_msgpack: Callable[[bytes], T] = msgspec.msgpack.Decoder(of).decode
 
@@ -140,6 +142,10 @@ class Form(Generic[T]):
             # msgspec does not say which of the values of a mapping it is.
             message = f"{what} is expected for each value" if "[...]" in path else expected(what, value)
             message += self._meaning(str(steps[0])) if steps else ""
+        elif unknown_key := _UNKNOWN.fullmatch(message):
+            return wrong(place.at(*steps, unknown_key[1]), "there is no such key")
+        elif missing := _MISSING.fullmatch(message):
+            message = f"the key `{missing[1]}` is missing"
         return wrong(place.at(*steps), message)
 
     def schema(self, kinds: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:

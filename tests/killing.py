@@ -1,8 +1,8 @@
 """Commands that are killed at one of their changes to files, and the same command after that.
 
-As a program, `killing.py FOLDER [SCENARIO=FIRST,STEP …]` runs a command in one process after the other and kills each
-at a change to files (opening for writing, renaming, removing, making folders, …), from the first such change that is
-given on and every so many, until one comes through. Behind each the same command runs again. What goes wrong is
+As a program, `killing.py FOLDER [SCENARIO=STEP …]` runs a command in one process after the other and kills each at a
+change to files (opening for writing, renaming, removing, making folders, …), drawn at random so that about every so
+many such changes come, until one comes through. Behind each the same command runs again. What goes wrong is
 printed: another status than 0, other files than those of a run that nobody disturbed. Without scenarios all run, and
 kill at every change, which takes minutes.
 """
@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -160,14 +161,13 @@ def _files(root: Path) -> dict[str, bytes]:
     return {name: b"" if name.endswith("index.uuid") else content for name, content in found.items()}
 
 
-def faults(scenario: Scenario, folder: Path, first: int = 1, step: int = 1) -> Iterator[str]:
-    """Say what goes wrong, by the number of the change; last, how many changes there are.
+def faults(scenario: Scenario, folder: Path, step: int = 1) -> Iterator[str]:
+    """Say what goes wrong, by the number of the change; last, how many changes there are, and kills there were.
 
     Args:
         scenario: Which.
         folder: Where to work.
-        first: The first change at which a process is killed.
-        step: From one such change to the next.
+        step: From one change at which a process is killed to the next, on average.
     """
     made = folder / "made"
     made.mkdir()
@@ -195,11 +195,13 @@ def faults(scenario: Scenario, folder: Path, first: int = 1, step: int = 1) -> I
     status, told = run()
     assert status == 0, told
     after, expected = look(), _files(root)
-    for number in itertools.count(first, step):
+    number = 0
+    for kills in itertools.count():
+        number += random.randint(1, 2 * step - 1)
         begin()
         status, told = run(kill_at=number)
         if status == 0:
-            yield f"changes: {number - 1}"
+            yield f"kills: {kills}, of less than {number} changes"
             return
         if status != -signal.SIGKILL:
             yield f"{number}: ended with {status}: {told}"
@@ -218,11 +220,11 @@ def faults(scenario: Scenario, folder: Path, first: int = 1, step: int = 1) -> I
 
 def run_scenarios(root: Path, chosen: list[str]) -> None:
     """Run those that the arguments name."""
-    for each in chosen or [f"{name}=1,1" for name in SCENARIOS]:
-        name, _, steps = each.partition("=")
+    for each in chosen or [f"{name}=1" for name in SCENARIOS]:
+        name, _, step = each.partition("=")
         folder = root / name
         folder.mkdir()
-        for fault in faults(SCENARIOS[name], folder, *map(int, steps.split(","))):
+        for fault in faults(SCENARIOS[name], folder, int(step)):
             print(f"{name}: {fault}", flush=True)
 
 

@@ -58,8 +58,9 @@ print(*NotInstalled.asked)
 """
 
 SAYS = """
+import os, pathlib
 from energon_grain import (
-    ConfigError, MissingPackageError, SampleDecoder, get_savable_loader, get_train_dataset, loader
+    ConfigError, EPath, MissingPackageError, SampleDecoder, get_savable_loader, get_train_dataset, loader
 )
 from energon_grain.conversion import convert_dataset
 from energon_grain.prepare import RayExecutor
@@ -70,6 +71,10 @@ def train(path):
         next(loader)
 
 folder, url, text, *uses = sys.argv[2:]
+config = pathlib.Path(folder, "aws")
+config.write_text("[profile team]\\nrole_arn = arn\\n")
+os.environ |= {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "team", "AWS_REGION": "r"}
+os.environ.pop("AWS_ACCESS_KEY_ID", None)
 for use in uses:
     try:
         exec(use)
@@ -97,6 +102,7 @@ def name_of(requirement: str) -> str:
 def test_each_package_comes_by_its_extra_alone() -> None:
     core = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     distributions = {"array_record": "array-record", "orbax": "orbax-checkpoint"}
+    distributions["multistorageclient"] = "multi-storage-client"
     for package, extra in EXTRAS.items():
         distribution = distributions.get(package, package)
         assert distribution in brought_by(extra)
@@ -130,6 +136,8 @@ USES = {
     "train(folder + '/rows.zarr')": ("reading arrays", "tensorstore"),
     "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
+    "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
+    "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
 }
 """What is done, what it is called in the error, and the package that it needs."""
@@ -141,7 +149,8 @@ def test_what_is_missing_is_named(
     write_array(tmp_path / "rows.zarr", np.zeros((8, 2)))
     convert_dataset(text_dataset(53), tmp_path / "records", compression="zstd")
     with running_web_server(tmp_path) as server:
-        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), tmp_path, server.url, text_dataset(53), *USES)
+        given = tmp_path, server.url, text_dataset(53), *USES
+        done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), *given)
     said = [
         f"{purpose} needs the package {package}, which is not installed: pip install 'energon-grain[{EXTRAS[package]}]'"
         for purpose, package in USES.values()

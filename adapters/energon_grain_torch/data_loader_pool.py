@@ -34,9 +34,9 @@ from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.spec_transport import pickled_spec
-from energon_grain.stream.worker_answer import WorkerStage
-from energon_grain.stream.worker_death import worker_death
+from energon_grain.stream.transport import pickled_spec
+from energon_grain.stream.worker_process import WorkerStage
+from energon_grain.stream.workers import worker_death
 from energon_grain_torch.forked_children import belongs_to_this_process
 from energon_grain_torch.shared_result import SharedResult
 
@@ -135,7 +135,7 @@ def _is_fork(context: Any) -> bool:
 
 
 class DataLoaderPool:
-    """The worker processes of one `DataLoader`, which live as long as this. See `stream.worker_pool.WorkerPool`.
+    """The worker processes of one `DataLoader`, which live as long as this. See `stream.workers.WorkerPool`.
 
     Args:
         spec: The compiled dataset.
@@ -288,7 +288,7 @@ def _timed_out(error: Exception) -> bool:
 
 
 class DataLoaderWorkers:
-    """Encoded chunks from a `DataLoader`. See `stream.worker_pool.ChunkWorkers`."""
+    """Encoded chunks from a `DataLoader`. See `stream.workers.ChunkWorkers`."""
 
     def __init__(self, pool: DataLoaderPool, pace: ChunkPace) -> None:
         self._pool = pool

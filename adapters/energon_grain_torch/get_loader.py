@@ -12,7 +12,7 @@ from energon_grain.stream.idle_arguments import IdleArguments, check_idle
 from energon_grain.stream.run import Stream, config_to_run
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.worker_pool import WorkerPool
+from energon_grain.stream.workers import WorkerPool
 from energon_grain_torch.data_loader_pool import DataLoaderPool
 from energon_grain_torch.group_processes import group_processes
 from energon_grain_torch.loader import SavableDataLoader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import default_generator
 
-from energon_grain.stream.seeds import GENERATORS, GlobalGenerator
+from energon_grain.stream.hooks import GENERATORS, GlobalGenerator
 
 GENERATORS["torch"] = GlobalGenerator(
     seed=lambda seed: default_generator.manual_seed(seed),

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from energon_grain.sources.source import Source
-from energon_grain.stream.processes import memory_file
-from energon_grain.stream.result_transport import SampleUnpickler
-from energon_grain.stream.worker_answer import part_offsets, write_parts
+from energon_grain.stream.transport import SampleUnpickler, memory_file, part_offsets, write_parts
 
 
 class SharedResult:

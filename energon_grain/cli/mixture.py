@@ -13,8 +13,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.cli.composition import Composition, composition
-from energon_grain.cli.mixture_summary import MILLION, MixtureSummary, NodeSummary, Share
+from energon_grain.cli.mixture_summary import MILLION, Composition, MixtureSummary, NodeSummary, Share, composition
 from energon_grain.cli.sizes import counted
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.share_tree import RUN

@@ -72,11 +72,12 @@ def ask_definition(scanned: ScannedDataset, sample_type: str | None = None) -> D
 
 def _show_samples(scanned: ScannedDataset) -> None:
     task, scan = scanned.shards[0].task, next(scanned.scans())
-    for preview in preview_samples(join(scanned.root, task.name), scan, records=task.records):
-        parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in preview.parts.items())
-        typer.echo(f"Sample {preview.key!r} of {task.name}: {parts}")
-        if preview.json_text is not None:
-            typer.echo(preview.json_text)
+    location = join(scanned.root, task.name)
+    for key, sizes, json_text in preview_samples(location, scan, records=task.records):
+        parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
+        typer.echo(f"Sample {key!r} of {task.name}: {parts}")
+        if json_text is not None:
+            typer.echo(json_text)
 
 
 def _ask_sample_type() -> str:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import shutil
+import tarfile
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
+import numpy as np
 
-from energon_grain.conversion.shards import (
-    TEMPORARY,
-    WRITTEN,
-    Compression,
-    Container,
-    ShardTask,
-    WrittenShard,
-    convert_shard,
-    record_name,
+from energon_grain.errors import (
+    ConfigError,
+    EnergonGrainError,
+    FormatError,
+    ReadError,
+    RefusedError,
+    SplitError,
+    WorkerError,
 )
-from energon_grain.errors import ConfigError, RefusedError, SplitError, WorkerError
-from energon_grain.formats.array_record import encode_records_file
+from energon_grain.extras import needed_for
+from energon_grain.formats.array_record import KEY, ArrayRecordFile, encode_records_file, record_decoder
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import (
@@ -41,14 +45,27 @@ from energon_grain.formats.nv_meta import (
     write_info,
 )
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
+from energon_grain.formats.tar.names import split_member_name
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.forms import Form
 from energon_grain.prepare.executors import own_executor
 from energon_grain.prepare.preparation import preparation_lock, prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
+from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries, sync_folder
 from energon_grain.storage.location import is_url, located
 
+Container = Literal["tar", "array-record"]
+Compression = Literal["none", "zstd"]
+_AT_ONCE = 4096
+_AT_ONCE_BYTES = 16 << 20
+Sample = tuple[str, Mapping[str, bytes]]
+"""Key, and payload by part."""
+_BLOCK = 512
+_TAR_RECORD = 20 * _BLOCK
+_RECORDS_AT_ONCE = 64
+TEMPORARY = ".converting"
+"""How names of shards end that are being written."""
 CONVERT_FOLDER = f"{META_FOLDER}/.convert"
 SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
 _PLAN_JSON = "plan.json"
@@ -132,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _PLAN = Form(Plan)
 
 
-class TargetFolder:
+class _Target:
     """The folder of the new dataset: what is done, what is left, and the files beside the data.
 
     `.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so
@@ -150,35 +167,29 @@ class TargetFolder:
 
     def __init__(self, root: Path, plan: Plan) -> None:
         self.root, self._plan = root, plan
-        self._check_names()
-        self._notes = root / CONVERT_FOLDER
-        stored = self._notes / _PLAN_JSON
-        if stored.exists():
-            self._check_plan(stored)
-        elif not (self._notes.is_dir() or self._is_free()):
-            raise RefusedError(
-                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
-                f"conversion of the same dataset"
-            )
-        else:
-            self._notes.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(stored, msgspec.json.encode(plan))
-
-    def _is_free(self) -> bool:
-        """Whether there is nothing, or no more than a conversion leaves that was killed right at its beginning."""
-        if not self.root.is_dir():
-            return not self.root.exists()
-        return not any(path != self._notes.parent or any(path.iterdir()) for path in self.root.iterdir())
-
-    def _check_names(self) -> None:
         taken: dict[str, str] = {}
-        for shard in self._plan.shards:
+        for shard in plan.shards:
             other = taken.setdefault(self.renamed(shard), shard)
             if other != shard:
                 raise ConfigError(
                     f"the shards {other!r} and {shard!r} would both become {self.renamed(shard)!r}; rename one of "
                     f"them, and prepare the dataset again"
                 )
+        self._notes = root / CONVERT_FOLDER
+        stored = self._notes / _PLAN_JSON
+        if stored.exists():
+            self._check_plan(stored)
+            return
+        # A conversion that was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
+        there = list(root.iterdir()) if root.exists() and root.is_dir() else []
+        free = all(path == self._notes.parent and not any(path.iterdir()) for path in there)
+        if (root.exists() and not root.is_dir()) or not (free or self._notes.is_dir()):
+            raise RefusedError(
+                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
+                f"conversion of the same dataset"
+            )
+        self._notes.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(stored, msgspec.json.encode(plan))
 
     def _check_plan(self, stored: Path) -> None:
         try:
@@ -198,19 +209,18 @@ class TargetFolder:
         (old,) = (suffix for suffix in SUFFIXES.values() if suffix != new)
         return shard.removesuffix(old) + new
 
-    def record(self, shard: str) -> Path:
-        """Where it is noted that an old shard was converted."""
-        return self._notes / record_name(shard)
-
-    def written(self, shard: str, samples: int, *, verified: bool) -> WrittenShard | None:
-        """What is known of the new shard for an old one; None where it must be written (again)."""
-        try:
-            found = WRITTEN.from_json(self.record(shard).read_bytes())
-            size = (self.root / self.renamed(shard)).stat().st_size
-        except (OSError, msgspec.MsgspecError):
-            return None
-        fits = found.size_bytes == size and found.samples == samples and (found.verified or not verified)
-        return found if fits else None
+    def task(self, source: DataFolder, shard: str, *, verify: bool) -> ShardTask:
+        """What is to be done about an old shard. The name of its note is a digest, so that it cannot be too long."""
+        digest = hashlib.blake2b(shard.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return ShardTask(
+            source=source,
+            shard=shard,
+            target=self.root / self.renamed(shard),
+            record=self._notes / f"{digest}.json",
+            container=self._plan.container,
+            compression=self._plan.compression,
+            verify=verify,
+        )
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process was writing: shards, and files beside the data."""
@@ -319,25 +329,53 @@ def convert_dataset(
     if to == "tar" and compression != "none":
         raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
     plan = Plan(content_id=index.content_id, shards=index.shards, container=to, compression=compression)
-    work = TargetFolder(root, plan)
+    work = _Target(root, plan)
+    counts = dict(zip(index.shards, np.diff(index.shard_first).tolist(), strict=True))
+    sizes = dict(zip(index.shards, index.shard_bytes.tolist(), strict=True))
+    written: dict[str, WrittenShard] = {}
+
+    def tell() -> None:
+        if progress is None:
+            return
+        now = ConversionProgress(
+            stage="convert",
+            shards_done=len(written),
+            shards_total=len(sizes),
+            samples=sum(each.samples for each in written.values()),
+            bytes_done=sum(map(sizes.__getitem__, written)),
+            bytes_total=sum(sizes.values()),
+        )
+        progress(now)
+
+    def tell_index(now: PrepareProgress) -> None:
+        numbers: dict[str, int] = {each.name: getattr(now, each.name) for each in fields(now) if each.name != "stage"}
+        if progress is not None:
+            progress(ConversionProgress(stage="index", **numbers))
+
     with preparation_lock(root / META_FOLDER):
         work.remove_leftovers()
-        counts = dict(zip(index.shards, (index.shard_first[1:] - index.shard_first[:-1]).tolist(), strict=True))
-        known = {shard: work.written(shard, count, verified=verify) for shard, count in counts.items()}
-        shards = _Shards(index, {shard: written for shard, written in known.items() if written}, progress)
-        reused = len(shards.written)
-        tasks = [_task(folder, work, plan, shard, verify) for shard in index.shards if shard not in shards.written]
-        _convert(folder, tasks, shards, num_workers)
+        tasks = [work.task(folder, shard, verify=verify) for shard in index.shards]
+        for task in tasks:
+            if (known := _known(task, counts[task.shard])) is not None:
+                written[task.shard] = known
+        reused = len(written)
+        tell()
+        tasks = [task for task in tasks if task.shard not in written]
+        size_bytes = None if folder.is_remote else sum(sizes[task.shard] for task in tasks)
+        with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
+            for task, result in _converted(tasks, executor):
+                written[task.shard] = result
+                tell()
         work.write_meta(folder.local, counts)
-    prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=num_workers, progress=shards.tell_index)
+    prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=num_workers, progress=tell_index)
     work.finish()
     return ConversionReport(
         source=folder.location,
         target=root,
         container=to,
         shard_counts={work.renamed(shard): count for shard, count in counts.items()},
-        source_bytes=int(index.shard_bytes.sum()),
-        target_bytes=sum(written.size_bytes for written in shards.written.values()),
+        source_bytes=sum(sizes.values()),
+        target_bytes=sum(each.size_bytes for each in written.values()),
         shards_reused=reused,
         verified=verify,
         notes=_notes(index, open_columnar(root)),
@@ -345,89 +383,36 @@ def convert_dataset(
     )
 
 
-class _Shards:
-    """Which old shards are done, and telling of it."""
-
-    def __init__(
-        self,
-        index: ColumnarIndex,
-        written: dict[str, WrittenShard],
-        progress: Callable[[ConversionProgress], None] | None,
-    ) -> None:
-        self.written = written
-        self.size_bytes = dict(zip(index.shards, index.shard_bytes.tolist(), strict=True))
-        self._progress = progress
-
-    def add(self, shard: str, written: WrittenShard) -> None:
-        self.written[shard] = written
-        self.tell()
-
-    def tell(self) -> None:
-        if self._progress is not None:
-            self._progress(
-                ConversionProgress(
-                    stage="convert",
-                    shards_done=len(self.written),
-                    shards_total=len(self.size_bytes),
-                    samples=sum(each.samples for each in self.written.values()),
-                    bytes_done=sum(map(self.size_bytes.__getitem__, self.written)),
-                    bytes_total=sum(self.size_bytes.values()),
-                )
-            )
-
-    def tell_index(self, now: PrepareProgress) -> None:
-        if self._progress is not None:
-            self._progress(
-                ConversionProgress(
-                    stage="index",
-                    shards_done=now.shards_done,
-                    shards_total=now.shards_total,
-                    samples=now.samples,
-                    bytes_done=now.bytes_done,
-                    bytes_total=now.bytes_total,
-                )
-            )
+def _known(task: ShardTask, samples: int) -> WrittenShard | None:
+    """What an interrupted run noted of a new shard; None where it must be written (again)."""
+    try:
+        found = WRITTEN.from_json(task.record.read_bytes())
+        size_bytes = task.target.stat().st_size
+    except (OSError, msgspec.MsgspecError):
+        return None
+    fits = (found.size_bytes, found.samples) == (size_bytes, samples) and (found.verified or not task.verify)
+    return found if fits else None
 
 
-def _task(folder: DataFolder, work: TargetFolder, plan: Plan, shard: str, verify: bool) -> ShardTask:
-    return ShardTask(
-        source=folder,
-        shard=shard,
-        target=str(work.root / work.renamed(shard)),
-        record=str(work.record(shard)),
-        container=plan.container,
-        compression=plan.compression,
-        verify=verify,
-    )
-
-
-def _convert(folder: DataFolder, tasks: list[ShardTask], shards: _Shards, num_workers: int | None) -> None:
-    """Convert shard by shard, where it is quickest. The first that fails ends all."""
-    shards.tell()
-    size_bytes = None if folder.is_remote else sum(shards.size_bytes[task.shard] for task in tasks)
+def _converted(tasks: Sequence[ShardTask], executor: Executor) -> Iterator[tuple[ShardTask, WrittenShard]]:
+    """Convert shards, and give what came of them in any order. The first that fails ends all."""
     running: dict[Future[WrittenShard], ShardTask] = {}
     done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()
-
-    def add_next() -> None:
-        future = done.get()
-        task = running.pop(future)
-        try:
-            shards.add(task.shard, future.result())
-        except WorkerError as error:
-            raise WorkerError(
-                f"{task.target}: {error}. Run the same command again: shards that were finished are not written again. "
-                f"--num-workers 0 uses no processes."
-            ) from error
-
-    with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
-        for task in tasks:
+    for task in (*tasks, None):  # then waits for all
+        if task is not None:
             future = executor.submit(convert_shard, task)
             running[future] = task
             future.add_done_callback(done.put)
-            while not done.empty():
-                add_next()
-        while running:
-            add_next()
+        while running and (task is None or not done.empty()):
+            future = done.get()
+            ended = running.pop(future)
+            try:
+                yield ended, future.result()
+            except WorkerError as error:
+                raise WorkerError(
+                    f"{ended.target}: {error}. Run the same command again: shards that were finished are not written "
+                    f"again. --num-workers 0 uses no processes."
+                ) from error
 
 
 def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:
@@ -437,3 +422,226 @@ def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:
         "samples have a part twice, of which the later one was kept, as it is when samples are read. So the new "
         "dataset counts as other data: cursors and joins of the old one do not fit it.",
     )
+
+
+class UnfitSampleError(FormatError):
+    """A container cannot hold a sample. Says which sample, not of which shard."""
+
+
+def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
+    """Read a shard, about 32 MiB at a time. A part that a sample has twice comes once, the later one.
+
+    Raises:
+        UnfitSampleError: A part is not bytes but numbers, as features of a `tf.train.Example` may be.
+    """
+    index = open_columnar(folder)
+    first = int(index.shard_first[index.shards.index(shard)])
+    with closing(open_prepared(folder, shards=[shard])) as source:
+        done = 0
+        while done < len(source):
+            block = np.arange(done, min(done + _AT_ONCE, len(source)))
+            block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _AT_ONCE_BYTES, side="right")))]
+            batch = source.read(block)
+            index.check(first + block)
+            starts = index.part_start[first + done : first + done + len(block) + 1].tolist()
+            names = index.part_name[starts[0] : starts[-1]].tolist()
+            for place, key in enumerate(batch.keys):
+                own = names[starts[place] - starts[0] : starts[place + 1] - starts[0]]
+                parts: dict[str, bytes] = {}
+                for part in map(index.part_names.__getitem__, own):
+                    value = batch.columns[part][place]
+                    if not isinstance(value, bytes):
+                        raise UnfitSampleError(
+                            f"sample {key!r}: the part {part!r} holds numbers; only bytes can be written to files of "
+                            f"another kind"
+                        )
+                    parts[part] = value
+                yield key, parts
+            done += len(block)
+
+
+class SampleDigest:
+    """Digest over key and parts, in order, of one sample after the other.
+
+    Args:
+        count_only: Take no digest, only count.
+    """
+
+    def __init__(self, *, count_only: bool = False) -> None:
+        self._hash, self._count_only = hashlib.blake2b(digest_size=16), count_only
+        self.samples = 0
+
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and take them in."""
+        for key, parts in samples:
+            yield key, parts
+            self.samples += 1
+            if not self._count_only:
+                taken = [key.encode("utf-8", "surrogateescape")]
+                for name, value in parts.items():
+                    taken += [name.encode("utf-8", "surrogateescape"), value]
+                self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
+                for data in taken:
+                    self._hash.update(data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
+            other.samples,
+            other._hash.digest(),
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def write_records(path: Path, samples: Iterable[Sample], compression: Compression) -> None:
+    """Write samples as msgpack records of a new ArrayRecord file, each compressed by itself or not at all.
+
+    Raises:
+        UnfitSampleError: A key or the name of a part is not UTF-8, a part is named like the key, or has 4 GiB or more.
+        OSError, RuntimeError: The disk is full.
+    """
+    with needed_for("writing ArrayRecord files"):
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+    option = "uncompressed" if compression == "none" else compression
+    encoder = msgspec.msgpack.Encoder()
+    with closing(ArrayRecordWriter(os.fspath(path), f"group_size:1,{option}")) as writer:
+        for key, parts in samples:
+            if KEY in parts:
+                raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which in records is the key")
+            try:
+                writer.write(encoder.encode({KEY: key, **parts}))
+            except UnicodeEncodeError as error:
+                raise UnfitSampleError(
+                    f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
+                ) from error
+            except msgspec.EncodeError as error:
+                raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error
+
+
+def write_tar(path: Path, samples: Iterable[Sample]) -> None:
+    """Write parts of samples as regular members of a new GNU tar, with the same bytes for the same samples.
+
+    Raises:
+        UnfitSampleError: A sample has no part, its names would be read as those of another sample, or the sample before
+            it has the same key.
+        OSError: The disk is full.
+    """
+    last: str | None = None
+    with open(path, "xb", buffering=1 << 20) as file:
+        for key, parts in samples:
+            if not parts or key == last:
+                reason = "has no part" if not parts else "has the key of the sample before it"
+                raise UnfitSampleError(f"sample {key!r} {reason}, so a tar cannot tell it")
+            last = key
+            for part, data in parts.items():
+                name = f"{key}.{part}"
+                if "\0" in name or split_member_name(name) != (key, part):
+                    raise UnfitSampleError(
+                        f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that "
+                        f"sample and part: keys may have no dot behind their last slash, parts no slash, and neither a "
+                        f"zero byte"
+                    )
+                member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine
+                member.size = len(data)
+                file.write(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+                file.write(data)
+                file.write(bytes(-len(data) % _BLOCK))
+        end = 2 * _BLOCK
+        file.write(bytes(end + -(file.tell() + end) % _TAR_RECORD))
+
+
+def written_samples(path: Path, container: Container) -> Iterator[Sample]:
+    """Read all samples of a shard that `write_records` or `write_tar` wrote.
+
+    Raises:
+        FormatError: It is damaged.
+        ReadError: It is damaged.
+    """
+    return _records(path) if container == "array-record" else _members(path)
+
+
+def _records(path: Path) -> Iterator[Sample]:
+    file, decode = ArrayRecordFile(str(path)), record_decoder("msgpack")
+    for start in range(0, file.records, _RECORDS_AT_ONCE):
+        for data in file.read(list(range(start, min(start + _RECORDS_AT_ONCE, file.records)))):
+            yield cast(Sample, decode(data))
+
+
+def _members(path: Path) -> Iterator[Sample]:
+    scan = scan_tar(path)
+    bounds = scan.part_start.tolist()
+    with open(path, "rb") as file:
+        for sample, key in enumerate(scan.keys()):
+            parts: dict[str, bytes] = {}
+            for row in range(bounds[sample], bounds[sample + 1]):
+                file.seek(int(scan.part_offset[row]))
+                parts[scan.part_names[int(scan.part_name[row])]] = file.read(int(scan.part_size[row]))
+            yield key, parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """Write shard `shard` of the dataset `source` as the file `target`, and that it is done into `record`."""
+
+    source: DataFolder
+    shard: str
+    target: Path
+    record: Path
+    container: Container
+    compression: Compression
+    verify: bool
+
+
+class WrittenShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A shard that was written, and compared if that was asked for."""
+
+    samples: int
+    size_bytes: int
+    verified: bool
+
+
+WRITTEN = Form(WrittenShard)
+
+
+def convert_shard(task: ShardTask) -> WrittenShard:
+    """Write a shard under a temporary name, flush it, read it back if asked to, and rename it.
+
+    Raises:
+        EnergonGrainError: The old shard cannot be read, or the new container cannot hold a sample of it.
+        ReadError: What was written is not what was read.
+        OSError: The disk is full, or may not be written to.
+    """
+    target = task.target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    read, found = SampleDigest(count_only=not task.verify), SampleDigest()
+    try:
+        try:
+            samples = read.of(shard_samples(task.source, task.shard))
+            if task.container == "tar":
+                write_tar(temporary, samples)
+            else:
+                write_records(temporary, samples, task.compression)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+        except UnfitSampleError as error:
+            raise FormatError(f"{task.source.location}/{task.shard}: {error}") from error
+        except EnergonGrainError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"{target}: cannot be written: {error}") from error
+        if task.verify:
+            deque(found.of(written_samples(temporary, task.container)), maxlen=0)
+            if found != read:
+                raise ReadError(
+                    f"{target}: what was written is not what was read ({found.samples} of {read.samples} samples came "
+                    f"back, or others). Is the disk in order? Run the same command again"
+                )
+        written = WrittenShard(samples=read.samples, size_bytes=temporary.stat().st_size, verified=task.verify)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(target.parent)
+    atomic_write_bytes(task.record, msgspec.json.encode(written))
+    return written

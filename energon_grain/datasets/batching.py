@@ -15,7 +15,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.making import MadeOfSeveral, Making
-from energon_grain.stream.pass_plan import check_last_batch
+from energon_grain.stream.passes import check_last_batch
 from energon_grain.stream.spec import BatchSpec, HookSpec, LastBatch
 from energon_grain.stream.state import Form
 

@@ -29,7 +29,7 @@ from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:

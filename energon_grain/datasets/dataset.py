@@ -15,7 +15,7 @@ from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.stream.pass_plan import first_pass_steps
+from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import names_of_leaves
 
 if TYPE_CHECKING:
@@ -109,16 +109,22 @@ class SavableDataset(OneSubscript):
         return compile_dataset(self, hosts=hosts, cache_pool=cache_pool)
 
 
+def datasets_below(node: SavableDataset) -> Iterator[SavableDataset]:
+    """The datasets that a node stands on, from left to right."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        for below in value if isinstance(value, tuple) else (value,):
+            if isinstance(below, SavableDataset):
+                yield below
+
+
 def _identities(node: Any) -> Iterator[tuple[str, ...]]:
     """Of the leaves below a node, in their order."""
     if hasattr(node, "identity"):
         yield node.identity
         return
-    for field in fields(node):
-        value = getattr(node, field.name)
-        for below in value if isinstance(value, tuple) else (value,):
-            if isinstance(below, SavableDataset):
-                yield from _identities(below)
+    for below in datasets_below(node):
+        yield from _identities(below)
 
 
 BaseCoreDataset = SavableDataset

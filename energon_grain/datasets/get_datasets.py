@@ -54,12 +54,13 @@ class DeprecatedArguments(TypedDict, total=False):
     handler: Any
 
 
-def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
+def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any], *, below: int = 0) -> None:
     """Set the task encoder's decoder as deprecated arguments say, with a `DeprecationWarning`.
 
     Args:
         task_encoder: Of the call.
         arguments: Those of `DeprecatedArguments` that were given.
+        below: Calls between this and the entry point.
 
     Raises:
         ConfigError: The task encoder has another decoder of its own.
@@ -67,14 +68,14 @@ def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> 
     if not arguments:
         return
     if "handler" in arguments:
-        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
+        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)", below)
     options = {name: value for name, value in arguments.items() if name not in ("auto_decode", "handler")}
     if not arguments.get("auto_decode", True):
-        _warn("auto_decode is deprecated; set `decoder = None` in the task encoder")
+        _warn("auto_decode is deprecated; set `decoder = None` in the task encoder", below)
         _set_decoder(task_encoder, None, "auto_decode")
     elif options:
         names = ", ".join(options)
-        _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder")
+        _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder", below)
         _set_decoder(task_encoder, task_encoder.decoder_type(**options), names)
 
 
@@ -90,8 +91,8 @@ def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names
     task_encoder.decoder = decoder
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, DeprecationWarning, stacklevel=5)
+def _warn(message: str, below: int) -> None:
+    warnings.warn(message, DeprecationWarning, stacklevel=5 + below)
 
 
 P = ParamSpec("P")
@@ -357,27 +358,8 @@ def get_val_dataset(
     Raises:
         ConfigError: Arguments contradict each other.
     """
-    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated)
-    leaf = leaf_maker(
-        worker_config=worker_config,
-        task_encoder=encoder,
-        training=False,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        part_filter=part_filter,
-        sample_type=sample_type,
-        trusted_modules=tuple(trusted_modules),
-    )
-    return _validation_run(
-        validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset),
-        *(worker_config, encoder, seed, lanes),
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        last_batch=last_batch,
-        packing_buffer_size=packing_buffer_size,
-        limit=limit,
-    )
+    leaves, run = _validation(**locals())
+    return run(leaves)
 
 
 @checked_arguments
@@ -413,29 +395,8 @@ def get_val_datasets(
     Raises:
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
-    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated)
-    leaf = leaf_maker(
-        worker_config=worker_config,
-        task_encoder=encoder,
-        training=False,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        part_filter=part_filter,
-        sample_type=sample_type,
-        trusted_modules=tuple(trusted_modules),
-    )
-    arguments = {
-        "batch_size": batch_size,
-        "batch_drop_last": batch_drop_last,
-        "last_batch": last_batch,
-        "packing_buffer_size": packing_buffer_size,
-        "limit": limit,
-    }
-    return [
-        (_validation_run([each], worker_config, encoder, seed, lanes, **arguments), *leaves_of(each.dataset))
-        for each in validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset)
-    ]
+    leaves, run = _validation(**locals())
+    return [(run([each]), leaves_of(each.dataset)[0]) for each in leaves]
 
 
 def get_dataset_from_config(
@@ -493,19 +454,41 @@ def get_dataset_from_config(
     return loaded.dataset
 
 
-def _validation_run(
-    datasets: list[LoadedDataset],
-    config: WorkerConfig,
-    encoder: TaskEncoder,
+def _validation(
+    path: Source,
+    *,
+    split_part: str,
+    subset: Any,
+    worker_config: WorkerConfig | None,
+    task_encoder: TaskEncoder | None,
     seed: int,
     lanes: int | None,
+    trusted_modules: Collection[str],
+    deprecated: Mapping[str, Any],
     **arguments: Any,
-) -> SavableDataset:
-    choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
-    dataset = _built(encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
-    return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+) -> tuple[list[LoadedDataset], Callable[[list[LoadedDataset]], SavableDataset]]:
+    """The leaves to validate on, and what makes a run of some of them; arguments are those of `get_val_dataset`."""
+    config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
+    fold_deprecated(encoder, deprecated, below=1)
+    of_leaves = {name: arguments.pop(name) for name in _OF_LEAVES}
+    leaf = leaf_maker(
+        worker_config=config,
+        task_encoder=encoder,
+        training=False,
+        trusted_modules=tuple(trusted_modules),
+        **of_leaves,
+    )
+    leaves = validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset)
+
+    def run(datasets: list[LoadedDataset]) -> SavableDataset:
+        choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
+        dataset = _built(encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
+        return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
+
+    return leaves, run
 
 
+_OF_LEAVES = ("sample_type", "part_filter", "dataset_config", "split_config")
 _DEFAULTS: dict[str, Any] = {
     "batch_drop_last": False,
     "last_batch": None,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from energon_grain.datasets.leaf_parts import LeafPart
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafTable
@@ -22,7 +23,6 @@ from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.stream.feed import Feed
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.leaf_parts import LeafPart
 from energon_grain.stream.spec import BatchSpec, HookSpec
 
 if TYPE_CHECKING:

@@ -390,12 +390,7 @@ class _Blend:
         self._passes = passes
         self._first = 0
         self._labels: list[int] = []
-        self._places: list[State] = [(0, None)] * len(children)
-        for number in range(len(children)):
-            self._note(number)
-
-    def _note(self, number: int) -> None:
-        self._places[number] = self._passes[number], self._children[number].state()
+        self._places = [(passed, child.state()) for passed, child in zip(passes, children, strict=True)]
 
     def next(self) -> Item | None:
         place = self._rounds - self._first
@@ -410,7 +405,7 @@ class _Blend:
             self._passes[label] += 1
             child.begin(self._passes[label])
         self._rounds += 1
-        self._note(label)
+        self._places[label] = self._passes[label], child.state()
         return (label, item[0]), item[1]
 
     def begin(self, pass_number: int) -> None:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, datasets_below
 from energon_grain.datasets.lowering import IndexPart, Lowering, Part, Steps
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
@@ -89,7 +89,5 @@ def _all_settings(node: SavableDataset) -> Iterator[RunSettings]:
     """All settings in a graph, the outermost first, from left to right."""
     if isinstance(node, RunSettings):
         yield node
-    below = getattr(node, "datasets", None) or (getattr(node, "dataset", None),)
-    for child in below:
-        if child is not None:
-            yield from _all_settings(child)
+    for child in datasets_below(node):
+        yield from _all_settings(child)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.dataset_config import DatasetConfig, resolve_class
+from energon_grain.formats.class_ref import resolve_class
+from energon_grain.formats.dataset_config import DatasetConfig
 from energon_grain.sources.source import PartFilter
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap

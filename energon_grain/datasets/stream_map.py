@@ -13,7 +13,7 @@ from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
-from energon_grain.stream.hook_call import Batches, HookGenerator
+from energon_grain.stream.hooks import Batches, HookGenerator
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Marked, Number, Same

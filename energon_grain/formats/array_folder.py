@@ -40,34 +40,28 @@ class ArrayFolder:
     metadata: bytes
 
 
-def find_array(location: str, name: str = "") -> ArrayFolder | None:
-    """The array that lies in a folder; None where there is none.
+def look_at(location: str, name: str = "") -> ArrayFolder | bool:
+    """The array that lies in a folder; True where it is a group of arrays, False where there is neither.
 
     Raises:
         FormatError: Its metadata file is damaged.
         ReadError: A metadata file is there, but cannot be read.
     """
-    data = _content(location, "zarr.json")
-    if data is not None and _parsed(location, "zarr.json", data).get("node_type") == "array":
-        return ArrayFolder(name=name, location=location, driver="zarr3", metadata=data)
-    data = _content(location, ".zarray")
-    if data is not None:
-        return ArrayFolder(name=name, location=location, driver="zarr", metadata=data)
-    data = _content(location, "attributes.json")
-    if data is not None and _parsed(location, "attributes.json", data).get("dimensions") is not None:
-        return ArrayFolder(name=name, location=location, driver="n5", metadata=data)
-    return None
 
+    def array(driver: str, metadata: bytes) -> ArrayFolder:
+        return ArrayFolder(name=name, location=location, driver=driver, metadata=metadata)
 
-def is_array_group(location: str) -> bool:
-    """Whether a folder is a group of arrays. Raises as `find_array`."""
-    if _content(location, ".zgroup") is not None:
-        return True
-    zarr3 = _content(location, "zarr.json")
-    if zarr3 is not None:
-        return _parsed(location, "zarr.json", zarr3).get("node_type") == "group"
-    n5 = _content(location, "attributes.json")
-    return n5 is not None and "n5" in _parsed(location, "attributes.json", n5)
+    if (data := _content(location, "zarr.json")) is not None:
+        kind = _parsed(location, "zarr.json", data).get("node_type")
+        if kind in ("array", "group"):
+            return array("zarr3", data) if kind == "array" else True
+    if (data := _content(location, ".zarray")) is not None:
+        return array("zarr", data)
+    if (data := _content(location, "attributes.json")) is not None:
+        said = _parsed(location, "attributes.json", data)
+        if said.get("dimensions") is not None or "n5" in said:
+            return array("n5", data) if said.get("dimensions") is not None else True
+    return _content(location, ".zgroup") is not None
 
 
 def is_array_folder(location: str) -> bool:
@@ -77,7 +71,7 @@ def is_array_folder(location: str) -> bool:
         ReadError: An object store cannot be reached.
     """
     try:
-        return is_array_group(location) or find_array(location) is not None
+        return bool(look_at(location))
     except FormatError:
         return True
     except ReadError:
@@ -91,13 +85,13 @@ def the_array(location: str) -> ArrayFolder:
 
     Raises:
         DatasetNotFoundError: There is no array.
-        FormatError, ReadError: As `find_array`.
+        FormatError, ReadError: As `look_at`.
     """
-    found = find_array(location, name=Path(name_of(location)).stem)
-    if found is None:
-        what = "a group; name one of the arrays in it" if is_array_group(location) else _what_is(location)
-        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
-    return found
+    found = look_at(location, name=Path(name_of(location)).stem)
+    if isinstance(found, ArrayFolder):
+        return found
+    what = "a group; name one of the arrays in it" if found else _what_is(location)
+    raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
 
 
 def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
@@ -107,22 +101,22 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
 
     Raises:
         DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
-        FormatError, ReadError: As `find_array`.
+        FormatError, ReadError: As `look_at`.
     """
-    alone = find_array(location, name=Path(name_of(location)).stem)
-    if alone is not None:
+    alone = look_at(location, name=Path(name_of(location)).stem)
+    if isinstance(alone, ArrayFolder):
         return (alone,)
-    if not is_array_group(location):
+    if not alone:
         raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
     arrays: list[ArrayFolder] = []
     groups: list[str] = []
     for name in sorted(_folders(location)):
         if name.startswith((".", "__")):
             continue
-        found = find_array(join(location, name), name)
-        if found is not None:
+        found = look_at(join(location, name), name)
+        if isinstance(found, ArrayFolder):
             arrays.append(found)
-        elif is_array_group(join(location, name)):
+        elif found:
             groups.append(name)
     if not arrays:
         advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""

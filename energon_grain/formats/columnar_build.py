@@ -240,7 +240,7 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
         pending: deque[Future[ShardScan]] = deque()
         try:
             for (shard, count), first in zip(info.shard_counts.items(), firsts, strict=False):
-                pending.append(pool.submit(_scan_checked, dataset, shard, count, records, first))
+                pending.append(pool.submit(scan_checked, dataset, shard, count, records, first))
                 if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:
@@ -250,7 +250,7 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
                 future.cancel()
 
 
-def _scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
+def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
     Hidden files in folders make samples only where the index of the shard says that they do.

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.class_ref import ClassRef, resolve_class
+from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
-from energon_grain.forms import Form
+from energon_grain.forms import Form, Place, as_mapping, unknown, wrong
 from energon_grain.storage.atomic import atomic_write_text
-
-__all__ = [
-    "DEFAULT_DATASET_CONFIG",
-    "ClassRef",
-    "DatasetConfig",
-    "encode_dataset_config",
-    "parse_dataset_config",
-    "read_dataset_config",
-    "resolve_class",
-    "write_dataset_config",
-]
 
 DEFAULT_DATASET_CONFIG = "dataset.yaml"
 _STANDARD_CLASSES = ("StandardWebdatasetFactory", "StandardWebdataset", "DefaultGenericWebdatasetFactory")
@@ -51,8 +37,29 @@ _LEGACY_CLASSES = {
 DatasetClass = Literal["standard", "crude", "custom"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetConfig:
+class _Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a `dataset.yaml` beside `__module__` and `__class__`."""
+
+    sample_type: Annotated[
+        ClassRef | None, msgspec.Meta(description="The class of the samples, by `__module__` and `__class__`")
+    ] = None
+    field_map: Annotated[
+        dict[str, str] | None, msgspec.Meta(description="An expression for each field of the sample type")
+    ] = None
+    sample_loader: str | None = None
+    part_filter: tuple[str, ...] | str | None = None
+    subflavors: dict[str, Any] | None = None
+    split_config: str | None = None
+    split_part: str | None = None
+    decoder: dict[str, Any] | None = None
+    training: bool | None = None
+    shuffle_over_epochs: int | None = None
+    parallel_shard_iters: int | None = None
+    max_samples_per_sequence: int | None = None
+    subset: dict[str, Any] | None = None
+
+
+class DatasetConfig(_Keys, frozen=True, kw_only=True):
     """What a `dataset.yaml` says. None means that the file does not say it and the program decides.
 
     Attributes:
@@ -76,22 +83,16 @@ class DatasetConfig:
 
     kind: DatasetClass = "standard"
     class_ref: ClassRef | None = None
-    sample_type: ClassRef | None = None
-    field_map: dict[str, str] | None = None
-    sample_loader: str | None = None
-    part_filter: tuple[str, ...] | str | None = None
-    subflavors: dict[str, Any] = field(default_factory=dict[str, Any])
-    split_config: str | None = None
-    split_part: str | None = None
-    decoder: dict[str, Any] | None = None
+    subflavors: dict[str, Any] = {}
     raw_bytes: bool = False
-    training: bool | None = None
-    shuffle_over_epochs: int | None = None
-    parallel_shard_iters: int | None = None
-    max_samples_per_sequence: int | None = None
-    subset: dict[str, Any] | None = None
     overrides: frozenset[str] = frozenset()
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any] = {}
+
+
+_KEYS, _CLASS = Form(_Keys), Form(ClassRef)
+_OVERRIDES = frozenset(
+    ("training", "shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "subset")
+)
 
 
 def read_dataset_config(root: str | os.PathLike[str], name: str = DEFAULT_DATASET_CONFIG) -> DatasetConfig:
@@ -108,52 +109,49 @@ def read_dataset_config(root: str | os.PathLike[str], name: str = DEFAULT_DATASE
         content = parse_yaml(path.read_bytes(), where=str(path), written_floats=False)
     except FileNotFoundError:
         raise _missing(Path(root), path) from None
-    return parse_dataset_config({} if content is None else content, where=str(path))
+    return _parse({} if content is None else content, Place(str(path)))
 
 
-def parse_dataset_config(content: Any, *, where: str) -> DatasetConfig:
-    """Check and type the content of a `dataset.yaml`; `where` names it in errors.
-
-    Raises:
-        ConfigError: The content is not valid.
-    """
-    if not isinstance(content, dict):
-        raise ConfigError(f"{where}: must be a mapping of keys to values, not {type(content).__name__}")
-    values: dict[str, Any] = {str(key): value for key, value in content.items()}
-    class_ref, kind = _class_of(values, where)
-    known = {name: values.pop(name) for name in _Content.__struct_fields__ if name in values}
-    options = {key: value for key, value in values.items() if key not in _CLASS_KEYS}
+def _parse(content: Any, place: Place) -> DatasetConfig:
+    """Check and type the content of a `dataset.yaml`."""
+    values = dict(as_mapping(content, place, "a mapping of keys to values"))
+    if "__function__" in values:
+        raise wrong(place.at("__function__"), "a dataset is made by a class, not by a function")
+    class_ref, kind = _class_of(values, place)
+    options = {key: value for key, value in values.items() if key not in _KEYS.keys}
     if options and kind != "custom":
-        raise _unknown_key(next(iter(options)), _Content.__struct_fields__, where)
-    try:
-        parsed = _CONTENT.from_value(known)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    sample_type = None if parsed.sample_type is None else _reference(parsed.sample_type, f"{where}: $.sample_type")
-    if class_ref is not None and sample_type is None and class_ref.name in _LEGACY_CLASSES:
-        sample_type = ClassRef(module="megatron.energon", name=_LEGACY_CLASSES[class_ref.name])
+        raise unknown(place, next(iter(options)), _KEYS.keys)
+    known = {key: value for key, value in values.items() if key in _KEYS.keys}
+    keys: dict[str, Any] = msgspec.structs.asdict(_KEYS.read(known, place))
+    if class_ref is not None and keys["sample_type"] is None and class_ref.name in _LEGACY_CLASSES:
+        keys["sample_type"] = ClassRef(module="megatron.energon", name=_LEGACY_CLASSES[class_ref.name])
+    if keys["decoder"] is not None:
+        keys["decoder"] = dict(keys["decoder"])
+        decoder, _ = _class_of(keys["decoder"], place.at("decoder"))
+        if decoder is not None and not (decoder.is_ours and decoder.name == "SampleDecoder"):
+            raise wrong(place.at("decoder"), f"only megatron.energon.SampleDecoder can be named here, not `{decoder}`")
+    keys["subflavors"] = keys["subflavors"] or {}
     config = DatasetConfig(
+        **keys,
         kind=kind,
         class_ref=class_ref,
-        sample_type=sample_type,
-        field_map=parsed.field_map,
-        sample_loader=parsed.sample_loader,
-        part_filter=tuple(parsed.part_filter) if isinstance(parsed.part_filter, list) else parsed.part_filter,
-        subflavors=parsed.subflavors or {},
-        split_config=parsed.split_config,
-        split_part=parsed.split_part,
-        decoder=None if parsed.decoder is None else _decoder_options(parsed.decoder, f"{where}: $.decoder"),
-        raw_bytes="decoder" in known and parsed.decoder is None,
-        training=parsed.training,
-        shuffle_over_epochs=parsed.shuffle_over_epochs,
-        parallel_shard_iters=parsed.parallel_shard_iters,
-        max_samples_per_sequence=parsed.max_samples_per_sequence,
-        subset=parsed.subset,
+        raw_bytes="decoder" in known and keys["decoder"] is None,
         overrides=frozenset(known) & _OVERRIDES,
         options=options,
     )
-    _check(config, where)
+    _check(config, str(place.document))
     return config
+
+
+def _class_of(values: dict[str, Any], place: Place) -> tuple[ClassRef | None, DatasetClass]:
+    """The class that a mapping names, taken out of it, and what it makes."""
+    written = {key: values.pop(key) for key in _CLASS.keys if key in values}
+    if not written:
+        return None, "standard"
+    ref = _CLASS.read(written, place)
+    if ref.is_ours and ref.name in _CRUDE_CLASSES:
+        return ref, "crude"
+    return ref, "standard" if ref.is_ours and ref.name in (*_STANDARD_CLASSES, *_LEGACY_CLASSES) else "custom"
 
 
 def write_dataset_config(
@@ -170,9 +168,9 @@ def encode_dataset_config(config: DatasetConfig) -> str:
     if class_ref is None and config.kind == "crude":
         class_ref = ClassRef(module="megatron.energon", name=_CRUDE_CLASSES[0])
     if class_ref is not None:
-        content |= _plain(class_ref)
+        content |= msgspec.to_builtins(class_ref)
     if config.sample_type is not None and (class_ref is None or class_ref.name not in _LEGACY_CLASSES):
-        content["sample_type"] = _plain(config.sample_type)
+        content["sample_type"] = msgspec.to_builtins(config.sample_type)
     for name in ("field_map", "sample_loader", "part_filter", "subflavors", "split_config", "split_part"):
         value = getattr(config, name)
         if value:
@@ -181,66 +179,8 @@ def encode_dataset_config(config: DatasetConfig) -> str:
         content["decoder"] = {"__module__": "megatron.energon", "__class__": "SampleDecoder", **config.decoder}
     elif config.raw_bytes:
         content["decoder"] = None
-    content |= {name: getattr(config, name) for name in _Content.__struct_fields__ if name in config.overrides}
+    content |= {name: getattr(config, name) for name in _KEYS.keys if name in config.overrides}
     return dump_yaml(content | config.options)
-
-
-class _Content(msgspec.Struct):
-    """The keys of a `dataset.yaml` beside `__module__` and `__class__`."""
-
-    sample_type: dict[str, Any] | None = None
-    field_map: dict[str, str] | None = None
-    sample_loader: str | None = None
-    part_filter: list[str] | str | None = None
-    subflavors: dict[str, Any] | None = None
-    split_config: str | None = None
-    split_part: str | None = None
-    decoder: dict[str, Any] | None = None
-    training: bool | None = None
-    shuffle_over_epochs: int | None = None
-    parallel_shard_iters: int | None = None
-    max_samples_per_sequence: int | None = None
-    subset: dict[str, Any] | None = None
-
-
-_CONTENT = Form(_Content)
-_CLASS_KEYS = ("__module__", "__class__", "__function__")
-_OVERRIDES = frozenset(
-    ("training", "shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "subset")
-)
-
-
-def _class_of(values: Mapping[str, Any], where: str) -> tuple[ClassRef | None, DatasetClass]:
-    if not any(key in values for key in _CLASS_KEYS):
-        return None, "standard"
-    if "__function__" in values:
-        raise ConfigError(f"{where}: $.__function__: a dataset is made by a class, not by a function")
-    ref = _reference({key: values[key] for key in _CLASS_KEYS if key in values}, f"{where}: $")
-    if not ref.is_ours:
-        return ref, "custom"
-    if ref.name in _CRUDE_CLASSES:
-        return ref, "crude"
-    return ref, "standard" if ref.name in _STANDARD_CLASSES or ref.name in _LEGACY_CLASSES else "custom"
-
-
-def _reference(value: Mapping[str, Any], where: str) -> ClassRef:
-    module, name = value.get("__module__"), value.get("__class__")
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise ConfigError(f"{where}: needs `__module__` and `__class__`, both text, to name a class")
-    for key in value:
-        if key not in ("__module__", "__class__"):
-            raise _unknown_key(key, ("__module__", "__class__"), where)
-    return ClassRef(module=module, name=name)
-
-
-def _decoder_options(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    options = {key: option for key, option in value.items() if key not in _CLASS_KEYS}
-    if len(options) == len(value):
-        return options
-    reference = _reference({key: value[key] for key in _CLASS_KEYS if key in value}, where)
-    if not reference.is_ours or reference.name != "SampleDecoder":
-        raise ConfigError(f"{where}: only megatron.energon.SampleDecoder can be named here, not `{reference}`")
-    return options
 
 
 def _check(config: DatasetConfig, where: str) -> None:
@@ -257,13 +197,6 @@ def _check(config: DatasetConfig, where: str) -> None:
             raise ConfigError(f"{where}: `part_filter` goes with `sample_loader`, and `field_map` goes without it")
 
 
-def _unknown_key(key: str, known: Collection[str], where: str) -> ConfigError:
-    close = difflib.get_close_matches(key, known, n=1)
-    place = f"{where}.{key}" if where.endswith("$") or "$." in where else f"{where}: $.{key}"
-    advice = f"Did you mean `{close[0]}`?" if close else f"Known are {', '.join(known)}"
-    return ConfigError(f"{place}: there is no such key. {advice}")
-
-
 def _missing(root: Path, path: Path) -> Exception:
     if not path.parent.is_dir():
         return DatasetNotFoundError(f"{root}: not a prepared dataset; run `energon-grain prepare {root}`")
@@ -271,7 +204,3 @@ def _missing(root: Path, path: Path) -> Exception:
         f"{path}: no such file. `energon-grain prepare {root}` writes one that names a sample type and its field map; "
         "one with `__module__: megatron.energon` and `__class__: CrudeWebdataset` gives plain dicts for cookers"
     )
-
-
-def _plain(ref: ClassRef) -> dict[str, str]:
-    return {"__module__": ref.module, "__class__": ref.name}

@@ -6,7 +6,6 @@ import enum
 import json
 import os
 import uuid
-from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,7 @@ class DatasetKind(enum.Enum):
         return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetInfo:
+class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `.info.json`.
 
     Attributes:
@@ -110,6 +108,9 @@ class DatasetInfo:
         for shard, count in self.shard_counts.items():
             if count < 0:
                 raise ValueError(f"Shard {shard!r} has {count} samples")
+
+
+_INFO = Form(DatasetInfo)
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
@@ -146,10 +147,9 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        content = _INFO.from_json(data)
+        return _INFO.from_json(data)
     except msgspec.MsgspecError as error:
         raise _damaged(meta / INFO_JSON, error) from error
-    return _info(meta / INFO_JSON, content)
 
 
 def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
@@ -180,30 +180,13 @@ def write_uuid(root: str | os.PathLike[str], value: str | None = None) -> str:
     return value
 
 
-class _Info(msgspec.Struct, forbid_unknown_fields=True):
-    shard_counts: dict[str, int]
-    energon_version: str | None = None
-
-
-_INFO = Form(_Info)
-
-
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
-        data: Any = load_yaml(path.read_bytes())
-        content = _INFO.from_value(data)
+        return _INFO.from_value(load_yaml(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except (yaml.YAMLError, msgspec.MsgspecError) as error:
-        raise _damaged(path, error) from error
-    return _info(path, content)
-
-
-def _info(path: Path, content: _Info) -> DatasetInfo:
-    try:
-        return DatasetInfo(shard_counts=content.shard_counts, energon_version=content.energon_version)
-    except ValueError as error:
         raise _damaged(path, error) from error
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
-from energon_grain.errors import EmptyDatasetError, SplitError
+from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.brace_patterns import MOST_NAMES, BracePattern
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
-from energon_grain.forms import Form
+from energon_grain.forms import Form, Place, did_you_mean
 from energon_grain.storage.atomic import atomic_write_text
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
@@ -87,19 +86,14 @@ def read_split_config(
             f"`energon-grain prepare {root}` writes one"
         ) from None
     try:
-        content = _SPLIT.from_value(_parse(path, data))
-        names = _Names(path, shards)
-        return SplitConfig(
-            split_parts={part: names.listed(part, listed or ()) for part, listed in content.split_parts.items()},
-            exclude=names.excluded(content.exclude or ()),
-            where=str(path),
-        )
-    except SplitError:
-        raise
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise SplitError(
-            f"{path}: {error}. It must hold `split_parts` (lists of shards by part) and may hold `exclude`"
-        ) from error
+        is_json = path.suffix == ".json"
+        found = _JSON.from_json(data) if is_json else parse_yaml(data, where=str(path), written_floats=False)
+        content = _SPLIT.read(found, Place(str(path)))
+    except (ConfigError, msgspec.MsgspecError) as error:
+        raise SplitError(str(error) if isinstance(error, ConfigError) else f"{path}: {error}") from error
+    names = _Names(path, shards)
+    parts = {part: names.of(f"split_parts.{part}", each) for part, each in content.split_parts.items()}
+    return SplitConfig(split_parts=parts, exclude=names.of("exclude", content.exclude), where=str(path))
 
 
 def write_split_config(path: str | os.PathLike[str], config: SplitConfig) -> None:
@@ -145,7 +139,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
     if split_part not in config.split_parts:
         raise SplitError(
             f"{config.where}: there is no split part {split_part!r}; it has {', '.join(map(repr, config.split_parts))}"
-            f"{_did_you_mean(split_part, config.split_parts)}"
+            f"{did_you_mean(split_part, config.split_parts)}"
         )
     excluded = set(config.exclude)
     shards = tuple(shard for shard in config.split_parts[split_part] if shard not in excluded)
@@ -154,7 +148,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
         raise SplitError(
             f"{config.where}: split part {split_part!r} lists {len(unknown)} "
             f"{'shard that was' if len(unknown) == 1 else 'shards that were'} not prepared, such as {unknown[0]!r}"
-            f"{_did_you_mean(unknown[0], info.shard_counts)}; correct the split file or prepare the dataset again"
+            f"{did_you_mean(unknown[0], info.shard_counts)}; correct the split file or prepare the dataset again"
         )
     if not shards:
         raise EmptyDatasetError(
@@ -178,17 +172,13 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
 
 
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
-    split_parts: dict[str, list[str] | None]
-    exclude: list[str] | None = None
+    split_parts: Annotated[dict[str, list[str] | None], msgspec.Meta(description="Lists of shards, by split part")]
+    exclude: Annotated[
+        list[str] | None, msgspec.Meta(description="Shards, and <shard>/<key> of samples, that no part has")
+    ] = None
 
 
 _SPLIT, _JSON = Form(_Split), Form(object)
-
-
-def _parse(path: Path, data: bytes) -> Any:
-    if path.suffix == ".json":
-        return _JSON.from_json(data)
-    return parse_yaml(data, where=path.name, written_floats=False)
 
 
 class _Names:
@@ -199,34 +189,22 @@ class _Names:
         self._shards = shards
         self._left = self._most = MOST_NAMES + 10 * len(shards)
 
-    def listed(self, part: str, patterns: Iterable[str]) -> tuple[str, ...]:
-        names: list[str] = []
-        for pattern in map(BracePattern, patterns):
-            if not self._has_room(pattern):
-                raise self._too_many(f"$.split_parts.{part}", pattern, "list only shards that it has")
-            names += pattern.names()
-        return tuple(names)
+    def of(self, place: str, patterns: Iterable[str] | None) -> tuple[str, ...]:
+        return tuple(name for text in patterns or () for name in self._made(place, text))
 
-    def excluded(self, patterns: Iterable[str]) -> tuple[str, ...]:
-        names: list[str] = []
-        for pattern in map(BracePattern, patterns):
-            if self._has_room(pattern):
-                names += pattern.names()
-            elif any(pattern.begins_with(f"{shard}/") for shard in self._shards):
-                raise self._too_many("$.exclude", pattern, "exclude only samples that it has")
-            else:
-                names += filter(pattern.matches, self._shards)
-        return tuple(names)
-
-    def _has_room(self, pattern: BracePattern) -> bool:
-        if pattern.cost > self._left:
-            return False
-        self._left -= pattern.cost
-        return True
-
-    def _too_many(self, place: str, pattern: BracePattern, advice: str) -> SplitError:
-        return SplitError(
-            f"{self._path}: {place}: {pattern} stands for {pattern.counted()} names, and the dataset has "
+    def _made(self, place: str, text: str) -> Iterable[str]:
+        try:
+            pattern = BracePattern(text)
+        except ValueError as error:
+            raise SplitError(f"{self._path}: $.{place}: {error}") from error
+        if pattern.cost <= self._left:
+            self._left -= pattern.cost
+            return pattern.names()
+        if place == "exclude" and not any(pattern.begins_with(f"{shard}/") for shard in self._shards):
+            return filter(pattern.matches, self._shards)
+        advice = "exclude only samples that it has" if place == "exclude" else "list only shards that it has"
+        raise SplitError(
+            f"{self._path}: $.{place}: {pattern} stands for {pattern.counted()} names, and the dataset has "
             f"{len(self._shards):,} shards; all patterns of the file together may stand for {self._most:,}: {advice}"
         )
 
@@ -269,8 +247,3 @@ def _advance(digits: str, step: int) -> str | None:
 
 def _escape(name: str) -> str:
     return re.sub(r"([{}\\])", r"\\\1", name)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""

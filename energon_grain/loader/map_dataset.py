@@ -16,7 +16,7 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.index_map import EqualPasses
-from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.passes import PassPlan
 from energon_grain.stream.run import config_to_run
 from energon_grain.stream.share import Share
 from energon_grain.stream.stage import PureStage

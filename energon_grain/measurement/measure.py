@@ -21,6 +21,7 @@ from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import ResolvedLeaf
+from energon_grain.datasets.leaf_parts import wanted_block
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures, StoreFigures
@@ -36,7 +37,6 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.feed import joined_draws
-from energon_grain.stream.leaf_parts import wanted_block
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec

@@ -151,60 +151,62 @@ class DatasetLoaderInterface(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MetadatasetV2(DatasetLoaderInterface):
+class _Splits(DatasetLoaderInterface):
+    """A document with a node for each split."""
+
+    path: str | os.PathLike[str] | None = None
+    splits: Mapping[str, Any]
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        place = self._place.at("splits")
+        splits = as_mapping(self.splits, place, "a mapping of split names to datasets")
+        if not splits:
+            raise wrong(place, "there is no split")
+        read = {name: self._read(split, place.at(name)) for name, split in splits.items()}
+        object.__setattr__(self, "splits", read)
+
+    @abstractmethod
+    def _read(self, value: Any, place: Place) -> Node:
+        """Read the node of a split; one that was read already passes unchanged."""
+
+    @property
+    def _place(self) -> Place:
+        return self.place or Place(type(self).__name__)
+
+    @property
+    def file(self) -> str | None:
+        """As in the interface."""
+        return None if self.path is None else os.fspath(self.path)
+
+    def node(self, split_part: str) -> Node:
+        """As in the interface."""
+        if split_part in self.splits:
+            return self.splits[split_part]
+        advice = did_you_mean(split_part, self.splits) or f"; it has {', '.join(map(repr, self.splits))}"
+        raise wrong(self._place.at("splits"), f"there is no split {split_part!r}{advice}")
+
+
+class MetadatasetV2(_Splits):
     """A metadataset: for each split, a node that names or combines datasets."""
 
-    path: str | os.PathLike[str] | None = None
-    splits: Mapping[str, Any]
-    place: Place | None = field(default=None, compare=False, repr=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        _read_splits(self, read_node)
-
-    @property
-    def file(self) -> str | None:
-        """As in the interface."""
-        return None if self.path is None else os.fspath(self.path)
-
-    def node(self, split_part: str) -> Node:
-        """As in the interface."""
-        return _split(self, split_part)
+    def _read(self, value: Any, place: Place) -> Node:
+        return read_node(value, place)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metadataset(DatasetLoaderInterface):
+class Metadataset(_Splits):
     """A metadataset of the older form: for each split, a list of weighted datasets."""
 
-    path: str | os.PathLike[str] | None = None
-    splits: Mapping[str, Any]
-    place: Place | None = field(default=None, compare=False, repr=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        _read_splits(self, _read_older)
-
-    @property
-    def file(self) -> str | None:
-        """As in the interface."""
-        return None if self.path is None else os.fspath(self.path)
-
-    def node(self, split_part: str) -> Node:
-        """As in the interface."""
-        return _split(self, split_part)
-
-
-def _read_splits(document: MetadatasetV2 | Metadataset, read: Callable[[Any, Place], Node]) -> None:
-    """Read the splits of a document that was just made."""
-    place = (document.place or Place(type(document).__name__)).at("splits")
-    splits = as_mapping(document.splits, place, "a mapping of split names to datasets")
-    if not splits:
-        raise wrong(place, "there is no split")
-    object.__setattr__(document, "splits", {name: read(each, place.at(name)) for name, each in splits.items()})
+    def _read(self, value: Any, place: Place) -> Node:
+        return value if isinstance(value, Node) else _read_older(value, place)
 
 
 def _read_older(value: Any, place: Place) -> Node:
     """A split of the older form, `datasets:`, in the newer one. Places are those of the file."""
-    if isinstance(value, Node):
-        return value
     split = as_mapping(value, place, "a mapping with datasets")
     for key in split:
         if key != "datasets":
@@ -218,18 +220,10 @@ def _read_older(value: Any, place: Place) -> Node:
     for number, each in enumerate(datasets):
         written = OLDER.read(each, at.at(number))
         if written.weight == 0:
-            raise wrong(written.at.at("weight"), "must be above 0; leave the dataset out instead")
+            raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
         named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
         children.append(Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight))
     return MetadatasetBlend(blend=tuple(children), place=place)
-
-
-def _split(document: MetadatasetV2 | Metadataset, split_part: str) -> Node:
-    if split_part in document.splits:
-        return document.splits[split_part]
-    advice = did_you_mean(split_part, document.splits) or f"; it has {', '.join(map(repr, document.splits))}"
-    place = document.place or Place(type(document).__name__)
-    raise wrong(place.at("splits"), f"there is no split {split_part!r}{advice}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +239,9 @@ class DatasetLoader(DatasetLoaderInterface):
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.node("")
+        node = self.node("")
+        assert isinstance(node, DatasetReference)
+        object.__setattr__(self, "path", str(node.path))
 
     @property
     def file(self) -> str | None:
@@ -256,7 +252,7 @@ class DatasetLoader(DatasetLoaderInterface):
         """As in the interface; every split part is taken to exist."""
         names = ("path", "split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config")
         said = {name: getattr(self, name) for name in names}
-        return read_node(said, self.place or Place(os.fspath(self.path)))
+        return read_node(said, self.place or Place(str(self.path)))
 
 
 DOCUMENT_FORMS: dict[str, type[MetadatasetV2 | Metadataset]] = {

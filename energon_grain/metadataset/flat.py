@@ -113,9 +113,10 @@ def flatten(
 
 def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDataset, Course]]:
     found: list[tuple[SavableDataset, Course]] = []
-    steps = [(start, [exact(weight) for weight in weights]) for start, weights in blend.schedule]
+    steps = [(start, list(map(exact, weights))) for start, weights in blend.schedule]
+    totals = [sum(weights) for _, weights in steps]
     for number, child in enumerate(blend.datasets):
-        own = tuple((start, weights[number] / sum(weights)) for start, weights in steps)
+        own = tuple((start, weights[number] / total) for (start, weights), total in zip(steps, totals, strict=True))
         starts = sorted({start for start, _ in (*outer, *own)})
         course = tuple((start, _at(outer, start) * _at(own, start)) for start in starts)
         found.extend(_dissolve(child, course) if isinstance(child, BlendDataset) else [(child, course)])

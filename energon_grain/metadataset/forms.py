@@ -478,7 +478,7 @@ def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Chil
         entry = form.read({key: value[key]} if key in value else {}, at)
         amount = getattr(entry, key)
         if amount == 0:
-            raise wrong(at.at(key), "must be above 0; leave the dataset out instead")
+            raise wrong(at.at(key), f"{key} 0: it must be above 0; leave the dataset out instead")
         children.append(Child(node, None if amount is msgspec.UNSET else amount))
     return tuple(children)
 

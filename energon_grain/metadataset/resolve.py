@@ -240,8 +240,10 @@ class Resolver:
         return self._made(member, inner, path, kind, sample_type=None, **given)
 
     def _array(self, member: JoinArrayReference, argument: str | None, inner: Inherited) -> ArrayDataset:
-        paths = {"array": member.array} if member.keys is None else {"array": member.array, "keys": member.keys}
-        for name, written in paths.items():
+        paths: dict[str, str] = {}
+        for name, written in (("array", member.array), ("keys", member.keys)):
+            if written is None:
+                continue
             paths[name] = path = _absolute(written, inner.folder, member.at.at(name))
             if self._require_data and not is_url(path) and not os.path.exists(path):
                 raise DatasetNotFoundError(f"{member.at.at(name)}: {path}: there is nothing there")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,37 +17,14 @@ from energon_grain.formats.array_record import RecordEncoding, open_records, rec
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.prepare.scan import MAX_PART_NAMES
+from energon_grain.samples import types
 from energon_grain.samples.sample import Sample
-from energon_grain.samples.types import (
-    CaptioningSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    SimilarityInterleavedSample,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-)
 from energon_grain.transforms.field_map import FieldMap
 
 SAMPLE_TYPES: dict[str, type[Sample]] = {
-    cls.__name__: cls
-    for cls in (
-        CaptioningSample,
-        ImageClassificationSample,
-        ImageSample,
-        InterleavedSample,
-        MultiChoiceVQASample,
-        OCRSample,
-        SimilarityInterleavedSample,
-        TextSample,
-        VQAOCRSample,
-        VQASample,
-        VidQASample,
-    )
+    name: cls
+    for name, cls in sorted(vars(types).items())
+    if isinstance(cls, type) and issubclass(cls, Sample) and cls is not Sample
 }
 CRUDE_CLASS = "CrudeWebdataset"
 _ENERGON_MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
@@ -167,45 +145,33 @@ def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
     return ",".join(part for part in present if part in alike) if alike else present[0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplePreview:
-    """What one sample consists of.
-
-    Attributes:
-        key: Its key.
-        parts: Its parts and their sizes in bytes, in the order of the shard.
-        json_text: Its `json` part, shortened and indented; None without one that can be read.
-    """
-
-    key: str
-    parts: dict[str, int]
-    json_text: str | None
-
-
 def preview_samples(
     path: str, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
-) -> list[SamplePreview]:
-    """Look at the first `count` samples of the shard at a path or URL: of a tar, or of records in this encoding."""
-    previews: list[SamplePreview] = []
+) -> Iterator[tuple[str, dict[str, int], str | None]]:
+    """Look at the first `count` samples of the shard at a path or URL: of a tar, or of records in this encoding.
+
+    Returns:
+        Of each: its key; its parts and their sizes in bytes, in the order of the shard; its `json` part, shortened and
+        indented, None without one that can be read.
+    """
     for sample in range(min(count, len(scan))):
         rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
-        parts = {scan.part_names[int(scan.part_name[row])]: int(scan.part_size[row]) for row in rows}
-        json_text = None
-        if parts.get("json", _JSON_BYTES + 1) <= _JSON_BYTES:
-            json_text = _pretty(_json_part(path, scan, rows) if records is None else _json_of(path, records, sample))
-        previews.append(SamplePreview(key=scan.key(sample), parts=parts, json_text=json_text))
-    return previews
-
-
-def _json_part(path: str, scan: ShardScan, rows: range) -> bytes:
-    row = next(row for row in reversed(rows) if scan.part_names[int(scan.part_name[row])] == "json")
-    with TarBytes(path) as tar:
-        return tar.read(int(scan.part_offset[row]), int(scan.part_size[row]))
-
-
-def _json_of(path: str, encoding: RecordEncoding, record: int) -> object:
-    _, parts = record_decoder(encoding)(open_records(path).read([record])[0])
-    return parts["json"]
+        names = [scan.part_names[int(scan.part_name[row])] for row in rows]
+        parts = {name: int(scan.part_size[row]) for name, row in zip(names, rows, strict=True)}
+        data: object = None
+        if parts.get("json", _JSON_BYTES + 1) > _JSON_BYTES:
+            pass
+        elif records is not None:
+            data = record_decoder(records)(open_records(path).read([sample])[0])[1]["json"]
+        else:
+            row = rows[len(names) - 1 - names[::-1].index("json")]  # of several the last, as it is read
+            with TarBytes(path) as tar:
+                data = tar.read(int(scan.part_offset[row]), int(scan.part_size[row]))
+        text = None
+        if isinstance(data, bytes):
+            with contextlib.suppress(ValueError):
+                text = json.dumps(shorten(json.loads(data)), indent=2, ensure_ascii=False)
+        yield scan.key(sample), parts, text
 
 
 def shorten(value: Any) -> Any:
@@ -217,15 +183,6 @@ def shorten(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _TEXT_LENGTH:
         return value[:_TEXT_LENGTH] + "…"
     return value
-
-
-def _pretty(data: object) -> str | None:
-    if not isinstance(data, bytes):
-        return None
-    try:
-        return json.dumps(shorten(json.loads(data)), indent=2, ensure_ascii=False)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

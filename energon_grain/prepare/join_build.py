@@ -132,11 +132,12 @@ def build_join(
             rows = np.array(index.rows)
             rows.flags.writeable = False
             return JoinIndex(rows=rows, header=index.header)
-    datasets = only_datasets(members)
-    if datasets is not None:
-        write_energon_form(target / index_file_name(name), datasets, index.rows)
-    index.release()
-    return index
+        datasets = only_datasets(members)
+        if datasets is not None:
+            write_energon_form(target / index_file_name(name), datasets, index.rows)
+        index.release()
+        return index
+    raise AssertionError
 
 
 def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import sqlite3
+import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -35,6 +38,7 @@ from energon_grain.errors import (
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar_build import scan_checked
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
@@ -46,14 +50,14 @@ from energon_grain.formats.splits import (
     read_split_config,
     select_shards,
 )
-from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.tar.index import tar_index_path
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.read_whole import read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder, json_codec
@@ -72,8 +76,6 @@ _FEW_PARTS = 10
 _LISTED = 3
 N = TypeVar("N")
 LISTED_FINDINGS = 10_000
-Progress = Callable[[int, int, int], None]
-"""Called with (bytes read, size of the file, problems found)."""
 _LINES_BETWEEN_PROGRESS = 20_000
 _READ_BYTES = 4 << 20
 
@@ -158,7 +160,8 @@ def opened(
         place, what = said.groups() if said else (where, what)
         findings.append(LintFinding(severity=severity, where=place, what=what))
 
-    logger, log = logging.getLogger("energon_grain"), _Log(logging.WARNING)
+    logger, log = logging.getLogger("energon_grain"), BufferingHandler(sys.maxsize)
+    log.setLevel(logging.WARNING)
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(log)
     try:
@@ -172,74 +175,47 @@ def opened(
     finally:
         logger.removeHandler(log)
         logger.propagate = propagated
-        for message in log.messages:
-            note("warning", message)
+        for record in log.buffer:
+            note("warning", record.getMessage())
     return None
 
 
-class _Log(logging.Handler):
-    """Keeps messages."""
+def _check_shard(
+    folder: DataFolder, records: RecordEncoding | None, index: ColumnarIndex | None, described: tuple[str, int, int]
+) -> list[LintFinding]:
+    """Scan a shard (its name, first sample and number of samples) anew, and say what does not fit.
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-class ShardCheck:
-    """Scans shards anew and says what does not fit.
-
-    Args:
-        folder: Where the dataset lies.
-        info: Its shards, with the number of samples of each.
-        index: The columnar index; None where it could not be opened.
+    The columnar index is None where it could not be opened.
     """
-
-    def __init__(self, folder: DataFolder, info: DatasetInfo, index: ColumnarIndex | None) -> None:
-        self._folder, self._info, self._index = folder, info, index
-        self._records: RecordEncoding | None = read_records_file(folder.local)
-        self._first = dict(zip(info.shard_counts, accumulate(info.shard_counts.values(), initial=0), strict=False))
-
-    def __call__(self, shard: str) -> list[LintFinding]:
-        """Look at one shard."""
-        gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
-        if not self._folder.is_remote and not (self._folder.local / shard).is_file():
-            return [gone]
-        try:
-            if self._records is None:
-                scan, wrong = self._scan_tar(shard)
-            else:
-                scan, wrong = scan_records(self._folder.shard(shard), self._records, first=self._first[shard]), []
-        except FileNotFoundError:
-            return [gone]
-        except (FormatError, OSError) as error:
-            return [LintFinding(where=shard, what=str(error))]
-        samples = self._info.shard_counts[shard]
-        if len(scan) != samples:
-            what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
-            wrong.insert(0, LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN))
-        if not wrong and self._index is not None and not _agrees(self._index, shard, scan):
-            wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
-        return wrong
-
-    def _scan_tar(self, shard: str) -> tuple[ShardScan, list[LintFinding]]:
-        """The scan of a tar, and how its `.tar.idx` differs."""
-        tar, index_path = self._folder.shard(shard), tar_index_path(shard)
-        scan = scan_tar(tar)
-        try:
-            starts = read_tar_index(self._folder.shard(index_path.as_posix()))
-        except FileNotFoundError:
-            what, way_out = f"{index_path.name} is missing", "write it with --tar-index-only"
-            return scan, [LintFinding(where=shard, what=what, way_out=way_out)]
-        if len(scan) != self._info.shard_counts[shard] or not np.array_equal(scan.sample_start, starts):
-            # Energon makes samples of dot files inside folders.
-            scan = scan_tar(tar, hidden="keep")
-        if np.array_equal(scan.sample_start, starts):
-            return scan, []
-        what = f"its {len(scan):,} samples do not lie where the {len(starts) - 1:,} entries of {index_path.name} say"
-        return scan, [LintFinding(where=shard, what=what, way_out=_INDEX_ANEW)]
+    shard, first, samples = described
+    location = folder.shard(shard)
+    gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
+    if not folder.is_remote and not os.path.isfile(location):
+        return [gone]
+    wrong: list[LintFinding] = []
+    try:
+        if records is None:
+            scan = scan_checked(folder, shard, samples, None, first)
+            tar_index = tar_index_path(shard)
+            if not read_beginning(folder.shard(tar_index.as_posix()), 1):
+                what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
+                wrong = [LintFinding(where=shard, what=what, way_out=way_out)]
+        else:
+            scan = scan_records(location, records, first=first)
+            if len(scan) != samples:
+                what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
+                wrong = [LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN)]
+    except FileNotFoundError:
+        return [gone]
+    except (EnergonGrainError, OSError) as error:
+        with contextlib.suppress(MissingObjectError):
+            if folder.is_remote:
+                RemoteFiles(storage_settings()).size(location)
+            return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
+        return [gone]
+    if not wrong and index is not None and not _agrees(index, shard, scan):
+        wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
+    return wrong
 
 
 def _agrees(index: ColumnarIndex, shard: str, scan: ShardScan) -> bool:
@@ -262,45 +238,8 @@ def _agrees(index: ColumnarIndex, shard: str, scan: ShardScan) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRecipe:
-    """How a sample is made of its parts.
-
-    Attributes:
-        decoders: The decoder of each part name; None leaves bytes.
-        sample_type: What is made; None where samples stay dicts.
-        field_map: Where its fields come from.
-        parts: The parts that are read; None for all.
-        note: Why not all that a loader does is checked; None where it is.
-    """
-
-    decoders: Mapping[str, Callable[[Any], object] | None]
-    sample_type: type[Any] | None
-    field_map: FieldMap | None
-    parts: frozenset[str] | None
-    note: str | None
-
-    def make(self, raw: RawSample) -> object:
-        """Decode the parts and build the sample. Raises whatever goes wrong."""
-        parts: dict[str, object] = {"__key__": raw.key, "__shard__": raw.shard}
-        for name, data in raw.parts.items():
-            decode = self.decoders[name]
-            parts[name] = decode(data) if decode is not None and isinstance(data, bytes) else data
-        if self.sample_type is None or self.field_map is None:
-            return parts
-        fields = self.field_map.evaluate(parts)
-        return self.sample_type(**{"__key__": raw.key, "__restore_key__": (), **fields})
-
-
-def make_recipe(
-    location: str,
-    config: DatasetConfig | None,
-    part_names: Collection[str],
-    *,
-    allow_pickle: bool = False,
-    trusted_modules: Collection[str] = (),
-) -> SampleRecipe:
-    """Resolve decoders, sample type and field map of a dataset.
+class _Samples:
+    """Makes samples of a dataset as a loader does, as far as no code of the dataset is needed for that.
 
     Args:
         location: Of the dataset.
@@ -309,58 +248,81 @@ def make_recipe(
         allow_pickle: Decode pickles too. They can run any code.
         trusted_modules: Modules whose sample types may be imported.
 
+    Attributes:
+        parts: The parts that are read; None for all.
+        note: Why not all that a loader does is checked; None where it is.
+
     Raises:
         FieldMapError: The field map does not fit the sample type.
         UntrustedCodeError: A part is a pickle, or the sample type lies in a module that is not trusted.
         MissingPackageError: A decoder needs a package that is not installed.
     """
-    sample_type = field_map = note = None
-    parts: frozenset[str] | None = None
-    if config is None:
-        note = (
-            "There is no dataset.yaml, without which only auxiliary stores read a dataset: parts are decoded, but no "
-            "samples are made of them."
-        )
-    elif config.field_map is not None and config.sample_type is not None:
-        sample_type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
-        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{location}: field_map")
-        parts = frozenset(field_map.parts)
-    elif config.kind != "crude":
-        note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."
-    if parts is None and config is not None and isinstance(config.part_filter, tuple):
-        parts = frozenset(config.part_filter)
-    decoders: dict[str, Callable[[Any], object] | None] = dict.fromkeys(part_names)
-    if config is None or not config.raw_bytes:
-        options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
-        if config is not None and config.decoder is not None:
-            options = {**config.decoder}
-        if allow_pickle:
-            options["allow_pickle"] = True
-        try:
-            decoder = SampleDecoder(**options)
-        except TypeError as error:
-            raise ConfigError(f"{location}: `decoder` in the dataset's configuration: {error}") from error
-        decoders = {name: decoder.decoder_for(name) for name in part_names if parts is None or name in parts}
-    return SampleRecipe(decoders=decoders, sample_type=sample_type, field_map=field_map, parts=parts, note=note)
 
+    def __init__(
+        self,
+        location: str,
+        config: DatasetConfig | None,
+        part_names: Collection[str],
+        *,
+        allow_pickle: bool,
+        trusted_modules: Collection[str],
+    ) -> None:
+        self.note: str | None = None
+        self.parts: frozenset[str] | None = None
+        self._type, self._field_map = None, None
+        if config is None:
+            self.note = (
+                "There is no dataset.yaml, without which only auxiliary stores read a dataset: parts are decoded, but "
+                "no samples are made of them."
+            )
+        elif config.field_map is not None and config.sample_type is not None:
+            self._type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
+            self._field_map = FieldMap.parse(config.field_map, self._type, where=f"{location}: field_map")
+            self.parts = frozenset(self._field_map.parts)
+        elif config.kind != "crude":
+            self.note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."
+        if self.parts is None and config is not None and isinstance(config.part_filter, tuple):
+            self.parts = frozenset(config.part_filter)
+        self._decoders: dict[str, Callable[[Any], object] | None] = dict.fromkeys(part_names)
+        if config is None or not config.raw_bytes:
+            options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
+            if config is not None and config.decoder is not None:
+                options = {**config.decoder}
+            if allow_pickle:
+                options["allow_pickle"] = True
+            try:
+                decoder = SampleDecoder(**options)
+            except TypeError as error:
+                raise ConfigError(f"{location}: `decoder` in the dataset's configuration: {error}") from error
+            wanted = [name for name in part_names if self.parts is None or name in self.parts]
+            self._decoders = {name: decoder.decoder_for(name) for name in wanted}
 
-def check_samples(source: PreparedSource, recipe: SampleRecipe, indices: npt.NDArray[np.int64]) -> list[LintFinding]:
-    """Make the samples `indices` of a source and report those that fail."""
-    try:
-        batch = source.read(indices)
-    except (FormatError, OSError) as error:
-        if len(indices) > 1:  # find out which ones
-            return [finding for index in indices for finding in check_samples(source, recipe, np.array([index]))]
-        place = source.locate(int(indices[0]))
-        return [LintFinding(where=f"{place.shard}/{place.key}", what=str(error))]
-    findings: list[LintFinding] = []
-    for raw in batch:
+    def check(self, source: PreparedSource, indices: npt.NDArray[np.int64]) -> tuple[int, list[LintFinding]]:
+        """Make the samples `indices` of a source; say how many these are, and report those that fail."""
+        findings: list[LintFinding] = []
         try:
-            recipe.make(raw)
-        except Exception as error:  # decoders and sample types may raise anything
-            what = f"{error}" or type(error).__name__
-            findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
-    return findings
+            batch = source.read(indices)
+        except (FormatError, OSError) as error:
+            if len(indices) > 1:  # find out which ones
+                each = [self.check(source, np.array([index]))[1] for index in indices]
+                return len(indices), list(itertools.chain.from_iterable(each))
+            place = source.locate(int(indices[0]))
+            return 1, [LintFinding(where=f"{place.shard}/{place.key}", what=str(error))]
+        for raw in batch:
+            try:
+                self._make(raw)
+            except Exception as error:  # decoders and sample types may raise anything
+                what = f"{error}" or type(error).__name__
+                findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
+        return len(indices), findings
+
+    def _make(self, raw: RawSample) -> None:
+        parts: dict[str, object] = {"__key__": raw.key, "__shard__": raw.shard}
+        for name, data in raw.parts.items():
+            decode = self._decoders[name]
+            parts[name] = decode(data) if decode is not None and isinstance(data, bytes) else data
+        if self._type is not None and self._field_map is not None:
+            self._type(**{"__key__": raw.key, "__restore_key__": (), **self._field_map.evaluate(parts)})
 
 
 def lint_dataset(
@@ -374,7 +336,7 @@ def lint_dataset(
     num_threads: int | None = None,
     first_samples: bool = False,
     open_part: Callable[[str], object] | None = None,
-    progress: Callable[[LintProgress], None] | None = None,
+    progress: Callable[[LintProgress], None] = lambda _: None,
 ) -> LintReport:
     """Compare every shard with its indices, then decode every sample and make it, in threads.
 
@@ -422,41 +384,57 @@ def lint_dataset(
             for part in split_parts or splits.split_parts:
                 look(partial(open_part, part), empty="warning")
         findings += _unused(folder, splits, shards) if split_parts is None else ()
-    index = look(partial(_checked_index, folder))
+
+    def checked_index() -> ColumnarIndex:
+        index = open_columnar(folder)
+        index.check()
+        return index
+
+    index = look(checked_index)
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
 
-    def tell(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(
-                LintProgress(
-                    stage="index" if stage == "index" else "samples", done=done, total=total, findings=len(findings)
-                )
-            )
+    def tell(stage: Literal["index", "samples"], done: int, total: int) -> None:
+        progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
 
+    start = dict(zip(info.shard_counts, itertools.accumulate(info.shard_counts.values(), initial=0), strict=False))
     threads = num_threads or len(os.sched_getaffinity(0))
     samples, broken = 0, set[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:
             tell("index", 0, len(shards))
-            scanned = _in_order(pool, threads, ShardCheck(folder, info, index), shards)
+            described = ((shard, start[shard], info.shard_counts[shard]) for shard in shards)
+            records = read_records_file(folder.local)
+            scanned = _in_order(pool, threads, partial(_check_shard, folder, records, index), described)
             for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
                 findings += found
                 broken |= {shard} if found else set()
                 tell("index", done + 1, len(shards))
         good = [shard for shard in shards if shard not in broken]
-        recipe = None
+        making = None
         if index is not None and good and (config is not None or not has_config):
-            recipe = _recipe(folder, config, index, allow_pickle, trusted_modules, findings)
-        if recipe is not None:
+            try:
+                making = _Samples(
+                    folder.location,
+                    config,
+                    index.part_names,
+                    allow_pickle=allow_pickle,
+                    trusted_modules=trusted_modules,
+                )
+            except (ConfigError, UntrustedCodeError) as error:
+                if not any(finding.severity == "error" for finding in findings):  # else opening a split part said why
+                    findings.append(LintFinding(where=folder.location, what=str(error)))
+        if making is not None:
+            if making.note is not None:
+                findings.append(LintFinding(severity="note", where=folder.location, what=making.note))
             with_excludes = [] if first_samples else [pair for pair in excluded if pair[0] not in broken]
-            source = open_prepared(folder, shards=good, parts=recipe.parts, excluded=with_excludes)
-            chunks = list(_firsts(info, good)) if first_samples else _chunks(source)
-            samples = len(chunks) if isinstance(chunks, list) else len(source)
+            source = open_prepared(folder, shards=good, parts=making.parts, excluded=with_excludes)
+            firsts = [np.array([first]) for shard in good if info.shard_counts[shard] for first in [start[shard]]]
+            chunks, samples = (firsts, len(firsts)) if first_samples else (_chunks(source), len(source))
             left_out = {f"{shard}/{key}" for shard, key in excluded}
             tell("samples", 0, samples)
             done = 0
-            for count, found in _in_order(pool, threads, _Checker(source, recipe), chunks):
+            for count, found in _in_order(pool, threads, partial(making.check, source), chunks):
                 findings += [finding for finding in found if finding.where not in left_out]
                 done += count
                 tell("samples", done, samples)
@@ -470,12 +448,6 @@ def lint_dataset(
 def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
     with naming(folder):
         return read(folder.local, name)
-
-
-def _checked_index(folder: DataFolder) -> ColumnarIndex:
-    index = open_columnar(folder)
-    index.check()
-    return index
 
 
 def _select(
@@ -557,48 +529,6 @@ def _about_sqlite(folder: DataFolder, samples: int) -> Iterator[LintFinding]:
     )
 
 
-def _recipe(
-    folder: DataFolder,
-    config: DatasetConfig | None,
-    index: ColumnarIndex,
-    allow_pickle: bool,
-    trusted_modules: Collection[str],
-    findings: list[LintFinding],
-) -> SampleRecipe | None:
-    """How samples are made; None, and why, where they cannot be."""
-    try:
-        recipe = make_recipe(
-            folder.location, config, index.part_names, allow_pickle=allow_pickle, trusted_modules=trusted_modules
-        )
-    except (ConfigError, UntrustedCodeError) as error:
-        if not any(finding.severity == "error" for finding in findings):  # else opening a split part said why
-            findings.append(LintFinding(where=folder.location, what=str(error)))
-        return None
-    if recipe.note is not None:
-        findings.append(LintFinding(severity="note", where=folder.location, what=recipe.note))
-    return recipe
-
-
-def _firsts(info: DatasetInfo, shards: Sequence[str]) -> Iterator[npt.NDArray[np.int64]]:
-    """The first sample of each shard."""
-    first = 0
-    for shard in shards:
-        if info.shard_counts[shard]:
-            yield np.array([first])
-        first += info.shard_counts[shard]
-
-
-class _Checker:
-    """Checks one chunk and says how long it was."""
-
-    def __init__(self, source: PreparedSource, recipe: SampleRecipe) -> None:
-        self._source = source
-        self._recipe = recipe
-
-    def __call__(self, indices: npt.NDArray[np.int64]) -> tuple[int, list[LintFinding]]:
-        return len(indices), check_samples(self._source, self._recipe, indices)
-
-
 def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
     """Cut the samples of a source into runs of at most 256 samples and about 4 MiB."""
     start = 0
@@ -623,7 +553,9 @@ def _in_order(
         yield pending.popleft().result()
 
 
-def lint_jsonl(path: str | os.PathLike[str], *, progress: Progress | None = None) -> LintReport:
+def lint_jsonl(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] = lambda *_: None
+) -> LintReport:
     """Decode every line of a JSONL file, and compare its index, if there is one, with the lines.
 
     Findings name the line, counted from 1: `x.jsonl:123`. At most 10,000 are listed. The file is read once, in one
@@ -631,32 +563,56 @@ def lint_jsonl(path: str | os.PathLike[str], *, progress: Progress | None = None
 
     Args:
         path: The file, or its URL.
-        progress: Called now and then.
+        progress: Called now and then with (bytes read, size of the file, problems found).
 
     Raises:
         DatasetNotFoundError: There is no such file.
         ReadError: An object store cannot be reached.
     """
     location = located(path)
-    look = _Lines(location, _size(location))
-    findings: list[LintFinding] = []
-    for finding in look.findings(progress):
-        findings.append(finding)
-        if len(findings) >= LISTED_FINDINGS:
-            break
-    if len(findings) == LISTED_FINDINGS:
-        what = f"Nothing was read behind problem {LISTED_FINDINGS:,}."
-        findings.append(LintFinding(severity="note", where=location, what=what))
-    return LintReport.of(location, findings, shards=1, samples=look.samples)
-
-
-def _size(location: str) -> int:
-    if not is_url(location):
-        return existing_file(location).stat().st_size
+    name, decode = name_of(location), json_codec("json")
     try:
-        return RemoteFiles(storage_settings()).size(location)
+        remote = is_url(location)
+        size_bytes = (
+            RemoteFiles(storage_settings()).size(location) if remote else existing_file(location).stat().st_size
+        )
     except MissingObjectError:
         raise DatasetNotFoundError(f"{location}: no such object") from None
+    findings: list[LintFinding] = []
+    starts: npt.NDArray[np.int64] | None = None
+    of_index: LintFinding | None = None
+    try:
+        starts = _read_index(location)
+        check_jsonl_size(location, starts, size_bytes)
+    except FileNotFoundError:
+        pass
+    except EnergonGrainError as error:
+        starts, of_index = None, LintFinding(where=f"{name}.idx", what=str(error))
+    offset = samples = 0
+    fits = True
+    for number, line in enumerate(_lines(location), 1):
+        text = line.strip()
+        if text and not is_object(text):
+            findings.append(LintFinding(where=f"{name}:{number}", what=f"holds no JSON object: {text[:40]!r}"))
+        elif text:
+            start = offset if samples else 0
+            fits = fits and starts is not None and samples < len(starts) and starts[samples] == start
+            samples += 1
+            try:
+                decode(text)
+            except DecodingError as error:
+                findings.append(LintFinding(where=f"{name}:{number}", what=str(error)))
+        offset += len(line)
+        if number % _LINES_BETWEEN_PROGRESS == 0:
+            progress(offset, size_bytes, len(findings))
+        if len(findings) == LISTED_FINDINGS:
+            what = f"Nothing was read behind problem {LISTED_FINDINGS:,}."
+            findings.append(LintFinding(severity="note", where=location, what=what))
+            return LintReport.of(location, findings, shards=1, samples=samples)
+    if starts is not None and not (fits and len(starts) == samples + 1):
+        way_out = f"run `energon-grain prepare {location}`"
+        of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
+    return LintReport.of(location, [*findings, *([of_index] if of_index else [])], shards=1, samples=samples)
 
 
 def _lines(location: str) -> Iterator[bytes]:
@@ -672,58 +628,6 @@ def _lines(location: str) -> Iterator[bytes]:
             yield from (line + b"\n" for line in whole)
     if rest:
         yield rest
-
-
-class _Lines:
-    """A pass over the lines of a file."""
-
-    def __init__(self, location: str, size_bytes: int) -> None:
-        self._location, self._size_bytes = location, size_bytes
-        self._index_name = f"{name_of(location)}.idx"
-        self.samples = 0
-
-    def findings(self, progress: Progress | None) -> Iterator[LintFinding]:
-        """What is wrong, in the order of the lines; what is wrong with the index, last."""
-        decode, name = json_codec("json"), name_of(self._location)
-        offset = found = 0
-        starts = self._index()
-        expected = None if isinstance(starts, EnergonGrainError) else starts
-        index_fits = expected is not None
-        for number, line in enumerate(_lines(self._location), 1):
-            reason = None
-            text = line.strip()
-            if text and not is_object(text):
-                reason = f"holds no JSON object: {text[:40]!r}"
-            elif text:
-                start, row = offset if self.samples else 0, self.samples
-                index_fits = index_fits and expected is not None and row < len(expected) and expected[row] == start
-                self.samples += 1
-                try:
-                    decode(text)
-                except DecodingError as error:
-                    reason = str(error)
-            if reason is not None:
-                found += 1
-                yield LintFinding(where=f"{name}:{number}", what=reason)
-            offset += len(line)
-            if progress is not None and number % _LINES_BETWEEN_PROGRESS == 0:
-                progress(offset, self._size_bytes, found)
-        if isinstance(starts, EnergonGrainError):
-            yield LintFinding(where=self._index_name, what=str(starts))
-        elif expected is not None and not (index_fits and len(expected) == self.samples + 1):
-            way_out = f"run `energon-grain prepare {self._location}`"
-            yield LintFinding(where=self._index_name, what="samples are not where it says", way_out=way_out)
-
-    def _index(self) -> npt.NDArray[np.int64] | EnergonGrainError | None:
-        """The index beside the file, what is wrong with it, or None where there is none."""
-        try:
-            starts = _read_index(self._location)
-            check_jsonl_size(self._location, starts, self._size_bytes)
-        except FileNotFoundError:
-            return None
-        except EnergonGrainError as error:
-            return error
-        return starts
 
 
 def _read_index(location: str) -> npt.NDArray[np.int64]:

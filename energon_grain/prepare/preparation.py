@@ -1,4 +1,8 @@
-"""Preparing a dataset: scan all shards, split them, and put every index in place in one step."""
+"""Preparing a dataset: scan all shards, split them, and put every index in place in one step.
+
+What is written goes into a staging folder, flushed to disk, and from there into place by the commit journal, or into
+the store in an order that readers can live with.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,22 @@ import contextlib
 import fcntl
 import os
 import random
+import tarfile
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import yaml
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, IndexFileError, RefusedError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
-from energon_grain.formats.columnar_build import remove_old_generations
-from energon_grain.formats.columnar_header import columnar_folder
+from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
+from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder, read_header
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -37,8 +42,12 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     read_info,
     write_info,
+    write_uuid,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.tar.index import tar_index_path
+from energon_grain.formats.tar.names import split_member_name
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.listing import (
     TAR_SUFFIX,
@@ -49,19 +58,14 @@ from energon_grain.prepare.listing import (
     split_by_ratio,
 )
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, scan_dataset
-from energon_grain.prepare.staging import (
-    commit_to_store,
-    finish_prefixes,
-    finish_staging,
-    prefix_members,
-    stage_indices,
-)
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import (
+    atomic_write,
     atomic_write_bytes,
     atomic_write_text,
     naming_when_full,
     remove_temporaries,
+    sync_folder,
 )
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_bytes import ObjectBytes
@@ -71,6 +75,12 @@ from energon_grain.storage.settings import storage_settings
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
+_THREADS = 8  # most of them wait for the disk
+_MARK = f"{PREPARE_FOLDER}/prefixing"
+_COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+_LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{META_FOLDER}/{INFO_JSON}")
+_SIDE_BY_SIDE_BYTES = 16 << 20
+"""Larger files are put one after the other: each is in memory meanwhile."""
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
@@ -133,7 +143,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
-    progress: Callable[[PrepareProgress], None] = lambda _: None,
+    progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
     """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
@@ -196,7 +206,7 @@ def prepare_dataset(
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
-    start = time.perf_counter()
+    start, tell = time.perf_counter(), progress or (lambda _: None)
     dataset = open_to_prepare(root)
     root = dataset.local
     if split_ratio is not None and split_patterns is not None:
@@ -245,8 +255,8 @@ def prepare_dataset(
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
-            finish_prefixes(root, names)
-        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scans")))
+            _finish_prefixes(root, names)
+        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
         scan = partial(
             scan_dataset,
             dataset.location,
@@ -255,7 +265,7 @@ def prepare_dataset(
             records=records,
             num_workers=num_workers,
             executor=executor,
-            progress=progress,
+            progress=tell,
         )
         scanned = scan()
         if old_info is not None:
@@ -266,11 +276,11 @@ def prepare_dataset(
             start += time.perf_counter() - asked
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        progress(scanned.progress("index"))
+        tell(scanned.progress("index"))
         staging = new_staging_folder(root)
         (staging / META_FOLDER).mkdir()
         stage = partial(
-            stage_indices,
+            _stage_indices,
             staging,
             tar_indices=records is None,
             sqlite=sqlite,
@@ -281,7 +291,7 @@ def prepare_dataset(
         except DuplicateKeyError:
             if not fix_duplicates:
                 raise
-            prefix_members(root, scanned)
+            _prefix_members(root, scanned)
             scanned = scan()
             put, generation = stage(scanned)
         if records is not None and old_info is None:
@@ -302,15 +312,15 @@ def prepare_dataset(
             new = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
             write_info(staging, old_info or new)
         scanned.check_unchanged()
-        progress(scanned.progress("commit"))
+        tell(scanned.progress("commit"))
         remove = () if sqlite else _SQLITE_FILES
         if dataset.is_remote:
-            commit_to_store(dataset, staging, put=put, remove=remove)
+            _commit_to_store(dataset, staging, put=put, remove=remove)
             if sqlite_build_path is not None:
                 sqlite_build_path.unlink(missing_ok=True)
             look_again(dataset)
         else:
-            finish_staging(root, staging, names[0])
+            _finish_staging(root, staging, names[0])
             commit_staged(root, staging, put=put, remove=remove)
             remove_old_generations(columnar_folder(root), generation)
         # Last goes what says that this run was not at its end.
@@ -328,6 +338,188 @@ def prepare_dataset(
         notes=tuple(_notes(names, split_parts)),
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def _stage_indices(
+    staging: Path,
+    scanned: ScannedDataset,
+    *,
+    tar_indices: bool,
+    sqlite: bool,
+    sqlite_build_path: Path | None = None,
+) -> tuple[list[str], str]:
+    """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite` and `index.uuid`.
+
+    A `.tar.idx` is not flushed to disk by itself, which would take longer than all else of a small shard. One that a
+    power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it anew.
+
+    Args:
+        staging: The folder that mirrors the dataset.
+        scanned: The shards, in the order of `.info.json`.
+        tar_indices: Whether to write a `.tar.idx` beside each shard.
+        sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
+        sqlite_build_path: Where; the staging folder then has a link to it.
+
+    Returns:
+        The paths to move, relative to the root, and the name of the generation of the columnar index.
+
+    Raises:
+        DuplicateKeyError: Two samples of the dataset have the same key.
+    """
+    columnar, names, put = columnar_folder(staging), [shard.name for shard in scanned.shards], list[str]()
+
+    def scans() -> Iterator[ShardScan]:
+        folders: set[str] = set()
+        for name, scan in zip(names, scanned.scans(), strict=True):
+            if tar_indices:
+                put.append(tar_index_path(name).as_posix())
+                path = os.path.join(staging, put[-1])
+                if (folder := os.path.dirname(path)) not in folders:
+                    os.makedirs(folder, exist_ok=True)
+                    folders.add(folder)
+                with open(path, "wb") as file:
+                    file.write(scan.sample_start.astype("<i8").tobytes())
+            yield scan
+
+    def stage_sqlite() -> None:
+        from energon_grain.formats.sqlite_index import write_sqlite_index
+
+        path = staging / META_FOLDER / INDEX_SQLITE
+        write_sqlite_index(sqlite_build_path or path, enumerate(scanned.scans()), shard_name=names.__getitem__)
+        if sqlite_build_path is not None:
+            path.symlink_to(sqlite_build_path.absolute())
+        write_uuid(staging)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
+        # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
+        database = pool.submit(stage_sqlite) if sqlite else None
+        header = write_columnar(columnar, names, scans(), unique_keys=True)
+        if database is not None:
+            database.result()
+            put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
+    put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
+    return put, header.generation
+
+
+def _finish_staging(root: Path, staging: Path, first_shard: str) -> None:
+    """Give the staged files the permissions of the data, and make their folder entries survive a power cut.
+
+    `.nv-meta` gets the mode of the dataset's folder and every file that of the first shard; both stay writable for
+    their owner.
+    """
+    folder_mode = root.stat().st_mode | 0o700
+    file_mode = (root / first_shard).stat().st_mode & 0o666 | 0o600
+    with contextlib.suppress(PermissionError):
+        (root / META_FOLDER).chmod(folder_mode & 0o7777)
+    for folder, _, files in os.walk(staging):
+        for file in files:
+            os.chmod(os.path.join(folder, file), file_mode)
+        if Path(folder) != staging:
+            os.chmod(folder, folder_mode & 0o777)
+        sync_folder(Path(folder))
+
+
+def _finish_prefixes(root: Path, shards: Sequence[str]) -> None:
+    """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
+    if (root / _MARK).exists():
+        for folder in {(root / shard).parent for shard in shards}:
+            remove_temporaries(folder, ".*.tar.*.tmp")
+        _prefix(root, shards)
+
+
+def _prefix_members(root: Path, scanned: ScannedDataset) -> None:
+    """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
+
+    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, as `energon prepare --fix-duplicates` has it, so
+    that its key is `parts/3.tar/b/7`; members that are no parts of samples keep their names. Energon changes headers in
+    place, which a kill in the middle of a sample tears apart, and which names that become too long for their header
+    rule out. Here each tar is written anew beside the old one and renamed, so that it has all of its old names or all
+    of its new ones, and readers that have it open go on with the old one.
+
+    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
+    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
+    the same.
+
+    Raises:
+        DuplicateKeyError: One tar has a key twice, which that would not mend. Nothing was changed.
+    """
+    for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
+        if len(set(scan.keys())) < len(scan):
+            raise DuplicateKeyError(
+                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
+                f"name of the tar would not tell its samples apart. Rename them; no tar was changed."
+            )
+    (root / _MARK).touch()
+    _prefix(root, [shard.name for shard in scanned.shards])
+
+
+def _prefix(root: Path, shards: Sequence[str]) -> None:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
+        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
+
+
+def _prefix_one(path: Path, prefix: str) -> None:
+    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
+        members = old.getmembers()
+        parts = [member for member in members if member.isreg() and split_member_name(member.name)]
+        if all(member.name.startswith(prefix) for member in parts):
+            return  # done by a run that was killed
+        for member in parts:
+            member.name = prefix + member.name
+        with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
+            for member in members:
+                data.seek(member.offset_data)
+                new.addfile(member, data if member.isreg() else None)
+
+
+def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], remove: Sequence[str] = ()) -> None:
+    """Put files and folders of the staging folder into the store, and remove what is obsolete.
+
+    A store has neither a rename nor a way to put several objects at once. So what nothing refers to yet goes first: the
+    columns, in a folder with a new name, and the indices beside the shards. Then come the small files, the header that
+    names the columns, and last `.info.json`, which makes a folder a dataset. A dataset that is prepared for the first
+    time thus appears whole. One that is prepared again is between its states for the time that a few small objects
+    take; if this process is killed just then, the same command completes it.
+
+    The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
+
+    Args:
+        dataset: Where it lies.
+        staging: A folder that mirrors the dataset.
+        put: Paths relative to it.
+        remove: Paths relative to the dataset; those that do not exist are passed over.
+
+    Raises:
+        ReadError: The store cannot be written, or not for us; names the object.
+    """
+    client = shared_client(storage_settings())
+    kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR}
+    with contextlib.suppress(IndexFileError):
+        header = read_header(columnar_folder(dataset.local), dataset.local)
+        kept |= set() if header is None else {header.generation}
+
+    def upload(name: str) -> None:
+        client.write(join(dataset.location, name), (staging / name).read_bytes())
+
+    unseen, seen = list[str](), list[str]()  # columns, indices of shards, the database: without the others, nothing
+    for path in put:
+        inside = sorted((staging / path).rglob("*")) if (staging / path).is_dir() else [staging / path]
+        for name in (file.relative_to(staging).as_posix() for file in inside if file.is_file()):
+            is_unseen = name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite"))
+            (unseen if is_unseen and name not in _LAST else seen).append(name)
+    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
+    for name in large:
+        upload(name)
+    client.map(upload, [name for name in unseen if name not in large])
+    client.map(upload, [name for name in seen if name not in _LAST])
+    for name in _LAST:
+        if name in seen:
+            upload(name)
+
+    folder = join(dataset.location, _COLUMNAR)
+    old = [name for name in client.list(folder) if "/" in name and name.split("/")[0] not in kept]
+    urls = [join(folder, name) for name in old] + [join(dataset.location, name) for name in remove]
+    client.map(client.delete, urls)
 
 
 def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:

@@ -173,7 +173,7 @@ class ScanLog:
 
     def __init__(self, path: Path) -> None:
         self._path, self._end = path, 0
-        self._places: dict[ShardTask, tuple[int, int]] = {}
+        self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # where a process was killed while it was writing
             while record := self._read(self._end):
@@ -208,8 +208,8 @@ class ScanLog:
 
         An object is looked at only where there is a scan of it: that takes a request.
         """
-        if task in self._places:
-            shard = describe_scan(self._read(*self._places[task]))
+        if task in self._found:
+            shard = self._found[task][0]
             with contextlib.suppress(OSError):  # whoever scans it will say what is wrong with it
                 return shard if shard.holds(root) else None
         return None
@@ -217,7 +217,7 @@ class ScanLog:
     def scan(self, task: ShardTask) -> ShardScan:
         """Read a scan that is here. Raises StaleIndexError where somebody changed the log."""
         try:
-            return decode_scan(self._read(*self._places[task]))
+            return decode_scan(self._read(*self._found[task][1:]))
         except (OSError, ValueError) as error:
             raise StaleIndexError(
                 f"{self._path}: the scan of {task.name} was changed or removed ({error}). Prepare again."
@@ -225,17 +225,20 @@ class ScanLog:
 
     def _note(self, record: bytes) -> ScannedShard:
         shard = describe_scan(record)
-        self._places[shard.task] = self._end, len(record)
+        self._found[shard.task] = shard, self._end, len(record)
         self._end += len(record)
         return shard
 
     def _read(self, start: int, size_bytes: int | None = None) -> bytes:
         """The record at an offset; fewer bytes where it is not whole."""
-        if size_bytes is None:
-            head = np.fromfile(self._path, np.uint8, _HEAD.size, offset=start).tobytes()
-            size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
-            size_bytes = min(size_bytes, self._path.stat().st_size - start)
-        return np.fromfile(self._path, np.uint8, size_bytes, offset=start).tobytes()
+        with open(self._path, "rb") as file:
+            if size_bytes is None:
+                file.seek(start)
+                head = file.read(_HEAD.size)
+                size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
+                size_bytes = min(size_bytes, os.fstat(file.fileno()).st_size - start)
+            file.seek(start)
+            return file.read(size_bytes)
 
 
 def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = None) -> bytes | Exception:
@@ -409,22 +412,23 @@ def scan_dataset(
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )
+    if executor is not None and num_workers is not None:
+        ahead = num_workers
+        if ahead < 1:
+            raise ConfigError(
+                f"num_workers is {ahead}: with an executor it is how many shards are handed over at a time. "
+                f"Give 1 or more."
+            )
+    progress(now)
+    known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
+    scanned = {shard.task for shard in known}
+    left = [task for task in tasks if task not in scanned]
     found: dict[ShardTask, ScannedShard] = {}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
         if executor is None:
-            own = own_executor(num_workers, jobs=len(tasks), size_bytes=None if remote else size_bytes)
+            own = own_executor(num_workers, jobs=len(left), size_bytes=None if remote else size_bytes)
             executor = stack.enter_context(own)
-        elif num_workers is not None:
-            ahead = num_workers
-            if ahead < 1:
-                raise ConfigError(
-                    f"num_workers is {ahead}: with an executor it is how many shards are handed over at a time. "
-                    f"Give 1 or more."
-                )
-        progress(now)
-        known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
-        left = _without(tasks, known)
         where = root if remote else os.path.join(os.getcwd(), root)
         results = _Scans(executor, log, where, storage_settings() if remote else None).run(left, ahead)
         stack.enter_context(contextlib.closing(results))
@@ -508,11 +512,6 @@ class _Scans:
                 f"{place}: what the worker sent is no scan of this shard ({error}). Are the versions of energon-grain "
                 f"there and here the same?"
             ) from error
-
-
-def _without(tasks: Sequence[ShardTask], known: Sequence[ScannedShard]) -> list[ShardTask]:
-    scanned = {shard.task for shard in known}
-    return [task for task in tasks if task not in scanned]
 
 
 def _broken(error: BaseException) -> WorkerError:

@@ -15,6 +15,7 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.sources.arrays import ArrayGroupSource
@@ -110,15 +111,27 @@ def summarize_dataset(
     """
     folder = open_folder(root)
     with naming(folder):
-        return _summary(folder, split_config, dataset_config)
+        return _summarize(folder, split_config, dataset_config)
 
 
-def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) -> DatasetSummary:
+def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str) -> DatasetSummary:
     root = folder.local
     info = read_info(root)
     index = open_columnar(folder)
     index.check()
-    kind, sample_type, field_map, subflavors, own_split_config = _describe_config(root, dataset_config)
+    required = split_config is not None
+    config: DatasetConfig | None = None
+    kind: Literal["standard", "crude", "custom", "none"] = "none"
+    sample_type: str | None = None
+    if (root / META_FOLDER / dataset_config).exists():
+        try:
+            config = read_dataset_config(root, dataset_config)
+        except ConfigError as error:
+            kind, sample_type = "custom", f"unknown: {error}"
+    if config is not None:
+        kind, named = config.kind, config.sample_type or (config.class_ref if config.kind == "custom" else None)
+        sample_type = None if named is None else f"{named.module}.{named.name}"
+        split_config = split_config or config.split_config
     parts, powers = _measure(index)
     return DatasetSummary(
         path=folder.location,
@@ -132,22 +145,13 @@ def _summary(folder: DataFolder, split_config: str | None, dataset_config: str) 
         content_id=index.content_id,
         has_sqlite=bool(read_beginning(join(folder.location, f"{META_FOLDER}/{INDEX_SQLITE}"), 1)),
         parts=parts,
-        splits=_splits(root, split_config or own_split_config, info, required=split_config is not None),
+        splits=_splits(root, split_config, info, required=required),
         kind=kind,
         sample_type=sample_type,
-        field_map=field_map,
-        subflavors=subflavors,
+        field_map={} if config is None else dict(config.field_map or {}),
+        subflavors={} if config is None else dict(config.subflavors),
         sizes=_bins(powers),
     )
-
-
-def size_bins(sizes: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
-    """Count sizes between powers of two: [0, 1), [1, 2), [2, 4) and so on.
-
-    Args:
-        sizes: (n,) bytes.
-    """
-    return _bins(_powers(sizes))
 
 
 def _powers(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -214,22 +218,6 @@ def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) 
             excluded_samples=len(chosen.excluded_samples),
         )
     return splits
-
-
-def _describe_config(
-    root: Path, name: str
-) -> tuple[Literal["standard", "crude", "custom", "none"], str | None, dict[str, str], dict[str, object], str | None]:
-    from energon_grain.formats.dataset_config import read_dataset_config
-
-    if not (root / META_FOLDER / name).exists():
-        return "none", None, {}, {}, None
-    try:
-        config = read_dataset_config(root, name)
-    except ConfigError as error:
-        return "custom", f"unknown: {error}", {}, {}, None
-    named = config.sample_type or (config.class_ref if config.kind == "custom" else None)
-    sample_type = None if named is None else f"{named.module}.{named.name}"
-    return config.kind, sample_type, dict(config.field_map or {}), dict(config.subflavors), config.split_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,11 +301,14 @@ class JsonlSummary:
 def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
     """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlSource` does."""
     source = JsonlSource(path)
-    sizes = source.sizes(np.arange(len(source)))
+    powers, total_bytes = np.zeros(_POWERS, np.int64), 0
+    for begin in range(0, len(source), _BLOCK_SAMPLES):
+        sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
+        powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
     return JsonlSummary(
         path=str(path),
         samples=len(source),
-        size_bytes=int(sizes.sum()),
+        size_bytes=total_bytes,
         content_id=source.content_id,
-        sizes=size_bins(sizes),
+        sizes=_bins(powers),
     )

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
@@ -16,22 +15,19 @@ import numpy.typing as npt
 from energon_grain.errors import (
     DatasetNotFoundError,
     FormatError,
-    KeyNotFoundError,
     RangeError,
     ReadError,
     StaleIndexError,
 )
 from energon_grain.formats.array_record import ArrayRecordFile, read_records_file, record_decoder
 from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.data_folder import DataFolder, needing_shards, open_folder
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import FileStore, remember, reopen
-from energon_grain.sources.indexed import IndexedSource, SourceOptions
+from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
-from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
@@ -253,72 +249,6 @@ class RecordReader(Protocol):
         ...
 
 
-class ArrayRecordFolder:
-    """The index of a dataset and the files that it describes. Thread-safe.
-
-    Args:
-        folder: Where the dataset lies.
-        index: Its columnar index.
-
-    Attributes:
-        location: The folder, as messages name it.
-        index: The columnar index.
-        shards: The files.
-        objects: What reads them where they lie in an object store.
-
-    Raises:
-        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
-    """
-
-    def __init__(self, folder: DataFolder, index: ColumnarIndex) -> None:
-        self.location = folder.location
-        self.index = index
-        encoding = read_records_file(folder.local)
-        if encoding is None:
-            raise DatasetNotFoundError(
-                f"{self.location}: there is no {META_FOLDER}/{RECORDS_JSON}, so it is not prepared as ArrayRecord "
-                f"files; run `{preparing(folder.local)}`"
-            )
-        self._decode = record_decoder(encoding)
-        self.shards = RecordShards.of(folder, index)
-        store = folder.store
-        self.objects = ObjectRecords(self.shards, store) if isinstance(store, RemoteFiles) else None
-        self._reader: RecordReader = self.objects or LocalRecords(self.shards)
-
-    def read(self, samples: Int64Array, keys: list[str]) -> list[Mapping[str, PartValue]]:
-        """Read and take apart records; repeated ones are read once.
-
-        Args:
-            samples: (n,) numbers in the dataset, in any order.
-            keys: Theirs, by the index.
-
-        Raises:
-            StaleIndexError: A file has another size or number of records than when it was indexed, or a record is not
-                the sample that the index says.
-            ReadError: A file is gone, or a record cannot be read.
-        """
-        wanted, first, back = np.unique(samples, return_index=True, return_inverse=True)
-        shard = self.index.shard_of(wanted)
-        record = wanted - self.index.shard_first[shard]
-        rows: list[Mapping[str, PartValue]] = []
-        data = self._reader.read(shard, record)
-        for place, found in enumerate(data):
-            try:
-                key, parts = self._decode(found)
-            except FormatError as error:
-                raise self.shards.stale(int(shard[place]), f"record {record[place]} {error}") from error
-            if key is not None and key != keys[first[place]]:
-                raise self.shards.stale(
-                    int(shard[place]), f"record {record[place]} has the key {key!r}, not {keys[first[place]]!r}"
-                )
-            rows.append(parts)
-        return [rows[place] for place in back.tolist()]
-
-    def close(self) -> None:
-        """Close the files; reading again opens them anew."""
-        self._reader.close()
-
-
 class ArrayRecordSource(IndexedSource):
     """The samples of some ArrayRecord files of a prepared dataset, in the order of the files.
 
@@ -332,28 +262,39 @@ class ArrayRecordSource(IndexedSource):
     Thread-safe and picklable (paths only); in a forked process files are opened anew.
 
     Arguments: see `WebDatasetSource`.
+
+    Raises:
+        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
         super().__init__(path, **options)
-        self._records = ArrayRecordFolder(self._folder, self._index)
+        encoding = read_records_file(self._folder.local)
+        if encoding is None:
+            raise DatasetNotFoundError(
+                f"{self.path}: there is no {META_FOLDER}/{RECORDS_JSON}, so it is not prepared as ArrayRecord files; "
+                f"run `{preparing(self._folder.local)}`"
+            )
+        self._decode = record_decoder(encoding)
+        self._shards = RecordShards.of(self._folder, self._index)
+        store = self._folder.store
+        self._objects = ObjectRecords(self._shards, store) if isinstance(store, RemoteFiles) else None
+        self._reader: RecordReader = self._objects or LocalRecords(self._shards)
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads the files where they lie in an object store."""
-        objects = self._records.objects
-        return () if objects is None else (objects.store,)
+        return () if self._objects is None else (self._objects.store,)
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
         """See `FetchedAhead`. array_record's own reader keeps to itself where records lie in files of this machine."""
-        objects = self._records.objects
+        objects = self._objects
         if objects is None:
             return []
         samples, shard = self._resolve(indices)
         with needing_shards(self._folder):
             start, size = objects.extents(shard, samples - self._index.shard_first[shard])
-        paths = self._records.shards.paths
-        return [remote_extents(objects.store, paths, shard, start, size, np.arange(len(samples)))]
+        return [remote_extents(objects.store, self._shards.paths, shard, start, size, np.arange(len(samples)))]
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.
@@ -363,22 +304,51 @@ class ArrayRecordSource(IndexedSource):
         """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)
-        index = self._index
-        keys = index.keys(samples)
-        with needing_shards(self._folder):
-            rows = self._records.read(samples, keys)
+        keys = self._index.keys(samples)
+        rows = self._records(samples, keys)
+        names = self._index.shards
         batch = RawBatch(
             indices=indices,
             keys=keys,
-            shards=[index.shards[number] for number in shard.tolist()],
+            shards=[names[number] for number in shard.tolist()],
             columns=_columns(rows, None if self._wanted is None else frozenset(self.part_names)),
         )
         self._touch(samples)
         return batch
 
+    def _records(self, samples: Int64Array, keys: list[str]) -> list[Mapping[str, PartValue]]:
+        """Read and take apart records; repeated ones are read once.
+
+        Args:
+            samples: (n,) numbers in the dataset, in any order.
+            keys: Theirs, by the index.
+
+        Raises:
+            StaleIndexError: A file has another size or number of records than when it was indexed, or a record is not
+                the sample that the index says.
+            ReadError: A file is gone, or a record cannot be read.
+        """
+        wanted, first, back = np.unique(samples, return_index=True, return_inverse=True)
+        shard = self._index.shard_of(wanted)
+        record = wanted - self._index.shard_first[shard]
+        with needing_shards(self._folder):
+            data = self._reader.read(shard, record)
+        rows: list[Mapping[str, PartValue]] = []
+        for place, found in enumerate(data):
+            try:
+                key, parts = self._decode(found)
+            except FormatError as error:
+                raise self._shards.stale(int(shard[place]), f"record {record[place]} {error}") from error
+            if key is not None and key != keys[first[place]]:
+                raise self._shards.stale(
+                    int(shard[place]), f"record {record[place]} has the key {key!r}, not {keys[first[place]]!r}"
+                )
+            rows.append(parts)
+        return [rows[place] for place in back.tolist()]
+
     def close(self) -> None:
         """Close the files; reading again opens them anew."""
-        self._records.close()
+        self._reader.close()
 
 
 def _columns(
@@ -393,86 +363,34 @@ def _columns(
     return {name: [row.get(name) for row in rows] for name in read}
 
 
-class ArrayRecordFileStore(FileStore[Any]):
+class ArrayRecordFileStore(IndexedFileStore[Any]):
     """Reads single parts of samples; a key is the sample's key and the part's name with a dot between: `000012.jpg`.
 
-    All shards are served: splits, subsets and excluded samples have no meaning here. The record of a sample is read
-    whole, once for all of its parts that are asked for together. Opening maps the columnar index and reads no file.
-
-    Args:
-        path: The dataset's folder, or its URL.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
-
-    Raises:
-        DatasetNotFoundError: `path` is not a prepared dataset of ArrayRecord files.
+    The record of a sample is read whole, once for all of its parts that are asked for together. See `IndexedFileStore`.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | DataFolder, *, index_cache_dir: str | os.PathLike[str] | None = None
-    ) -> None:
-        folder = open_folder(path)
-        self._arguments = (folder, None if index_cache_dir is None else os.fspath(index_cache_dir))
-        cache_dir = None if index_cache_dir is None else Path(index_cache_dir)
-        self._records = ArrayRecordFolder(folder, open_columnar(folder, cache_dir=cache_dir))
-        self._parts = {name: number for number, name in enumerate(self._records.index.part_names)}
-        remember(self, self._arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (ArrayRecordFileStore, *self._arguments)
-
-    def __repr__(self) -> str:
-        return f"ArrayRecordFileStore({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ArrayRecordFileStore) and self._arguments == other._arguments
-
-    def __hash__(self) -> int:
-        return hash(self._arguments)
-
-    def get_path(self) -> str:
-        """The dataset's folder."""
-        return self._records.location
-
-    def __contains__(self, key: object) -> bool:
-        """Whether a sample has such a part."""
-        return isinstance(key, str) and self._find(key) is not None
+    _kind = ArrayRecordSource
 
     def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
         """Read parts in the order asked for. See `FileStore.read`."""
-        found = [self._found(key) for key in keys]
-        samples = np.array([sample for sample, _ in found], np.int64)
-        index = self._records.index
-        rows = self._records.read(samples, index.keys(samples))
-        shards = map(index.shards.__getitem__, index.shard_of(samples).tolist())
-        path = shared_epath(self.get_path())
-        return [
-            (row[part], SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
-            for key, (_, part), row, shard in zip(keys, found, rows, shards, strict=True)
-        ]
+        samples, rows = self._found(keys)
+        names = [self._index.part_names[number] for number in self._index.part_name[rows].tolist()]
+        records = self._source._records(samples, self._index.keys(samples))
+        return self._with_sources(keys, samples, (record[name] for record, name in zip(records, names, strict=True)))
 
-    def _found(self, key: str) -> tuple[int, str]:
-        found = self._find(key)
-        if found is None:
-            raise KeyNotFoundError(
-                f"{self.get_path()}: there is no part {key!r}; a key is the key of a sample, a dot, and the name of "
-                f"one of its parts. There are parts {', '.join(list(self._parts)[:10])}"
-            )
-        return found
-
-    def _find(self, key: str) -> tuple[int, str] | None:
-        """The sample, and which part of it. Keys of records may have dots, and so may names of parts."""
-        index = self._records.index
+    def _find(self, key: str) -> tuple[int, int] | None:
+        """Keys of records may have dots, and so may names of parts."""
         dot = key.find(".")
         while dot >= 0:
             part = key[dot + 1 :]
-            sample = index.find(key[:dot]) if part in self._parts else None
-            if sample is not None:
-                names = index.part_name[index.part_start[sample] : index.part_start[sample + 1]]
-                if self._parts[part] in names.tolist():
-                    return sample, part
+            sample = self._index.find(key[:dot]) if part in self._parts else None
+            if sample is not None and (row := self._row(sample, part)) is not None:
+                return sample, row
             dot = key.find(".", dot + 1)
         return None
 
-    def close(self) -> None:
-        """Close the files; reading again opens them anew."""
-        self._records.close()
+    def _why_not(self, key: str) -> str:
+        return (
+            f"there is no part {key!r}; a key is the key of a sample, a dot, and the name of one of its parts. There "
+            f"are parts {', '.join(list(self._parts)[:10])}"
+        )

@@ -11,6 +11,7 @@ they first read it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
@@ -75,71 +76,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredArray:
-    """What an array was when it was found. Picklable.
-
-    Attributes:
-        location: Its folder.
-        driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
-        shape: Rows first; empty for a single number.
-        dtype: Of its elements; not all are numbers.
-        type_name: The type as the format calls it.
-        file_shape: Shape of what lies in one file, a chunk or shard.
-        prefix: Begins the names of the files.
-        separator: Between the numbers in these names.
-        settings: How its store is reached; None: it lies on this machine.
-    """
-
-    location: str
-    driver: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    type_name: str
-    file_shape: tuple[int, ...]
-    prefix: str
-    separator: str
-    settings: StorageSettings | None
-
-    @property
-    def rows(self) -> int:
-        """How many there are; a single number has none."""
-        return self.shape[0] if self.shape else 0
-
-    def file_of(self, row: int) -> str:
-        """The file, relative to the array's folder, that holds the beginning of a row."""
-        return self.prefix + self.separator.join(map(str, [row // self.file_shape[0], *(0 for _ in self.shape[1:])]))
-
-    def check_rows(self) -> None:
-        """Check that there are rows of numbers.
-
-        Raises:
-            ConfigError: It holds no numbers, or it is a single number.
-            EmptyDatasetError: It has zero rows.
-        """
-        if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
-            raise ConfigError(
-                f"{self.location}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
-                f"only{_WAY_OUT}"
-            )
-        if not self.shape:
-            raise ConfigError(f"{self.location}: is a single number without a first axis, so it has no rows{_WAY_OUT}")
-        if not self.rows:
-            raise EmptyDatasetError(
-                f"{self.location}: the array has shape {list(self.shape)}, so it has no rows{_WAY_OUT}"
-            )
-
-    def digest(self, type_name: str) -> str:
-        """16 hex digits: of shape, type, and the beginning of the files with the first and the last row.
-
-        Raises ReadError when a file cannot be read.
-        """
-        digest = hashlib.blake2b(encode_json([list(self.shape), type_name]), digest_size=8)
-        for name in sorted({self.file_of(row) for row in (0, self.rows - 1)} if self.rows else ()):
-            digest.update(b"\0" + name.encode() + b"\0" + read_beginning(join(self.location, name), _DIGESTED_BYTES))
-        return digest.hexdigest()
-
-
 class ArraySource:
     """The rows of an array: what lies at each place of its first axis.
 
@@ -152,6 +88,13 @@ class ArraySource:
     Args:
         path: The array's folder, or its URL in an object store.
 
+    Attributes:
+        path: The array's folder or URL.
+        shape: Rows first; empty for a single number.
+        dtype: Of its elements; not all are numbers.
+        type_name: The type as the format calls it.
+        file_shape: Shape of what lies in one file, a chunk or shard.
+
     Raises:
         DatasetNotFoundError: There is no array.
         FormatError: Its metadata is damaged, or TensorStore reads no arrays of this kind.
@@ -161,25 +104,54 @@ class ArraySource:
         WorkerError: This process was forked from one that had loaded TensorStore.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(*_found(the_array(located(path))))
-        self.stored.check_rows()
-
-    def _begin(self, stored: StoredArray, store: Any = None) -> None:
-        self.stored = stored
-        self._store = store
+    def __init__(self, path: str | os.PathLike[str] | ArrayFolder) -> None:
+        folder = path if isinstance(path, ArrayFolder) else the_array(located(path))
+        self.path, self._driver = folder.location, folder.driver
+        self._settings = storage_settings() if is_url(self.path) else None
+        self._store = store = _await(self.path, _opening(self.path, self._driver, self._settings))
+        metadata = store.spec().to_json()["metadata"]
+        before, separator = "", metadata.get("dimension_separator", "/")
+        if self._driver == "zarr3":
+            encoding = metadata["chunk_key_encoding"]
+            as_v2 = encoding["name"] == "v2"
+            separator = encoding.get("configuration", {}).get("separator", "." if as_v2 else "/")
+            before = "" if as_v2 else f"c{separator}"
+        self._file_names = before, separator
+        name = metadata[{"zarr": "dtype", "zarr3": "data_type", "n5": "dataType"}[self._driver]]
+        self.type_name = name if isinstance(name, str) else repr(name)
+        self.shape: tuple[int, ...] = store.shape
+        self.dtype: np.dtype[Any] = store.dtype.numpy_dtype
+        self.file_shape: tuple[int, ...] = store.chunk_layout.write_chunk.shape or ()
         self._content_id = ""
+        if folder is not path:
+            self.check_rows()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _array, (self.stored,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None, "_content_id": ""}  # a copy looks at the files itself
 
     def __repr__(self) -> str:
         return f"ArraySource({self.path!r}, rows={len(self)}, row={self.dtype}{list(self.row_shape)})"
 
-    @property
-    def path(self) -> str:
-        """The array's folder or URL."""
-        return self.stored.location
+    def __len__(self) -> int:
+        """How many rows there are; a single number has none."""
+        return self.shape[0] if self.shape else 0
+
+    def check_rows(self) -> None:
+        """Check that there are rows of numbers.
+
+        Raises:
+            ConfigError: It holds no numbers, or it is a single number.
+            EmptyDatasetError: It has zero rows.
+        """
+        if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
+            raise ConfigError(
+                f"{self.path}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
+                f"only{_WAY_OUT}"
+            )
+        if not self.shape:
+            raise ConfigError(f"{self.path}: is a single number without a first axis, so it has no rows{_WAY_OUT}")
+        if not len(self):
+            raise EmptyDatasetError(f"{self.path}: the array has shape {list(self.shape)}, so it has no rows{_WAY_OUT}")
 
     @property
     def content_id(self) -> str:
@@ -189,18 +161,25 @@ class ArraySource:
         The files are read when it is first asked for.
         """
         if not self._content_id:
-            self._content_id = self.stored.digest(self.dtype.name)
+            self._content_id = self.digest(self.dtype.name)
         return self._content_id
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the numbers."""
-        return self.stored.dtype
+    def digest(self, type_name: str) -> str:
+        """The same with another name of the type. Raises ReadError when a file cannot be read."""
+        digest = hashlib.blake2b(encode_json([list(self.shape), type_name]), digest_size=8)
+        for name in sorted({self._file_of(row) for row in (0, len(self) - 1)} if len(self) else ()):
+            digest.update(b"\0" + name.encode() + b"\0" + read_beginning(join(self.path, name), _DIGESTED_BYTES))
+        return digest.hexdigest()
+
+    def _file_of(self, row: int) -> str:
+        """The file, relative to the array's folder, that holds the beginning of a row."""
+        before, separator = self._file_names
+        return before + separator.join(map(str, [row // self.file_shape[0], *(0 for _ in self.shape[1:])]))
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one row; () where the array has one axis."""
-        return self.stored.shape[1:]
+        return self.shape[1:]
 
     @property
     def row_bytes(self) -> int:
@@ -211,9 +190,6 @@ class ArraySource:
     def chunk_rows(self) -> int:
         """Consecutive rows that are decompressed together. Raises as `read`."""
         return int(self.opened().chunk_layout.read_chunk.shape[0])
-
-    def __len__(self) -> int:
-        return self.stored.rows
 
     def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
@@ -240,15 +216,9 @@ class ArraySource:
         Raises IndexError when `index` is out of range.
         """
         self.check(np.array([index], np.int64))
-        start = index * self.row_bytes
-        return SampleLocation(
-            index=index,
-            shard=self.stored.file_of(index),
-            key=str(index),
-            start=start,
-            stop=start + self.row_bytes,
-            parts={},
-        )
+        start, stop = index * self.row_bytes, (index + 1) * self.row_bytes
+        shard = self._file_of(index)
+        return SampleLocation(index=index, shard=shard, key=str(index), start=start, stop=stop, parts={})
 
     def check(self, indices: Int64Array) -> Int64Array:
         """Check rows. Raises IndexError when one is out of range."""
@@ -266,21 +236,14 @@ class ArraySource:
         """
         store = self._store
         if store is None or _forked:
-            stored = self.stored
-            store = _await(stored.location, _opening(stored.location, stored.driver, stored.settings))
-            if store.shape != stored.shape or store.dtype.numpy_dtype != stored.dtype:
+            store = _await(self.path, _opening(self.path, self._driver, self._settings))
+            if store.shape != self.shape or store.dtype.numpy_dtype != self.dtype:
                 raise StaleIndexError(
                     f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was {self.dtype}"
-                    f"{list(stored.shape)} when it was opened; begin anew, and let nothing write to it meanwhile"
+                    f"{list(self.shape)} when it was opened; begin anew, and let nothing write to it meanwhile"
                 )
             self._store = store
         return store
-
-
-def _array(stored: StoredArray, store: Any = None) -> ArraySource:
-    source = ArraySource.__new__(ArraySource)
-    source._begin(stored, store)
-    return source
 
 
 class ArrayGroupSource:
@@ -313,25 +276,24 @@ class ArrayGroupSource:
         stop: int | None = None,
         parts: PartFilter = None,
     ) -> None:
-        location = located(path)
-        digests: dict[str, StoredArray | str] = {}
-        arrays: dict[str, ArraySource] = {}
+        self._path = location = located(path)
+        self._group: dict[str, ArraySource | str] = {}
+        self._arrays: dict[str, ArraySource] = {}
         for folder in arrays_of(location):
             wanted = accepts(parts, folder.name)
             try:
-                stored, store = _found(folder)
+                self._group[folder.name] = array = ArraySource(folder)
             except FormatError:
                 if wanted:
                     raise
-                digests[folder.name] = hashlib.blake2b(folder.metadata, digest_size=8).hexdigest()
+                self._group[folder.name] = hashlib.blake2b(folder.metadata, digest_size=8).hexdigest()
                 continue
-            digests[folder.name] = stored
             if wanted:
-                stored.check_rows()
-                arrays[folder.name] = _array(stored, store)
-        if not arrays:
-            raise ConfigError(f"{path}: part_filter lets none of its arrays pass: {', '.join(digests)}")
-        lengths = {name: len(array) for name, array in arrays.items()}
+                array.check_rows()
+                self._arrays[folder.name] = array
+        if not self._arrays:
+            raise ConfigError(f"{path}: part_filter lets none of its arrays pass: {', '.join(self._group)}")
+        lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ConfigError(
@@ -339,18 +301,10 @@ class ArrayGroupSource:
                 "one length by part_filter, name one of the arrays, or keep those of another length in a group of "
                 "their own"
             )
-        self._begin(location, digests, arrays, start, stop)
+        self._serve(start, stop)
 
-    def _begin(
-        self,
-        location: str,
-        group: dict[str, StoredArray | str],
-        arrays: dict[str, ArraySource],
-        start: int,
-        stop: int | None,
-    ) -> None:
-        self._path, self._group, self._arrays = location, group, arrays
-        self._selection = Selection(len(next(iter(arrays.values()))), start=start, stop=stop)
+    def _serve(self, start: int, stop: int | None) -> None:
+        self._selection = Selection(len(next(iter(self._arrays.values()))), start=start, stop=stop)
         self._content_id = ""
 
     def cut(self, start: int, stop: int) -> ArrayGroupSource:
@@ -360,10 +314,12 @@ class ArrayGroupSource:
             ConfigError: There are fewer.
             EmptyDatasetError: There are none between.
         """
-        return _group_of(self._path, self._group, self._arrays, start, stop)
+        source = copy.copy(self)
+        source._serve(start, stop)
+        return source
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _group_of, (self._path, self._group, self._arrays, self._selection.start, self._selection.stop)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_content_id": ""}
 
     def __repr__(self) -> str:
         return f"ArrayGroupSource({self._path!r}, samples={len(self)}, arrays={list(self._arrays)})"
@@ -386,7 +342,7 @@ class ArrayGroupSource:
     @property
     def run_samples(self) -> int | None:
         """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
-        rows = max(array.stored.file_shape[0] for array in self._arrays.values())
+        rows = max(array.file_shape[0] for array in self._arrays.values())
         return rows if is_url(self._path) and rows > 1 else None
 
     @property
@@ -451,40 +407,6 @@ class ArrayGroupSource:
         """Let go of the arrays; reading again opens them anew."""
         for array in self._arrays.values():
             array.close()
-
-
-def _group_of(
-    location: str, group: dict[str, StoredArray | str], arrays: dict[str, ArraySource], start: int, stop: int
-) -> ArrayGroupSource:
-    source = ArrayGroupSource.__new__(ArrayGroupSource)
-    source._begin(location, group, arrays, start, stop)
-    return source
-
-
-def _found(folder: ArrayFolder) -> tuple[StoredArray, Any]:
-    """An array that lies in a folder, and the `tensorstore.TensorStore` to read it from. Raises as `ArraySource`."""
-    settings = storage_settings() if is_url(folder.location) else None
-    store = _await(folder.location, _opening(folder.location, folder.driver, settings))
-    metadata = store.spec().to_json()["metadata"]
-    prefix, separator = "", metadata.get("dimension_separator", "/")
-    if folder.driver == "zarr3":
-        encoding = metadata["chunk_key_encoding"]
-        as_v2 = encoding["name"] == "v2"
-        separator = encoding.get("configuration", {}).get("separator", "." if as_v2 else "/")
-        prefix = "" if as_v2 else f"c{separator}"
-    name = metadata[{"zarr": "dtype", "zarr3": "data_type", "n5": "dataType"}[folder.driver]]
-    stored = StoredArray(
-        location=folder.location,
-        driver=folder.driver,
-        shape=store.shape,
-        dtype=store.dtype.numpy_dtype,
-        type_name=name if isinstance(name, str) else repr(name),
-        file_shape=store.chunk_layout.write_chunk.shape or (),
-        prefix=prefix,
-        separator=separator,
-        settings=settings,
-    )
-    return stored, store
 
 
 def _opening(location: str, driver: str, settings: StorageSettings | None) -> Any:

@@ -6,16 +6,14 @@ import errno
 import os
 import posixpath
 import stat
-import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, RangeError
-from energon_grain.formats.data_folder import DataFolder
 from energon_grain.samples.source_info import SourceInfo, add_source_info
 from energon_grain.storage.addresses import address_of
 from energon_grain.storage.epath import shared_epath
@@ -24,6 +22,7 @@ from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -101,6 +100,17 @@ class FileStore(ABC, Generic[T_co]):
         """Release file handles; reading again opens them anew."""
 
 
+def with_sources(
+    path: str, keys: Iterable[str], shards: Iterable[str], values: Iterable[T]
+) -> list[tuple[T, SourceInfo]]:
+    """Values of keys, and where each came from."""
+    location = shared_epath(path)
+    return [
+        (value, SourceInfo(dataset_path=location, index=key, shard_name=shard, file_names=(key,)))
+        for key, shard, value in zip(keys, shards, values, strict=False)
+    ]
+
+
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -152,10 +162,8 @@ class SystemFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for. See `FileStore.read`."""
-        return [(self._content(self._path(key)), self._source(key)) for key in keys]
-
-    def _source(self, key: str) -> SourceInfo:
-        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
+        contents = [self._content(self._path(key)) for key in keys]
+        return with_sources(self._base, keys, repeat(self._base), contents)
 
     def _content(self, path: str) -> bytes:
         size = self._files.size(path)
@@ -250,10 +258,7 @@ class ObjectFileStore(FileStore[bytes]):
         """Read objects in the order asked for. See `FileStore.read`."""
         urls = {key: self._url(key) for key in keys}
         contents = dict(zip(urls, self._client.map(self._content, list(urls.items())), strict=True))
-        return [(contents[key], self._source(key)) for key in keys]
-
-    def _source(self, key: str) -> SourceInfo:
-        return SourceInfo(dataset_path=shared_epath(self._base), index=key, shard_name=self._base, file_names=(key,))
+        return with_sources(self._base, keys, repeat(self._base), map(contents.__getitem__, keys))
 
     def _content(self, item: tuple[str, str]) -> bytes:
         key, url = item
@@ -290,32 +295,3 @@ def _restore(base: str, settings: StorageSettings) -> ObjectFileStore:
     store = ObjectFileStore.__new__(ObjectFileStore)
     store._begin(base, settings)
     return store
-
-
-Store = TypeVar("Store", bound=FileStore[Any])
-Arguments: TypeAlias = tuple[DataFolder, str | None]
-"""Where a dataset lies, and the folder for an index that cannot be written there."""
-
-_opened: weakref.WeakValueDictionary[tuple[type[Any], Arguments], Any] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def remember(store: FileStore[Any], arguments: Arguments) -> None:
-    """Note a store as the one of its class that is open, for as long as somebody uses it."""
-    with _lock:
-        _opened[type(store), arguments] = store
-
-
-def reopen(kind: type[Store], folder: DataFolder, cache_dir: str | None) -> Store:
-    """The store of this class that this process has open, else a new one."""
-    with _lock:
-        opened = _opened.get((kind, (folder, cache_dir)))
-    return kind(folder, index_cache_dir=cache_dir) if opened is None else opened  # type: ignore[call-arg]
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it

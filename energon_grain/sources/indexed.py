@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, StaleIndexError
+from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
+from energon_grain.sources.file_store import FileStore, T_co, with_sources
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import PartFilter, SampleLocation, accepts, in_range
 
@@ -281,6 +285,108 @@ class IndexedSource:
         """The shard and the key of sample `index`."""
         place = self.locate(index)
         return f"{place.shard}: {place.key}"
+
+
+class IndexedFileStore(FileStore[T_co]):
+    """Single parts of the samples of a prepared dataset: what its kinds have in common.
+
+    All shards are served: splits, subsets and excluded samples have no meaning here. Opening maps the columnar index
+    and reads no shard. A copy in another process is the store that it has open already, if there is one.
+
+    Args:
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
+        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset of this kind.
+        StaleIndexError: The index does not fit the shards.
+    """
+
+    _kind: ClassVar[type[IndexedSource]]
+
+    def __init__(
+        self, path: str | os.PathLike[str] | DataFolder, *, index_cache_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        folder = open_folder(path)
+        self._arguments = folder, None if index_cache_dir is None else os.fspath(index_cache_dir)
+        self._source: Any = self._kind(folder, index_cache_dir=index_cache_dir)
+        self._index = self._source._index
+        self._parts = {name: number for number, name in enumerate(self._index.part_names)}
+        with _lock:
+            _open_stores[type(self), self._arguments] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (type(self), *self._arguments)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._arguments == cast("Any", other)._arguments
+
+    def __hash__(self) -> int:
+        return hash(self._arguments)
+
+    def get_path(self) -> str:
+        """The dataset's folder, path or URL."""
+        return self._source.path
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a sample has such a part."""
+        return isinstance(key, str) and self._find(key) is not None
+
+    @abstractmethod
+    def _find(self, key: str) -> tuple[int, int] | None:
+        """Sample, and row of the part columns, of a key."""
+
+    def _found(self, keys: Sequence[str]) -> tuple[Int64Array, Int64Array]:
+        """The same for several. Raises KeyNotFoundError."""
+        found: list[tuple[int, int]] = []
+        for key in keys:
+            place = self._find(key)
+            if place is None:
+                raise KeyNotFoundError(f"{self.get_path()}: {self._why_not(key)}")
+            found.append(place)
+        sample, row = np.array(found, np.int64).reshape(len(found), 2).T
+        return sample, row
+
+    @abstractmethod
+    def _why_not(self, key: str) -> str:
+        """Why there is nothing under a key, and what there is."""
+
+    def _row(self, sample: int, part: str) -> int | None:
+        """Row of a part of a sample; of several the last, as when samples are read."""
+        first, last = self._index.part_start[sample : sample + 2].tolist()
+        names: list[int] = self._index.part_name[first:last].tolist()
+        wanted = self._parts.get(part)
+        return next((row for row in range(last - 1, first - 1, -1) if names[row - first] == wanted), None)
+
+    def _with_sources(self, keys: Sequence[str], samples: Int64Array, values: Iterable[Any]) -> list[Any]:
+        shards = map(self._index.shards.__getitem__, self._index.shard_of(samples).tolist())
+        return with_sources(self.get_path(), keys, shards, values)
+
+    def close(self) -> None:
+        """Close the shards; reading again opens them anew."""
+        self._source.close()
+
+
+_open_stores: weakref.WeakValueDictionary[Any, IndexedFileStore[Any]] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: str | None) -> IndexedFileStore[Any]:
+    """The store of this class that this process has open, else a new one."""
+    with _lock:
+        opened = _open_stores.get((kind, (folder, cache_dir)))
+    return kind(folder, index_cache_dir=cache_dir) if opened is None else opened
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
 
 
 def rows_of(first: Int64Array, count: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
+from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import FetchedAhead, ReadInRuns, RemoteExtents
 from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
@@ -20,9 +22,6 @@ from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
-
-_LEFT_ALONE_BYTES = 16 << 20
-_RESIDENT_WINDOWS = 128  # of 64 KiB, what one page fault makes resident
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,13 +121,10 @@ class JoinedSource:
                     f"{len(member)}"
                 )
         self._rows = np.asarray(index.rows)
-        self._touched: npt.NDArray[np.bool_] | None = None
-        self._window_rows = max(1, (64 << 10) // (8 * len(self._members)))
-        if index.folder is not None and self._rows.nbytes > _LEFT_ALONE_BYTES:
-            self._touched = np.zeros(len(self._rows) // self._window_rows + 1, np.bool_)
+        self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self._members))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._index, self._members, self._start, self._stop)
+        return partial(JoinedSource, start=self._start, stop=self._stop), (self._index, self._members)
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
@@ -190,11 +186,7 @@ class JoinedSource:
         wanted = in_range(indices, len(self), where=self.path, what="row") + self._start
         self._index.check(wanted)
         rows = self._rows[wanted]
-        if self._touched is not None:
-            self._touched[wanted // self._window_rows] = True
-            if np.count_nonzero(self._touched) > _RESIDENT_WINDOWS:
-                self._touched[:] = False
-                self._index.release()
+        self._pages.touch(wanted)
         return rows
 
     def read(self, indices: Int64Array) -> JoinedBatch:
@@ -254,10 +246,6 @@ class JoinedSource:
         """Close the files of all members; reading again opens them anew."""
         for member in self._members:
             member.close()
-
-
-def _restore(index: JoinIndex, members: Sequence[PreparedSource | ArraySource], start: int, stop: int) -> JoinedSource:
-    return JoinedSource(index, members, start=start, stop=stop)
 
 
 def holds_arrays(source: object) -> bool:

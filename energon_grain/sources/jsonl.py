@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +18,10 @@ from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
-from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import coalesce
@@ -66,7 +67,6 @@ class JsonlSource:
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
-        self._arguments = (self.file, start, stop, parts)
         self._path, self._store = self.file.location, self.file.store
         self._starts = self.file.starts()
         self._size_bytes = int(self._starts[-1])
@@ -88,7 +88,8 @@ class JsonlSource:
         return JsonlSource(self.file, start=start, stop=stop, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, self._arguments
+        selection = self._selection
+        return partial(JsonlSource, start=selection.start, stop=selection.stop, parts=self._parts), (self.file,)
 
     def __repr__(self) -> str:
         return f"JsonlSource({self._path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -166,8 +167,7 @@ class JsonlSource:
         gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
         spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
         data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
-        places = zip(spans.span.tolist(), spans.offset.tolist(), (spans.offset + size).tolist(), strict=True)
-        texts = [data[span][begin:end] for span, begin, end in places]
+        texts = cast("list[bytes]", spans.cut(data, size))
         last = bytes(map(itemgetter(-1), texts))
         if last.count(b"\n") < len(texts):
             wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self._size_bytes)]
@@ -230,10 +230,6 @@ class JsonlSource:
         self._store.close()
 
 
-def _restore(file: JsonlFile, start: int, stop: int | None, parts: PartFilter) -> JsonlSource:
-    return JsonlSource(file, start=start, stop=stop, parts=parts)
-
-
 class JsonlFileStore(FileStore[bytes]):
     """Reads single samples of a JSONL file; the key of sample 12 is `12.json`.
 
@@ -281,11 +277,7 @@ class JsonlFileStore(FileStore[bytes]):
         if not keys:
             return []
         lines = cast("list[bytes]", self._source.read(np.array(numbers, np.int64)).columns[PART])
-        path, shard = shared_epath(self.get_path()), self._source.shard
-        return [
-            (line, SourceInfo(dataset_path=path, index=key, shard_name=shard, file_names=(key,)))
-            for key, line in zip(keys, lines, strict=True)
-        ]
+        return with_sources(self.get_path(), keys, repeat(self._source.shard), lines)
 
     def _number(self, key: str) -> int | None:
         """The number of a sample; None where there is no such one, or it is written in another way."""

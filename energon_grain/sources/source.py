@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import is_not
@@ -48,16 +48,31 @@ def accepts(parts: PartFilter, name: str) -> bool:
     return bool(parts(name)) if callable(parts) else name in parts
 
 
-class LazyTuple(msgspec.Struct, gc=False, eq=False):
-    """Behaves as the tuple that `resolve` gives.
+class LazySources(msgspec.Struct, gc=False, eq=False):
+    """The `__sources__` of a sample: behaves as a tuple of `SourceInfo`, looked up in the index when asked for.
+
+    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it. A
+    struct is made in 0.1 µs and is nothing to the garbage collector.
 
     But `isinstance(…, Sequence)` is False: frameworks that move batches to devices walk through sequences and make new
     ones of the same type. They leave this as it is.
     """
 
+    source: Any
+    """What the sample was read from: a `Source`, a `JoinedSource` for those of all members of a row; or the sources of
+    several samples, one after the other, as a tuple."""
+    index: int = 0
+    """Index of the sample in it."""
+
     def resolve(self) -> tuple[SourceInfo, ...]:
         """The plain tuple."""
-        raise NotImplementedError
+        source = self.source
+        if isinstance(source, tuple):
+            return tuple(info for part in cast("tuple[Iterable[SourceInfo], ...]", source) for info in part)
+        if not hasattr(source, "locate_all"):
+            return (_info(source, source.locate(self.index)),)
+        places = zip(source.members, source.locate_all(self.index), strict=True)
+        return tuple(_info(member, place) for member, place in places if place is not None)
 
     def __len__(self) -> int:
         return len(self.resolve())
@@ -72,17 +87,17 @@ class LazyTuple(msgspec.Struct, gc=False, eq=False):
     def __iter__(self) -> Iterator[SourceInfo]:
         return iter(self.resolve())
 
-    def __add__(self, other: Sequence[SourceInfo]) -> LazyTuple:
-        return ChainedSources((cast("Sequence[SourceInfo]", self), other))
-
     def __contains__(self, entry: object) -> bool:
         return entry in self.resolve()
 
-    def __radd__(self, other: Sequence[SourceInfo]) -> LazyTuple:
-        return ChainedSources((other, cast("Sequence[SourceInfo]", self)))
+    def __add__(self, other: Iterable[SourceInfo]) -> LazySources:
+        return LazySources((self, other))
+
+    def __radd__(self, other: Iterable[SourceInfo]) -> LazySources:
+        return LazySources((other, self))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (tuple, LazyTuple)) and self.resolve() == tuple(other)
+        return isinstance(other, (tuple, LazySources)) and self.resolve() == tuple(other)
 
     def __hash__(self) -> int:
         return hash(self.resolve())
@@ -92,51 +107,6 @@ class LazyTuple(msgspec.Struct, gc=False, eq=False):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (self.resolve(),)
-
-
-class LazySources(LazyTuple, gc=False, eq=False):
-    """The `__sources__` of one sample: behaves as a tuple of one `SourceInfo`, looked up in the index when asked for.
-
-    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it. A
-    struct is made in 0.1 µs and is nothing to the garbage collector.
-    """
-
-    source: Any
-    """The `Source` that the sample was read from."""
-    index: int
-    """Index of the sample in it."""
-
-    def resolve(self) -> tuple[SourceInfo, ...]:
-        """The plain tuple."""
-        return (_info(self.source, self.source.locate(self.index)),)
-
-    def __len__(self) -> int:
-        return 1
-
-
-class LazyRowSources(LazySources, gc=False, eq=False):
-    """The `__sources__` of a row of a join: those of all its members, looked up when asked for."""
-
-    def resolve(self) -> tuple[SourceInfo, ...]:
-        """The plain tuple."""
-        places = zip(self.source.members, self.source.locate_all(self.index), strict=True)
-        return tuple(_info(member, place) for member, place in places if place is not None)
-
-    def __len__(self) -> int:
-        return len(self.resolve())
-
-
-class ChainedSources(LazyTuple, gc=False, eq=False):
-    """The sources of several samples one after the other, looked up when asked for."""
-
-    parts: tuple[Sequence[SourceInfo], ...]
-
-    def resolve(self) -> tuple[SourceInfo, ...]:
-        """The plain tuple."""
-        return tuple(source for part in self.parts for source in part)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
 
 
 def _info(source: Any, place: SampleLocation) -> SourceInfo:

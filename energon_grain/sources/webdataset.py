@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.tar.index import check_shards
-from energon_grain.sources.indexed import IndexedSource, SourceOptions, rows_of
+from energon_grain.formats.tar.names import split_member_name
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
-from energon_grain.sources.source import RawBatch, in_range
+from energon_grain.sources.source import RawBatch
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans, coalesce
 
@@ -126,6 +128,52 @@ class WebDatasetSource(IndexedSource):
         self._store.close()
 
 
+class WebdatasetFileStore(IndexedFileStore[bytes]):
+    """Reads single files out of tar shards; a key is the full name of a member, `folder/000012.jpg`.
+
+    All shards are served: splits, subsets and excluded samples have no meaning here. Names count as the archive writes
+    them. Opening maps the columnar index and reads no shard; shards that were read from stay open, 40 of them at most.
+
+    Args:
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
+        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset.
+        StaleIndexError: The index does not fit the shards.
+    """
+
+    _kind = WebDatasetSource
+
+    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
+        """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
+        samples, rows = self._found(keys)
+        shard = self._index.shard_of(samples)
+        _, offset, size = self._source._described(rows)
+        data = self._source._payloads(shard, shard, offset, size)
+        self._source._touch(samples)
+        return self._with_sources(keys, samples, data)
+
+    def _find(self, key: str) -> tuple[int, int] | None:
+        # "keep": an index that was made without hidden files has none to be found.
+        split = split_member_name(key, hidden="keep")
+        sample = None if split is None or split[1] not in self._parts else self._index.find(split[0])
+        row = None if split is None or sample is None else self._row(sample, split[1])
+        return None if sample is None or row is None else (sample, row)
+
+    def _why_not(self, key: str) -> str:
+        said = f"there is no file {key!r}"
+        split = split_member_name(key, hidden="keep")
+        if split is None:
+            return f"{said}; a key is the full name of a file in a shard, folders and endings included"
+        sample = self._index.find(split[0])
+        if sample is None:
+            return f"{said}, nor any other of a sample {split[0]!r}; a key is the full name of a file in a shard"
+        rows = self._index.part_name[self._index.part_start[sample] : self._index.part_start[sample + 1]]
+        names = ", ".join(f"{split[0]}.{self._index.part_names[number]}" for number in rows.tolist())
+        return f"{said}; the sample {split[0]!r} has {names}"
+
+
 _Run: TypeAlias = tuple[int, int, int]
 """Number of a source, and the first and one past the last of its samples where these are sorted by source."""
 
@@ -146,7 +194,6 @@ class WebDatasetGroup:
         self._first = np.concatenate([source._first[:-1] + at for source, at in zip(sources, first, strict=True)])
         self._shift = np.concatenate([source._shift - at for source, at in zip(sources, first, strict=True)])
         self._shard = np.concatenate([source._shard for source in sources])
-        self._length = np.array([len(source) for source in sources])
         self._start = np.array([source._selection.start for source in sources])
         self._excluding = [number for number, source in enumerate(sources) if source._selection.excluded.size]
         self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
@@ -157,7 +204,7 @@ class WebDatasetGroup:
 
         Args:
             which: (n,) number of the source of each sample.
-            indices: (n,) of the sample in it.
+            indices: (n,) of the sample in it, which must be there.
         """
         order = np.argsort(which, kind="stable")
         which = which[order]
@@ -219,10 +266,6 @@ class WebDatasetGroup:
 
     def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """As `IndexedSource._resolve`."""
-        wrong = (indices < 0) | (indices >= self._length[which])
-        for number in which[wrong].tolist():
-            source = self._sources[number]
-            in_range(indices[wrong], len(source), where=source.path)  # which raises
         rank = indices + (self._begin + self._start)[which]
         for number in self._excluding:
             (own,) = np.nonzero(which == number)

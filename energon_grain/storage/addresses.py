@@ -8,6 +8,7 @@ keys in a profile of the Multi-Storage Client. None of them is ever part of a me
 from __future__ import annotations
 
 import configparser
+import contextlib
 import functools
 import os
 import re
@@ -23,21 +24,15 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.storage.settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
 
-_KINDS = {
-    "s3": "s3",
-    "gs": "gcs",
-    "az": "azure",
-    "azure": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "http": "http",
-    "https": "http",
-    "memory": "memory",
-    "file": "file",
-}
+_KINDS = {"gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
+"""Schemes that differ from the kind of store that they stand for."""
+_PROVIDERS = dict.fromkeys(("s3", "s8k", "gcs_s3"), "s3://") | {"gcs": "gs://", "azure": "az://", "file": "file:///"}
+"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
+_Keys = tuple[tuple[str, Any], ...]
 _GOOGLE = "https://storage.googleapis.com"
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 _AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
@@ -46,7 +41,7 @@ _AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE":
 _SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_identity_token_file|sso_|login_|source_")
 """What an entry by which a section of `~/.aws` gives credentials begins with."""
 _RENEWED = timedelta(minutes=10)
-"""How often a section with a session token, which some program renews, is read again."""
+"""How long a session token, which some program renews, is taken to hold. obstore asks again some minutes earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class Address:
     bucket: str
     key: str
     store: StoreSettings
-    keys: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    keys: _Keys = field(default=(), repr=False)
 
     @property
     def service(self) -> str:
@@ -120,18 +115,16 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     """
     real, store, keys = _real(check_url(url), settings)
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
-    kind = _KINDS.get(scheme)
-    if kind is None:
+    kind = _KINDS.get(scheme, scheme)
+    if scheme not in STORE_SCHEMES and scheme != "file":
         known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
         own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
         raise ConfigError(
             f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
             "file:// is a path"
         )
-    if kind == "file":
-        return Address(kind, "", rest, store)
-    if kind == "memory":
-        return Address(kind, "", rest.strip("/"), store)
+    if kind in ("file", "memory"):
+        return Address(kind, "", rest if kind == "file" else rest.strip("/"), store)
     if kind == "http":
         parts = urlsplit(check_url(real))
         # Names are encoded again on their way.
@@ -144,9 +137,8 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     if kind == "gcs":
         if store.anonymous:
             # Public objects are plain files of the web, also where nobody may list them.
-            return Address(
-                "http", "", key, StoreSettings(endpoint=f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}")
-            )
+            endpoint = f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}"
+            return Address("http", "", key, StoreSettings(endpoint=endpoint))
         for name in ("endpoint", "region", "profile", "requester_pays"):
             if getattr(store, name):
                 raise ConfigError(
@@ -165,8 +157,8 @@ def address_of(url: str, settings: StorageSettings) -> Address:
             endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
         elif account and not endpoint:
             endpoint = f"https://{account}.blob.core.windows.net"
-    endpoint = endpoint and endpoint.rstrip("/")
-    return Address(kind, bucket, key, _over(StoreSettings(endpoint=endpoint, region=region), store), keys)
+    store = msgspec.structs.replace(store, endpoint=endpoint and endpoint.rstrip("/"), region=region)
+    return Address(kind, bucket, key, store, keys)
 
 
 def has_lists(url: str, settings: StorageSettings) -> bool:
@@ -183,10 +175,10 @@ def local_path(url: str) -> str | None:
     return os.path.normpath(address.key) if address.kind == "file" else None
 
 
-def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, tuple[tuple[str, Any], ...]]:
+def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
     """Where a URL of any name really lies, how the store there is reached, and credentials of a profile."""
     prefix, store = settings.store(url)
-    keys: tuple[tuple[str, Any], ...] = ()
+    keys: _Keys = ()
     scheme = scheme_of(url)
     if store.location is None and scheme in ("msc", "rclone", "dss"):
         name = url.partition("://")[2].partition("/")[0]
@@ -236,39 +228,24 @@ def _dataset_service(url: str, name: str) -> str:
     return f"file://{os.path.join(os.path.abspath(cache), dataset, version)}"
 
 
-_PROVIDERS = {
-    "s3": "s3://",
-    "s8k": "s3://",
-    "gcs_s3": "s3://",
-    "gcs": "gs://",
-    "azure": "az://",
-    "file": "file:///",
-}
-"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
-
-
 @functools.lru_cache(maxsize=64)
-def _profile(
-    prefix: str, name: str, environment: tuple[str | None, ...]
-) -> tuple[StoreSettings, tuple[tuple[str, Any], ...]]:
+def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tuple[StoreSettings, _Keys]:
     """What the Multi-Storage Client's files, or those of rclone that it reads, say of a profile; and its credentials.
 
     They are read once for each environment.
     """
     way_out = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
-    try:
+    with needed_for(f"reading {prefix}", instead=f"say what it stands for in {way_out}"):
         from multistorageclient.config import StorageClientConfig
         from multistorageclient.rclone import read_rclone_config
         from multistorageclient.utils import expand_env_vars
-    except ImportError as error:
-        raise ConfigError(
-            f"{prefix}: profiles are read by the Multi-Storage Client: `pip install 'energon-grain[msc]'`, or say what "
-            f"it stands for in {way_out}"
-        ) from error
     try:
         files = (StorageClientConfig.read_msc_config()[0], read_rclone_config()[0])
         found = [profiles[name] for file in files if name in (profiles := (file or {}).get("profiles") or {})]
         profile: Mapping[str, Any] = expand_env_vars(dict(found[0])) if found else {}
+        provider = profile.get("storage_provider") or {}
+        kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
+        keys = _keys_of(profile.get("credentials_provider") or {})
     except Exception as error:  # of any kind; what they say may quote keys
         raise ConfigError(
             f"{prefix}: the Multi-Storage Client cannot read its configuration ({type(error).__name__}); "
@@ -279,45 +256,38 @@ def _profile(
             f"{prefix}: no configuration of the Multi-Storage Client (MSC_CONFIG, ~/.msc_config.yaml) or of rclone "
             f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {way_out}"
         )
-    provider = profile.get("storage_provider") or {}
-    kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
     if kind not in _PROVIDERS:
         raise ConfigError(
             f"{prefix}: the profile {name!r} is of type {kind!r}; read are {', '.join(_PROVIDERS)}; add it to {way_out}"
         )
-    location = _PROVIDERS[kind]
-    if location == "gs://":
-        options = {option: value for option, value in options.items() if option in ("base_path", "skip_signature")}
     endpoint = options.get("endpoint_url") or (_GOOGLE if kind == "gcs_s3" else None)
     if endpoint and not is_url(endpoint):
         endpoint = f"https://{endpoint}"  # rclone's need not be URLs
     store = StoreSettings(
-        location=location + str(options.get("base_path", "")).strip("/"),
-        endpoint=endpoint,
+        location=_PROVIDERS[kind] + str(options.get("base_path", "")).strip("/"),
+        endpoint=endpoint if kind != "gcs" else None,
         region=options.get("region_name"),
         profile=options.get("profile_name"),
         anonymous=options.get("signature_version") == "UNSIGNED" or bool(options.get("skip_signature")),
     )
-    return store, tuple(_keys_of(profile.get("credentials_provider") or {}).items())
+    return store, tuple(keys.items())
 
 
 def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
     """The credentials that a profile holds, as obstore takes them; nothing: those of the store's own chain."""
-    options = provider.get("options") or {}
-    match provider.get("type"):
-        case "S3Credentials":
-            keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
-            return {**keys, "token": options.get("session_token")}
-        case "AzureCredentials":
-            parts = {part.partition("=")[0]: part.partition("=")[2] for part in str(options["connection"]).split(";")}
-            key = parts.get("AccountKey")
-            return {"access_key": key} if key else {"sas_token": parts.get("SharedAccessSignature", "")}
-        case "GoogleServiceAccountCredentialsProvider":
-            if "file" in options:
-                return {"service_account": options["file"]}
-            return {"service_account_key": msgspec.json.encode(options["info"]).decode()}
-        case _:
-            return {}
+    kind, options = provider.get("type"), provider.get("options") or {}
+    if kind == "S3Credentials":
+        keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
+        return {**keys, "token": options.get("session_token")}
+    if kind == "AzureCredentials":
+        parts = {part.partition("=")[0]: part.partition("=")[2] for part in options["connection"].split(";")}
+        key = parts.get("AccountKey")
+        return {"access_key": key} if key else {"sas_token": parts["SharedAccessSignature"]}
+    if kind == "GoogleServiceAccountCredentialsProvider":
+        if "file" in options:
+            return {"service_account": options["file"]}
+        return {"service_account_key": msgspec.json.encode(options["info"]).decode()}
+    return {}
 
 
 def open_store(address: Address, url: str, timeout_s: float) -> Any:
@@ -333,7 +303,7 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
     store = address.store
     try:
         if address.kind == "memory":
-            return memory_store()
+            return _memory()
         if address.kind == "http":
             return stores.HTTPStore(str(store.endpoint), **options)
         if address.kind == "gcs":
@@ -353,8 +323,7 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
 
 
 @functools.cache
-def memory_store() -> Any:
-    """The store of `memory://`."""
+def _memory() -> Any:
     from obstore.store import MemoryStore
 
     return MemoryStore()
@@ -402,31 +371,28 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
         return {"skip_signature": True} if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" else {}
     name, entries = section
     if "aws_access_key_id" in entries and "role_arn" not in entries:
+        held = dict(entries)
 
         def keys() -> dict[str, Any]:
-            found = aws_section(url, address.store)
-            entries = {} if found is None else found[1]
-            token = entries.get("aws_session_token")
+            with contextlib.suppress(ConfigError):
+                found = aws_section(url, address.store)
+                if found is not None and {"aws_access_key_id", "aws_secret_access_key"} <= found[1].keys():
+                    held.update({"aws_session_token": ""} | found[1])  # else some program is writing it
             return {
-                "access_key_id": entries.get("aws_access_key_id", ""),
-                "secret_access_key": entries.get("aws_secret_access_key", ""),
-                "token": token,
-                "expires_at": datetime.now(UTC) + _RENEWED if token else None,
+                "access_key_id": held["aws_access_key_id"],
+                "secret_access_key": held.get("aws_secret_access_key", ""),
+                "token": held.get("aws_session_token") or None,
+                "expires_at": datetime.now(UTC) + _RENEWED if held.get("aws_session_token") else None,
             }
 
         return {"credential_provider": keys}
-    try:
+    with needed_for(f"{url}: what the profile {name!r} without keys stands for"):
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as error:
-        raise ConfigError(
-            f"{url}: the profile {name!r} gives no keys itself, and what it stands for is asked by boto3: "
-            "`pip install 'energon-grain[aws]'`"
-        ) from error
     return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=name))}
 
 
-def _provider(keys: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def _provider(keys: _Keys) -> dict[str, Any]:
     """Credentials that come before all that the environment holds."""
     return {"credential_provider": lambda: {**dict(keys), "expires_at": None}} if keys else {}
 
@@ -451,14 +417,15 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
     files = [os.environ.get(variable) or usual for variable, usual in _AWS_FILES.items()]
     for file in files:
         parser = configparser.RawConfigParser(default_section="", strict=False, allow_no_value=True)
-        path = Path(file).expanduser()
         try:
-            parser.read_string(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+            parser.read_string(Path(file).expanduser().read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
         except configparser.Error as error:  # what it says quotes lines
             raise ConfigError(f"{url}: {file}: not a file of profiles ({type(error).__name__})") from None
         for section in parser.sections():
             entries = {name: value or "" for name, value in parser[section].items()}
-            sections.setdefault(section.removeprefix("profile").strip(), {}).update(entries)
+            sections.setdefault(re.sub(r"^profile\s+", "", section).strip(), {}).update(entries)
     name = named or "default"
     if name in sections and (named or any(_SIGNS_IN.match(entry) for entry in sections[name])):
         return name, sections[name]

@@ -13,8 +13,8 @@ from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
 from energon_grain.storage.location import absolute, is_url, located
+from energon_grain.storage.object_bytes import create_object, open_object
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_file import create_object, open_object
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
@@ -45,7 +45,7 @@ class EPath:
 
     def __init__(self, initial_path: str | os.PathLike[str]) -> None:
         location = located(initial_path)
-        location = _tidy(location) if is_url(location) else os.path.abspath(location)
+        location = absolute(".", location) if is_url(location) else os.path.abspath(location)
         object.__setattr__(self, "_location", location)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -74,10 +74,7 @@ class EPath:
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
         """What lies below; an absolute path or a URL takes the place of this one."""
-        text = os.fspath(other)
-        if self.is_local() or is_url(text) or text.startswith("/"):
-            return EPath(absolute(text, self._location))
-        return EPath(f"{self._location}/{text}")
+        return EPath(absolute(os.fspath(other), self._location))
 
     @property
     def url(self) -> str:
@@ -198,13 +195,13 @@ class EPath:
         """
         if mode not in ("r", "rb", "w", "wb"):
             raise ConfigError(f"{self}: mode {mode!r}: files are opened as r, rb, w or wb")
-        text = "b" not in mode
-        if mode.startswith("w"):
-            if not self.is_local():
-                return create_object(self._location, text=text)
-            os.makedirs(os.path.dirname(self._location), exist_ok=True)
+        text, writes = "b" not in mode, mode.startswith("w")
         if self.is_local():
+            if writes:
+                os.makedirs(os.path.dirname(self._location), exist_ok=True)
             return open(self._location, mode, encoding="utf-8" if text else None, newline="" if text else None)
+        if writes:
+            return create_object(self._location, text=text)
         file = io.BytesIO(self.read_bytes()) if prefetch_file else open_object(self._location)
         return io.TextIOWrapper(file, encoding="utf-8", newline="") if text else file
 
@@ -348,20 +345,6 @@ def shared_epath(path: str) -> EPath:
 
 def _client() -> ObjectClient:
     return shared_client(storage_settings())
-
-
-def _tidy(url: str) -> str:
-    """A URL without `.`, `..` and empty steps."""
-    scheme, _, rest = url.partition("://")
-    steps: list[str] = []
-    for step in rest.split("/"):
-        if step == "..":
-            if len(steps) <= 1:
-                raise ConfigError(f"{url}: `..` leads out of the bucket")
-            steps.pop()
-        elif step not in ("", "."):
-            steps.append(step)
-    return f"{scheme}://{'/'.join(steps)}"
 
 
 def glob_to_regex(glob: str) -> str:

@@ -1,7 +1,8 @@
 """Whether what a thread does is still wanted: a program that ends, or a reader that is closed, gives it up.
 
-Who closes a reader waits for its threads. A request that stalls, or is tried again and again, would hold that up for
-minutes; so would the hundreds of slow hooks that a chunk may take.
+Who closes a reader waits for its threads, and so does Python for those of executors before it ends. A request that
+stalls, or is tried again and again, would hold that up for minutes; so would the hundreds of slow hooks that a chunk
+may take.
 """
 
 from __future__ import annotations
@@ -10,12 +11,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import thread as executor_threads
 from typing import Any
-
-from energon_grain.storage.program_end import program_ends
 
 LOOK_SECONDS = 0.1
 """How often those who wait for a request look whether it is still wanted."""
+
+_ended = threading.Event()
+# There is no public hook that early. What was registered last is called first: before executors wait for their threads.
+_register: Any = getattr(threading, "_register_atexit", None)
+if _register is not None and executor_threads:
+    _register(_ended.set)
+
+
+def program_ends() -> bool:
+    """Whether the main thread has come to its end: no request begins any more, and those under way are given up."""
+    return _ended.is_set() or not threading.main_thread().is_alive()
 
 
 class GivenUp(BaseException):
@@ -68,8 +79,7 @@ _of_thread = _OfThread()
 @contextlib.contextmanager
 def wanted_until(over: Over | None) -> Generator[None]:
     """Inside the block, give up what this thread does as soon as `over` is set; None: never."""
-    before = _of_thread.over
-    _of_thread.over = over
+    before, _of_thread.over = _of_thread.over, over
     try:
         yield
     finally:
@@ -95,8 +105,7 @@ def while_wanted(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextM
 
 def require_wanted() -> None:
     """Raises GivenUp if nobody waits any more for what this thread makes."""
-    over = _of_thread.over
-    if over is not None and over.is_set():
+    if _of_thread.over is not None and _of_thread.over.is_set():
         raise GivenUp
 
 

@@ -13,6 +13,7 @@ by a rename is read on while it is open: it is the old one.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
@@ -21,7 +22,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ _PAUSES_SECONDS = (0.1, 0.5, 2.0)
 _COLD_SECONDS_PER_SPAN = 50e-6
 _COLD_SECONDS_PER_BYTE = 1 / 0.5e9
 _BEGINNING_BYTES = 4096
+_Result = TypeVar("_Result")
 
 
 class _Version:
@@ -73,41 +75,40 @@ class _Version:
         return True
 
 
-class _OpenFile:
-    """A file descriptor that is closed when the last user lets go of it."""
+class OpenFile:
+    """A file descriptor that is closed when the last user lets go of it.
 
-    __slots__ = ("descriptor", "size", "version")
+    Args:
+        descriptor: Of the file.
+    """
 
-    def __init__(self, path: str) -> None:
-        self.descriptor = -1
+    __slots__ = ("descriptor", "version")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
         self.version: _Version | None = None
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self.size = os.fstat(self.descriptor).st_size
-        except OSError as error:
-            raise ReadError(f"cannot open {path}: {error.strerror}") from error
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Bound above: when the interpreter ends, `os` may be gone before the last file is.
-        if self.descriptor >= 0:
-            close(self.descriptor)
+        close(self.descriptor)  # bound above: when the interpreter ends, `os` may be gone before the last file is
 
 
-def _open(path: str) -> _OpenFile:
-    """Open a file, again after a while where the reason may pass (a network file system, a moment without descriptors).
+def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
+    """Do what may fail for a moment (a network file system, too many open files), again after each of the pauses.
 
     Raises:
-        ReadError: It does not exist or may not be read, or cannot be opened after `_PAUSES_SECONDS`.
+        ReadError: It still fails, or would for ever.
     """
-    for pause in _PAUSES_SECONDS:
+    for pause in (*_PAUSES_SECONDS, None):
         try:
-            return _OpenFile(path)
-        except ReadError as error:
-            if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
-                raise
-            _logger.warning("%s; trying again in %g s", error, pause)
+            return attempt()
+        except ReadError:
+            raise
+        except OSError as error:
+            if pause is None or isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+                raise ReadError(f"{failed}: {error.strerror}") from error
+            _logger.warning("%s: %s; trying again in %g s", failed, error.strerror, pause)
             time.sleep(pause)
-    return _OpenFile(path)
+    raise AssertionError
 
 
 def _shared_open_files() -> int:
@@ -161,22 +162,23 @@ class LocalFiles:
     def __init__(self, *, max_open_files: int | None = None, indexed_by: str | None = None) -> None:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
-        self._open: dict[str, _OpenFile] = {}
+        self._open: dict[str, OpenFile] = {}
         self._me: weakref.ref[LocalFiles] = weakref.ref(self)
         self._room = _shared_room if max_open_files is None else _Room(max_open_files)
         _rooms.add(self._room)
         self._cold = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._max_open_files, self._indexed_by)
+        return functools.partial(LocalFiles, max_open_files=self._max_open_files, indexed_by=self._indexed_by), ()
 
-    def _file(self, path: str) -> _OpenFile:
+    def _file(self, path: str) -> OpenFile:
         with self._room.lock:
             file = self._open.get(path)
             if file is not None:
                 self._room.use(self._me, path)
                 return file
-        file = _open(path)
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+        file = OpenFile(_patiently(lambda: os.open(path, flags), f"cannot open {path}"))
         if self._indexed_by is not None:
             file.version = self._versions.get(path)
             if file.version is None:
@@ -187,7 +189,7 @@ class LocalFiles:
             self._room.use(self._me, path)
         return file
 
-    def _look_at(self, path: str, file: _OpenFile) -> None:
+    def _look_at(self, path: str, file: OpenFile) -> None:
         """Compare an open file that must not change with what it was when it was first opened."""
         if file.version is not None and not file.version.is_in(file.descriptor):
             raise StaleIndexError(
@@ -197,7 +199,7 @@ class LocalFiles:
 
     def size(self, path: str) -> int:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""
-        return self._file(path).size
+        return os.fstat(self._file(path).descriptor).st_size
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
         """The bytes of each file from `starts[i]` to its end.
@@ -241,7 +243,7 @@ class LocalFiles:
         pread = os.pread
         spans: list[bytes] = []
         current = -1
-        handle: _OpenFile | None = None
+        handle: OpenFile | None = None
         descriptor = -1
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if number != current:
@@ -256,8 +258,8 @@ class LocalFiles:
                     data = _finish(paths[number], descriptor, data, offset, size)
             except ReadError:
                 raise
-            except OSError as error:
-                data = self._read_again(paths[number], offset, size, error)
+            except OSError:
+                data = self._read_again(paths[number], offset, size)
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
             spans.append(data)
@@ -276,35 +278,28 @@ class LocalFiles:
         if len(set(files)) > self._room.files or not hasattr(os, "posix_fadvise"):
             return
         current = -1
-        handle: _OpenFile | None = None
+        handle: OpenFile | None = None
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if handle is None or number != current:
                 handle = self._file(paths[number])
                 current = number
             os.posix_fadvise(handle.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
-    def _read_again(self, path: str, offset: int, size: int, error: OSError) -> bytes:
+    def _read_again(self, path: str, offset: int, size: int) -> bytes:
         """Read a range that could not be read, through a new file handle (a network file system may have lost the old).
 
         Raises:
             ReadError: It still cannot be read after `_PAUSES_SECONDS`.
         """
-        for pause in _PAUSES_SECONDS:
-            _logger.warning("reading %s @ %d failed (%s); trying again in %g s", path, offset, error.strerror, pause)
-            time.sleep(pause)
+
+        def read() -> bytes:
             with self._room.lock:
                 self._open.pop(path, None)
                 self._room.leave(self._me, path)
-            file = self._file(path)
-            try:
-                return _finish(path, file.descriptor, b"", offset, size)
-            except ReadError:
-                raise
-            except OSError as again:
-                error = again
-        raise ReadError(
-            f"reading {path} @ {offset} ({size} bytes) failed {len(_PAUSES_SECONDS) + 1} times: {error.strerror}"
-        ) from error
+            return _finish(path, self._file(path).descriptor, b"", offset, size)
+
+        times = len(_PAUSES_SECONDS) + 2
+        return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
 
     def close(self) -> None:
         """Close every file that no reader is using."""
@@ -342,7 +337,3 @@ def _renew_locks() -> None:
 
 # In a forked child nobody is left to release what another thread held. Open files are shared: `pread` moves nothing.
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-def _restore(max_open_files: int | None, indexed_by: str | None) -> LocalFiles:
-    return LocalFiles(max_open_files=max_open_files, indexed_by=indexed_by)

@@ -49,9 +49,10 @@ def absolute(written: str, folder: str) -> str:
     base = _URL.match(folder)
     if base is not None and not written.startswith("/"):
         bucket, _, key = folder[base.end() :].partition("/")
-        path = posixpath.normpath(posixpath.join(key, written))
+        path = posixpath.normpath(posixpath.join(key, written)).lstrip("/") or "."
         if path.split("/")[0] == "..":
-            raise ConfigError(f"{written}: leads out of {folder[: base.end()]}{bucket}, seen from {folder}")
+            whole = folder if written == "." else f"{folder}/{written}"
+            raise ConfigError(f"{whole}: `..` leads out of the bucket")
         return folder[: base.end()] + (bucket if path == "." else f"{bucket}/{path}".lstrip("/"))
     return os.path.normpath(os.path.join(folder, written))
 

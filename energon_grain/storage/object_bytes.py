@@ -1,83 +1,63 @@
-"""The bytes of one object of a store as a scan reads them.
+"""Single objects of stores: as a scan reads them, and as Python's file objects.
 
 A request takes as long as a connection needs for some 256 KiB: 10 ms at 25 MB/s, or 1 ms at 250. So what is smaller is
-read in passing, in windows of 8 MiB that are fetched in four pieces at once; what is larger is passed over, and each
+scanned in passing, in windows of 8 MiB that are fetched in four pieces at once; what is larger is passed over, and each
 stop fetches 16 KiB, twice as much where the next one is near. Shards are scanned side by side, which makes up for the
 time that each of these requests takes.
 """
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import numpy as np
 
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.scanned_bytes import ScannedBytes
 from energon_grain.storage.settings import storage_settings
 
 _FIRST_BYTES = 256 << 10
 _STOP_BYTES = 16 << 10
-_PASS_OVER_BYTES = 256 << 10
 _PIECE_BYTES = 2 << 20
-_PIECES = 4
+_WINDOW_BYTES = 4 * _PIECE_BYTES
+_OPENED_BYTES = 1 << 20
 
 
-class ObjectBytes:
-    """`ScannedBytes` of an object. An object that changes is an error, and never a mixture.
+class ObjectBytes(ScannedBytes):
+    """An object. One that changes is an error, and never a mixture.
 
     Args:
         url: Of the object.
-        keep: What is read in windows stays in the block cache, for those who read samples next.
+        keep: What is read in windows stays in the page cache, for those who read samples next.
 
     Raises:
         ReadError: There is none, or it cannot be reached.
     """
 
-    pass_over_bytes = _PASS_OVER_BYTES
+    pass_over_bytes = 256 << 10
 
     def __init__(self, url: str, *, keep: bool = False) -> None:
-        settings = storage_settings()
         self._url = url
-        self._files = RemoteFiles(settings)
-        self._client = shared_client(settings)
+        self._files = RemoteFiles(storage_settings())
         self._version = self._files.versions.of(url)
-        self._window, self._window_at = b"", 0
+        self.size_bytes, self.generation = self._version.size_bytes, self._version.generation
         self._stop_bytes = _STOP_BYTES
         self._keep = keep
         self._fetch(0, _FIRST_BYTES, keep=keep)
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the object."""
-        return self._version.size_bytes
-
-    @property
-    def generation(self) -> bytes:
-        """Version of the object."""
-        return self._version.generation
-
     def alone(self, offset: int, size_bytes: int) -> bytes:
-        """See `ScannedBytes`."""
         if not self._has(offset, size_bytes):
-            is_near = 0 <= offset - self._window_at - len(self._window) < _PASS_OVER_BYTES
-            self._stop_bytes = min(2 * self._stop_bytes, _PASS_OVER_BYTES) if is_near else _STOP_BYTES
+            is_near = 0 <= offset - self._window_at - len(self._window) < self.pass_over_bytes
+            self._stop_bytes = min(2 * self._stop_bytes, self.pass_over_bytes) if is_near else _STOP_BYTES
             self._fetch(offset, max(size_bytes, self._stop_bytes), keep=False)
         return self._slice(offset, size_bytes)
 
     def near(self, offset: int, size_bytes: int) -> bytes:
-        """See `ScannedBytes`."""
         if not self._has(offset, size_bytes):
-            self._fetch(offset, max(size_bytes, _PIECES * _PIECE_BYTES), keep=self._keep)
+            self._fetch(offset, max(size_bytes, _WINDOW_BYTES), keep=self._keep)
         return self._slice(offset, size_bytes)
-
-    def fill(self, buffer: memoryview, offset: int) -> int:
-        """See `ScannedBytes`."""
-        data = self.near(offset, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        """See `ScannedBytes`."""
-        self._window = b""
 
     def _has(self, offset: int, size_bytes: int) -> bool:
         stop = min(offset + size_bytes, self.size_bytes)
@@ -90,52 +70,122 @@ class ObjectBytes:
     def _fetch(self, offset: int, size_bytes: int, *, keep: bool) -> None:
         """Make [offset, offset + size_bytes), as far as the object has it, the window; what is there is kept."""
         stop = min(offset + size_bytes, self.size_bytes)
-        kept = self._window[offset - self._window_at :] if offset >= self._window_at else b""
-        begin = offset + len(kept)
-        fetched = self._through_cache(begin, stop) if keep else self._in_pieces(begin, stop)
-        self._window = b"".join([kept, *fetched])
-        self._window_at = offset
+        there = self._window[offset - self._window_at :] if offset >= self._window_at else b""
+        begin = offset + len(there)
 
-    def _through_cache(self, start: int, stop: int) -> list[bytes]:
-        if start >= stop:
-            return []
-        return self._files.read_spans([self._url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
-
-    def _in_pieces(self, start: int, stop: int) -> list[bytes]:
-        def read(at: int) -> bytes:
+        def read(at: int) -> memoryview:
             return self._files.versions.read(self._url, self._version, at, min(at + _PIECE_BYTES, stop))
 
-        return self._client.map(read, range(start, stop, _PIECE_BYTES))
+        if keep:
+            fetched: Any = [_read(self._files, self._url, begin, max(begin, stop))]
+        else:
+            fetched = shared_client(self._files.settings).map(read, range(begin, stop, _PIECE_BYTES))
+        self._window, self._window_at = b"".join([there, *fetched]), offset
 
 
-class ObjectStream:
-    """An object from its first byte to its last, as `open(path, "rb")` gives a file. It stays in the block cache.
+def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
+    """Bytes of an object, through the page cache."""
+    (data,) = files.read_spans([url], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
+    return data
+
+
+class _RawObject(io.RawIOBase):
+    """The bytes of one version of an object, from anywhere."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._files = RemoteFiles(storage_settings())
+        self._size = self._files.size(url)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"negative seek position {start + offset}")
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        start = min(self._at, self._size)
+        data = _read(self._files, self._url, start, min(start + len(buffer), self._size))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class ObjectStream(io.BufferedReader):
+    """An object for reading, as `open(path, "rb")` gives a file. What is read comes from the page cache or goes there.
 
     Args:
         url: Of the object.
+        buffer_bytes: What is fetched at a time, at least.
 
     Raises:
-        ReadError: There is none, or it cannot be reached.
+        MissingObjectError: There is none.
+        ReadError: It cannot be reached.
     """
 
+    def __init__(self, url: str, buffer_bytes: int = _WINDOW_BYTES) -> None:
+        super().__init__(_RawObject(url), buffer_bytes)
+
+
+def open_object(url: str) -> io.BufferedReader:
+    """Open an object for reading here and there. Raises like `ObjectStream`."""
+    return ObjectStream(url, _OPENED_BYTES)
+
+
+class _WrittenObject(io.BytesIO):
+    """Bytes that become an object when the file is closed, unless the `with` block around it fails."""
+
     def __init__(self, url: str) -> None:
-        self._data = ObjectBytes(url, keep=True)
-        self._at = 0
+        super().__init__()
+        self._url: str | None = url
 
-    def __enter__(self) -> ObjectStream:
-        return self
+    def discard(self) -> None:
+        """Write nothing."""
+        self._url = None
 
-    def __exit__(self, *_: object) -> None:
-        self._data.close()
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            self.discard()
+        super().__exit__(kind, *rest)
 
-    def read(self, size_bytes: int) -> bytes:
-        """The next bytes; fewer only at the end, where there are none. Raises like `ObjectBytes`."""
-        data = self._data.near(self._at, size_bytes)
-        self._at += len(data)
-        return data
+    def close(self) -> None:
+        if not self.closed and self._url is not None:
+            shared_client(storage_settings()).write(self._url, self.getvalue())
+        super().close()
+
+    def __del__(self) -> None:
+        self.discard()  # a file that nobody closed is not finished
+
+
+class _WrittenText(io.TextIOWrapper):
+    def __init__(self, written: _WrittenObject) -> None:
+        super().__init__(written, encoding="utf-8", newline="")
+        self._written = written
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            self._written.discard()
+        super().__exit__(kind, *rest)
+
+
+def create_object(url: str, *, text: bool = False) -> io.BytesIO | io.TextIOWrapper:
+    """Open an object for writing. It is put, whole, when the file is closed; not, when the `with` block fails."""
+    written = _WrittenObject(url)
+    return _WrittenText(written) if text else written
 
 
 def is_unchanged(url: str, generation: bytes) -> bool:
     """Whether an object still is the version that it was. Raises ReadError where that cannot be told."""
     found = shared_client(storage_settings()).read(ObjectRange(url, 0, 1, known=generation))
-    return found is not None and found.data is None
+    return found is not None and found.view is None

@@ -1,28 +1,47 @@
-"""Reading, listing and writing objects of stores, with requests side by side, time-outs and further attempts."""
+"""Reading, listing and writing objects of stores: side by side, with time-outs, further attempts and second requests.
+
+A request that is answered by nothing holds up all that waits for it, and a store that loses one in some hundred makes
+minutes of it. So what has no first byte after `SECOND_REQUEST_SECONDS` is asked for once more while the first request
+goes on, and the first of the two to be answered counts. What is merely slow stays: of all requests one in twenty is
+sent twice at most.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
-from energon_grain.storage.object_stores import GIVEN_UP, Fetched, ObjectError, ObjectStores
+from energon_grain.storage.object_stores import (
+    GIVEN_UP,
+    Answered,
+    Fetched,
+    LateAnswerError,
+    ObjectError,
+    ObjectStores,
+    is_forked,
+)
 from energon_grain.storage.settings import StorageSettings
 
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
+
+SECOND_REQUEST_SECONDS = 2.0
+"""How long a request may be without a first byte before it is sent a second time."""
+_SENT_TWICE_SHARE = 0.05
+_SENT_TWICE_ALWAYS = 4
+"""So many requests may be sent twice, and the share of all: a store that is slow to answer everybody is not helped by
+twice the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +68,19 @@ class ObjectRange:
 
 @dataclass(slots=True)
 class Traffic:
-    """What a client has asked for and got, of all threads together."""
+    """What a client has asked for and got, of all threads together.
+
+    Attributes:
+        requests: All of them.
+        repeated: Those that followed one that failed, or that had no first byte yet.
+        sent_twice: The latter.
+        bytes_read: What came.
+    """
 
     requests: int = 0
     repeated: int = 0
+    sent_twice: int = 0
     bytes_read: int = 0
-
-
-_all: weakref.WeakSet[ObjectClient] = weakref.WeakSet()
 
 
 class ObjectClient:
@@ -70,15 +94,11 @@ class ObjectClient:
     def __init__(self, settings: StorageSettings) -> None:
         self.settings = settings
         self.traffic = Traffic()
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(self.settings.requests_in_flight)
+        self._counting = threading.Lock()
+        self._slots = threading.BoundedSemaphore(settings.requests_in_flight)
         self._threads: ThreadPoolExecutor | None = None
-        self._stores = ObjectStores(self.settings)
-        self._waiting = _Waiting()
+        self._stores = ObjectStores(settings)
+        self._waiting = _WaitingThreads()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
@@ -90,62 +110,61 @@ class ObjectClient:
             RangeError: The object ends before.
             ReadError: It cannot be read; names object and range.
         """
-        found = self._repeated(
-            lambda: self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known), f"reading {wanted}"
-        )
-        if found is not None and found.data is not None:
-            with self._lock:
-                self.traffic.bytes_read += len(found.data)
+
+        def ask(answered: Answered) -> Fetched | None:
+            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, answered)
+
+        found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
+        if found is not None and found.view is not None:
+            self._count(bytes_read=len(found.view))
         return found
 
     def look(self, url: str) -> Fetched | None:
         """Size and generation of an object, without its bytes; None: there is none. Raises ReadError."""
-        return self._repeated(lambda: self._stores.look(url), f"looking at {url}")
+        return self._repeated(lambda _: self._stores.look(url), f"looking at {url}", url, twice=True)
+
+    def list(self, url: str) -> list[str]:
+        """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
+        return self._repeated(lambda _: self._stores.list(url), f"listing {url}", url)
+
+    def write(self, url: str, data: bytes) -> bytes:
+        """Put an object, whole or not at all; give its generation. Raises ReadError."""
+        return self._repeated(lambda _: self._stores.write(url, data), f"writing {url}", url)
+
+    def delete(self, url: str) -> None:
+        """Remove an object, if it is there. Raises ReadError."""
+        self._repeated(lambda _: self._stores.delete(url), f"removing {url}", url)
 
     def map(self, function: Callable[[Any], _Result], items: Sequence[Any]) -> list[_Result]:
         """Call a function that makes requests for each of several items, side by side; give the results in order.
 
         After the first failure those that have not begun are left out.
         """
-        if len(items) <= 1:
+        if len(items) <= 1 or is_forked():  # whose threads are not there: the first request says so
             return [function(item) for item in items]
+        if self._threads is None:
+            with self._counting:
+                self._threads = self._threads or ThreadPoolExecutor(self.settings.requests_in_flight, "objects")
         over = wanted_for()
 
         def call(item: Any) -> _Result:
             with wanted_until(over):
                 return function(item)
 
-        futures = [self._pool().submit(call, item) for item in items]
+        futures = [self._threads.submit(call, item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
-    def list(self, url: str) -> list[str]:
-        """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
-        return self._repeated(lambda: self._stores.list(url), f"listing {url}")
-
-    def write(self, url: str, data: bytes) -> bytes:
-        """Put an object, whole or not at all; give its generation. Raises ReadError."""
-        return self._repeated(lambda: self._stores.write(url, data), f"writing {url}")
-
-    def delete(self, url: str) -> None:
-        """Remove an object, if it is there. Raises ReadError."""
-        self._repeated(lambda: self._stores.delete(url), f"removing {url}")
-
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.settings.requests_in_flight, thread_name_prefix="objects")
-            return self._threads
-
-    def _repeated(self, ask: Callable[[], _Result], doing: str) -> _Result:
+    def _repeated(self, ask: Callable[[Answered], _Result], doing: str, url: str, *, twice: bool = False) -> _Result:
+        self._stores.refuse_fork(url)
         settings = self.settings
         began, pause_s, attempt = time.monotonic(), settings.first_pause_s, 1
         while True:
             try:
-                return self._once(ask, repeated=attempt > 1)
+                return self._once(ask, repeated=attempt > 1, twice=twice)
             except ObjectError as error:
                 if error.out_of_range:
                     raise RangeError(f"{doing}: the object ends before ({error})") from None
@@ -162,53 +181,95 @@ class ObjectClient:
             pause(pause_s * random.uniform(0.5, 1.0))  # so that many readers do not come back all at once
             pause_s = min(2 * pause_s, settings.longest_pause_s)
 
-    def _once(self, ask: Callable[[], _Result], *, repeated: bool) -> _Result:
+    def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
+        """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""
         while not self._slots.acquire(timeout=LOOK_SECONDS):
             _check_wanted()
         try:
             _check_wanted()
-            with self._lock:
-                self.traffic.requests += 1
-                self.traffic.repeated += repeated
-            return self._awaited(self._waiting.submit(ask))
+            self._count(requests=1, repeated=repeated)
+            asked = _Asked(ask)
+            self._waiting.call(asked.ask)
+            now = time.monotonic()
+            end, again = now + self.settings.timeout_s, now + SECOND_REQUEST_SECONDS
+            while True:
+                try:
+                    return asked.result.result(max(0.0, min(LOOK_SECONDS, end - now)))
+                except TimeoutError:
+                    _check_wanted()
+                now = time.monotonic()
+                if now >= end:
+                    raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
+                if twice and now >= again and not asked.is_answered:
+                    twice = False
+                    if self.traffic.sent_twice < _SENT_TWICE_ALWAYS + self.traffic.requests * _SENT_TWICE_SHARE:
+                        self._count(requests=1, repeated=1, sent_twice=1)
+                        self._waiting.call(asked.ask)
         finally:
             self._slots.release()
 
-    def _awaited(self, asked: Future[_Result]) -> _Result:
-        """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""
-        end = time.monotonic() + self.settings.timeout_s
-        while True:
+    def _count(self, **more: int) -> None:
+        with self._counting:
+            for name, number in more.items():
+                setattr(self.traffic, name, getattr(self.traffic, name) + number)
+
+
+class _Asked(Generic[_Result]):
+    """A request that may be sent twice.
+
+    Attributes:
+        result: What the one gives that is answered first.
+    """
+
+    def __init__(self, ask: Callable[[Answered], _Result]) -> None:
+        self.result: Future[_Result] = Future()
+        self._ask = ask
+        self._first: dict[str, object] = {}
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a first byte is there."""
+        return bool(self._first)
+
+    def ask(self) -> None:
+        """Send it, and wait."""
+        mine = object()
+
+        def answered() -> None:
+            if self._first.setdefault("first", mine) is not mine:
+                raise LateAnswerError
+
+        try:
             try:
-                return asked.result(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
-            except TimeoutError:
-                _check_wanted()
-                if time.monotonic() >= end:
-                    raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
+                found = self._ask(answered)
+            except LateAnswerError:
+                raise
+            except BaseException as error:
+                answered()
+                self.result.set_exception(error)
+            else:
+                answered()
+                self.result.set_result(found)
+        except LateAnswerError:
+            pass  # its answer is not read
 
 
-class _Waiting:
+class _WaitingThreads:
     """Threads that wait for stores, and that nobody has to wait for, not even the end of the program."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
 
-    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+    def call(self, function: Callable[[], None]) -> None:
         """Call a function in a thread that is idle, or in a new one."""
-        future: Future[_Result] = Future()
-        self._calls.put((future, call))
+        self._calls.put(function)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="object-request", daemon=True).start()
-        return future
 
     def _work(self) -> None:
         while True:
-            future, call = self._calls.get()
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            del future, call
+            self._calls.get()()
             self._idle.release()
 
 
@@ -218,24 +279,10 @@ def _check_wanted() -> None:
 
 
 _shared: dict[bytes, ObjectClient] = {}
-_shared_lock = threading.Lock()
 
 
 def shared_client(settings: StorageSettings) -> ObjectClient:
     """The client of this process for these settings: its requests in flight and its traffic are everybody's."""
     key = msgspec.json.encode(settings)
-    with _shared_lock:
-        if key not in _shared:
-            _shared[key] = ObjectClient(settings)
-        return _shared[key]
-
-
-def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
-    # Threads are not copied, and whoever held a lock is not there.
-    for client in tuple(_all):
-        client._begin()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    found = _shared.get(key)
+    return _shared.setdefault(key, ObjectClient(settings)) if found is None else found

@@ -10,8 +10,8 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from energon_grain.errors import WorkerError
@@ -33,19 +33,36 @@ _IDENTITY = "http://169.254.169.254/"
 """Who is asked for the identity of a machine in the cloud."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fetched:
     """What a read gave.
 
     Attributes:
-        data: The bytes; None where the object is the version that the caller has.
+        view: The bytes where the store's client put them; None where the object is the version that the caller has.
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store tells none.
         size_bytes: Of the whole object; None where no bytes came.
     """
 
-    data: bytes | None
+    view: memoryview | None
     generation: bytes
     size_bytes: int | None = None
+
+    @functools.cached_property
+    def data(self) -> bytes | None:
+        """A copy of the bytes. It costs more than fetching them where memory must be had from the system."""
+        return None if self.view is None else bytes(self.view)
+
+
+class LateAnswerError(Exception):
+    """Another request for the same was answered first."""
+
+
+Answered = Callable[[], object]
+"""To be called when the first byte of an answer is there. Raises LateAnswerError."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class ObjectError(Exception):
@@ -149,9 +166,11 @@ class ObjectStores:
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
-        self._stores: dict[Address, Any] = {}
+        self._stores: dict[Any, Any] = {}
 
-    def read(self, url: str, start: int | None, stop: int | None, known: bytes | None) -> Fetched | None:
+    def read(
+        self, url: str, start: int | None, stop: int | None, known: bytes | None, answered: Answered = _nothing
+    ) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
 
         Args:
@@ -159,6 +178,7 @@ class ObjectStores:
             start: Negative: counted from the end (then without `stop`).
             stop: None: to the end.
             known: The generation that the caller has: where it still is that one, no bytes come.
+            answered: See `Answered`.
         """
         from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
 
@@ -171,10 +191,11 @@ class ObjectStores:
         with place.failures():
             try:
                 found = place.store.get(place.key, options=options)
+                answered()
                 generation, size = place.generation(found.meta), found.meta["size"]
                 if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
                     return Fetched(None, generation)
-                data = found.bytes().to_bytes()
+                view = memoryview(found.bytes())
             except FileNotFoundError as error:
                 if _is_no_bucket(str(error)):
                     raise
@@ -186,7 +207,7 @@ class ObjectStores:
                 whole = place.store.get(place.key)
                 if (start, stop) != (0, whole.meta["size"]):
                     raise
-                return Fetched(whole.bytes().to_bytes(), place.generation(whole.meta), stop)
+                return Fetched(memoryview(whole.bytes()), place.generation(whole.meta), stop)
             except GenericError as error:
                 # What begins at the end of an object or behind it is refused, by each store in other words.
                 answer = _ANSWER.search(str(error))
@@ -202,9 +223,9 @@ class ObjectStores:
         first, last = found.range
         if stop is not None and stop > size:
             raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-        if len(data) != last - first:
-            raise ObjectError(f"{len(data)} bytes came instead of {last - first}", passing=True)
-        return Fetched(data, generation, size)
+        if len(view) != last - first:
+            raise ObjectError(f"{len(view)} bytes came instead of {last - first}", passing=True)
+        return Fetched(view, generation, size)
 
     def look(self, url: str) -> Fetched | None:
         """Size and generation of an object, without its bytes; None: there is none."""
@@ -250,21 +271,24 @@ class ObjectStores:
         with contextlib.suppress(FileNotFoundError), place.failures():
             place.store.delete(place.key)
 
-    def _place(self, url: str) -> _Place:
-        if _forked:
+    def refuse_fork(self, url: str) -> None:
+        """Raises WorkerError in a process that was forked from one that had used a store."""
+        if is_forked():
             raise WorkerError(
                 f"{url}: this process was forked from one that had used object stores, and their connections do not "
                 "outlive that; start processes by 'forkserver' or 'spawn' "
                 "(`multiprocessing_context='forkserver'`), or use threads"
             )
+
+    def _place(self, url: str) -> _Place:
         global _used
         address = address_of(url, self._settings)
-        store = replace(address, key="")
-        if store not in self._stores:
+        name = (address.kind, address.bucket, address.store, address.keys)
+        if name not in self._stores:
             _used = True
-            self._stores[store] = open_store(store, url, self._settings.timeout_s)
+            self._stores[name] = open_store(address, url, self._settings.timeout_s)
         mark = _mark_of_memory() if address.kind == "memory" else b""
-        return _Place(address, self._stores[store], mark, self._settings.timeout_s)
+        return _Place(address, self._stores[name], mark, self._settings.timeout_s)
 
 
 @functools.cache
@@ -275,6 +299,11 @@ def _mark_of_memory() -> bytes:
 
 _forked = False
 _used = False
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used a store."""
+    return _forked
 
 
 def _after_fork() -> None:

@@ -1,12 +1,12 @@
-"""Objects of stores as a `ByteStore`: few large requests side by side, and every block fetched once a host.
+"""Objects of stores as a `ByteStore`: few large requests side by side, and every page fetched once a process.
 
-Ranges are rounded to blocks of 256 KiB, the pages of the cache on local disk. Those that it has cost one `pread`; the
-others are fetched in runs, several at a time, kept, and handed to whoever asked. A page that another thread or process
-of this machine is fetching is waited for instead.
+Ranges are rounded to pages of 256 KiB, which the cache on local disk keeps. Those that it has cost one `pread`; the
+others are fetched in runs, several at a time, kept, and handed to whoever asked. A page that another thread is fetching
+is waited for instead. Without a cache exactly what is asked for is fetched, and what is fetched ahead lies in memory.
 
-The first time that an object is asked for, its version (the entity tag) is learnt. From then on every answer
-must be of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells
-no versions nothing is kept on disk, and a change is not noticed.
+The first time that an object is asked for, its version (the entity tag) is learnt. From then on every answer must be
+of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells no
+versions nothing is kept on disk, and a change is not noticed.
 """
 
 from __future__ import annotations
@@ -16,32 +16,37 @@ import itertools
 import os
 import shutil
 import sys
+import threading
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ReadError
-from energon_grain.storage.held_ranges import HeldRanges, held_ranges
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.object_stores import UNVERSIONED
-from energon_grain.storage.object_versions import ObjectVersions, Version
-from energon_grain.storage.page_cache import CachedObject, Claim, PageCache
+from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
+from energon_grain.storage.given_up import LOOK_SECONDS, given_up
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.object_stores import UNVERSIONED, Fetched
+from energon_grain.storage.page_cache import CachedObject, PageCache
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
 BLOCK_BYTES = 256 << 10
-_ROUNDS = 4
+"""A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
 _UNLIMITED = 1 << 62
+_ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
+_Range = tuple[int, int, int]  # number of the object, first byte, one past the last
 
 
 class RemoteFiles:
     """A `ByteStore` over object stores; paths are URLs.
 
     Args:
-        settings: How stores are reached, and where blocks are kept.
+        settings: How stores are reached, and where pages are kept.
 
     Attributes:
         settings: As given.
@@ -55,7 +60,7 @@ class RemoteFiles:
         self.settings = settings
         self._client = shared_client(settings)
         self._cache = page_cache(settings)
-        self.versions = ObjectVersions(self._client)
+        self.versions = ObjectVersions(self._client, self._cache)
         self._held = held_ranges(settings.ahead_bytes)
         self._mark = f"{next(_marks)} "
 
@@ -68,15 +73,14 @@ class RemoteFiles:
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
         """The bytes of each object from `starts[i]` to its end: one request each, side by side. See `ByteStore`."""
-        asked = list(zip(paths, starts, strict=True))
-        return self._client.map(lambda tail: self.versions.tail(*tail), asked)
+        return self._client.map(lambda tail: self.versions.tail(*tail), list(zip(paths, starts, strict=True)))
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
         """See `ByteStore`: one small request each, side by side, past the cache."""
 
         def look(at: tuple[str, int]) -> bytes:
             path, start = at
-            return self.versions.read(path, self.versions.of(path), start, start + size_bytes)
+            return bytes(self.versions.read(path, self.versions.of(path), start, start + size_bytes))
 
         return self._client.map(look, list(zip(paths, starts, strict=True)))
 
@@ -88,20 +92,25 @@ class RemoteFiles:
         stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
         """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
-        ranges: list[tuple[int, int, int]] = list(zip(file.tolist(), start.tolist(), stop.tolist(), strict=True))
-        versions = {
-            number: self.versions.of(paths[number]) for number in dict.fromkeys(number for number, _, _ in ranges)
-        }
-        for number, _, end in ranges:
-            if end > versions[number].size_bytes:
+        numbers: list[int] = file.tolist()
+        ranges: list[_Range] = list(zip(numbers, start.tolist(), stop.tolist(), strict=True))
+        versions = {number: self.versions.of(paths[number]) for number in dict.fromkeys(numbers)}
+        found: list[bytes | None] = []
+        for number, begin, end in ranges:
+            version = versions[number]
+            if end > version.size_bytes:
                 raise ReadError(
-                    f"{paths[number]} has {versions[number].size_bytes} bytes, but bytes up to {end} were asked for; "
+                    f"{paths[number]} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
-        if self._cache is None or any(version.generation == UNVERSIONED for version in versions.values()):
-            return self._held_or_fetched(paths, versions, ranges)
-        return self._cached(self._cache, paths, versions, ranges)
+            if version.pages is None:
+                found.append(self._held.read(self._mark + paths[number], begin, end))
+            else:
+                found.append(version.pages.read(begin, end))
+        while None in found:
+            self._fetch(paths, versions, ranges, found)
+        return found  # type: ignore[return-value]
 
     @property
     def keeps_on_disk(self) -> bool:
@@ -120,10 +129,9 @@ class RemoteFiles:
         if version is None:
             return False
         stop = min(stop, version.size_bytes)
-        if self._cache is None or version.generation == UNVERSIONED:
+        if version.pages is None:
             return not self._held.missing(self._mark + path, start, stop)
-        cached = self._cache.open(path, version.generation, version.size_bytes)
-        return cached.has_verified(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        return version.pages.has_checked(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
     def keep(self, path: str, start: int, stop: int) -> bool:
         """Fetch bytes [start, stop) ahead of need, except what is there or being fetched: into the cache, else memory.
@@ -137,24 +145,19 @@ class RemoteFiles:
         mark = self._mark  # taken before the version: after `close` both are others
         version = self.versions.of(path)
         stop = min(stop, version.size_bytes)
-        if self._cache is None or version.generation == UNVERSIONED:
-            for begin, end in self._held.missing(mark + path, start, stop):
-                for at in range(begin, end, self.settings.request_bytes):
-                    upto = min(at + self.settings.request_bytes, end)
-                    self._held.add(mark + path, at, self.versions.read(path, version, at, upto))
+        if version.pages is None:
+            gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
+            for _, begin, end in self._requests(gaps, 0):
+                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end))
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
                 self._held.discard(mark)
             return True
-        cached = self._cache.open(path, version.generation, version.size_bytes)
-        missing = cached.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        if not missing:
-            return True
+        missing = version.pages.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
         kept = True
-        with cached.claim(missing) as claim:
-            for first, last in self._runs(claim.pages):
-                begin = first * BLOCK_BYTES
-                data = self.versions.read(path, version, begin, min(last * BLOCK_BYTES, version.size_bytes))
-                kept = claim.put(first, data) and kept
+        with version.pages.fetching(missing) as (mine, _):
+            for _, begin, end in self._requests([(0, *version.extent(page)) for page in mine], 0):
+                data = self.versions.read(path, version, begin, end)
+                kept = version.pages.put(begin // BLOCK_BYTES, data) and kept
         return kept
 
     def close(self) -> None:
@@ -163,147 +166,259 @@ class RemoteFiles:
         mark, self._mark = self._mark, f"{next(_marks)} "
         self._held.discard(mark)
 
-    def _cached(
-        self,
-        cache: PageCache,
-        paths: Sequence[str],
-        versions: dict[int, Version],
-        ranges: list[tuple[int, int, int]],
-    ) -> list[bytes]:
-        """Read ranges of some objects, from the cache as far as it has them."""
-        cached = {
-            number: cache.open(paths[number], version.generation, version.size_bytes)
-            for number, version in versions.items()
-        }
-        found = [cached[number].read(begin, end) for number, begin, end in ranges]
-        if None in found:
-            self._fetch_missing(paths, versions, cached, ranges, found)
-        return found  # type: ignore[return-value]
-
-    def _fetch_missing(
-        self,
-        paths: Sequence[str],
-        versions: dict[int, Version],
-        cached: dict[int, CachedObject],
-        ranges: list[tuple[int, int, int]],
-        found: list[bytes | None],
+    def _fetch(
+        self, paths: Sequence[str], versions: dict[int, Version], ranges: list[_Range], found: list[bytes | None]
     ) -> None:
-        """Fill in what the cache did not have."""
+        """Fill in what was not there, and wait for what other threads are fetching: then it is there, or failed."""
         fetched = HeldRanges(_UNLIMITED)
-        for _ in range(_ROUNDS):
-            left = [place for place, data in enumerate(found) if data is None]
-            blocks: dict[int, list[int]] = {}
-            for place in left:
-                number, begin, end = ranges[place]
-                first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-                blocks.setdefault(number, []).extend(cached[number].missing(first, last))
-            with ExitStack() as stack:
-                claims: dict[int, Claim] = {}
-                for number, wanted in blocks.items():
-                    ask = (
-                        page
-                        for page in sorted(set(wanted))
-                        if fetched.missing(paths[number], page * BLOCK_BYTES, page * BLOCK_BYTES + 1)
-                    )
-                    claims[number] = stack.enter_context(cached[number].claim(ask))
-                self._fetch_claimed(paths, versions, claims, fetched)
-            for place in left:
-                number, begin, end = ranges[place]
-                found[place] = _assembled(cached[number], fetched, paths[number], begin, end)
-            waiting = {ranges[place][0] for place in left if found[place] is None}
-            if not waiting:
-                return
-            for number in waiting:
-                cached[number].wait(sorted(set(blocks[number])), timeout_seconds=self.settings.timeout_s)
         left = [place for place, data in enumerate(found) if data is None]
-        rest = self._uncached(paths, versions, [ranges[place] for place in left])
-        for place, data in zip(left, rest, strict=True):
-            found[place] = data
+        wanted = [ranges[place] for place in left]
+        coming: set[threading.Event] = set()
 
-    def _fetch_claimed(
-        self,
-        paths: Sequence[str],
-        versions: dict[int, Version],
-        claims: dict[int, Claim],
-        fetched: HeldRanges,
-    ) -> None:
-        """Fetch the blocks that nobody else is fetching, and keep them."""
-        runs = [(number, *run) for number, claim in claims.items() for run in self._runs(claim.pages)]
+        def fetch(request: _Range) -> None:
+            number, begin, end = request
+            data = self.versions.read(paths[number], versions[number], begin, end)
+            pages = versions[number].pages
+            if pages is not None:
+                pages.put(begin // BLOCK_BYTES, data)
+            fetched.add(paths[number], begin, data)
 
-        def fetch(run: tuple[int, int, int]) -> None:
-            number, first, last = run
-            end = min(last * BLOCK_BYTES, versions[number].size_bytes)
-            data = self.versions.read(paths[number], versions[number], first * BLOCK_BYTES, end)
-            claims[number].put(first, data)
-            fetched.add(paths[number], first * BLOCK_BYTES, data)
+        with ExitStack() as claims:
+            missing: list[_Range] = []
+            for number in dict.fromkeys(number for number, _, _ in wanted):
+                version = versions[number]
+                if version.pages is not None:
+                    first = [
+                        version.pages.missing(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+                        for of, begin, end in wanted
+                        if of == number
+                    ]
+                    pages = sorted(set(itertools.chain.from_iterable(first)))
+                    mine, others = claims.enter_context(version.pages.fetching(pages))
+                    missing += [(number, *version.extent(page)) for page in mine]
+                    coming |= others
+            exact = [each for each in wanted if versions[each[0]].pages is None]
+            self._client.map(fetch, self._requests(missing, 0) + self._requests(exact, BLOCK_BYTES))
+        for place, (number, begin, end) in zip(left, wanted, strict=True):
+            found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
+        for each in coming:
+            while not each.wait(LOOK_SECONDS) and not given_up():
+                pass
 
-        self._client.map(fetch, runs)
-
-    def _runs(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """Ascending blocks as ranges [first, last), none of more bytes than a request may have."""
-        longest = max(1, self.settings.request_bytes // BLOCK_BYTES)
-        runs: list[tuple[int, int]] = []
-        for block in blocks:
-            if runs and runs[-1][1] == block and block - runs[-1][0] < longest:
-                runs[-1] = (runs[-1][0], block + 1)
-            else:
-                runs.append((block, block + 1))
-        return runs
-
-    def _held_or_fetched(
-        self, paths: Sequence[str], versions: dict[int, Version], ranges: list[tuple[int, int, int]]
-    ) -> list[bytes]:
-        found = [self._held.read(self._mark + paths[number], begin, end) for number, begin, end in ranges]
-        left = [place for place, data in enumerate(found) if data is None]
-        if left:
-            rest = self._uncached(paths, versions, [ranges[place] for place in left])
-            for place, data in zip(left, rest, strict=True):
-                found[place] = data
-        return found  # type: ignore[return-value]
-
-    def _uncached(
-        self, paths: Sequence[str], versions: dict[int, Version], ranges: list[tuple[int, int, int]]
-    ) -> list[bytes]:
-        """Read ranges in requests that take in neighbours, past the cache."""
-        merged: list[tuple[int, int, int]] = []
+    def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
+        """What to ask for: ranges with what lies between them, none of more bytes than a request may have."""
+        longest = max(self.settings.request_bytes // BLOCK_BYTES, 1) * BLOCK_BYTES
+        requests: list[_Range] = []
         for number, begin, end in sorted(ranges):
-            if merged and merged[-1][0] == number:
-                _, start, stop = merged[-1]
-                if begin - stop <= BLOCK_BYTES and max(stop, end) - start <= self.settings.request_bytes:
-                    merged[-1] = (number, start, max(stop, end))
+            if requests and requests[-1][0] == number:
+                _, start, stop = requests[-1]
+                if begin - stop <= gap_bytes and max(stop, end) - start <= longest:
+                    requests[-1] = (number, start, max(stop, end))
                     continue
-            step = self.settings.request_bytes
-            merged += [(number, at, min(at + step, end)) for at in range(begin, end, step)]
-
-        fetched = HeldRanges(_UNLIMITED)
-
-        def fetch(wanted: tuple[int, int, int]) -> None:
-            number, begin, end = wanted
-            fetched.add(paths[number], begin, self.versions.read(paths[number], versions[number], begin, end))
-
-        self._client.map(fetch, merged)
-        found = [fetched.read(paths[number], begin, end) for number, begin, end in ranges]
-        assert None not in found
-        return found  # type: ignore[return-value]
+            requests += [(number, at, min(at + longest, end)) for at in range(begin, end, longest)]
+        return requests
 
 
-def _assembled(cached: CachedObject, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
+def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
     """Bytes [start, stop) from what was fetched and what is cached; None where something is missing."""
     parts: list[bytes] = []
     at = start
     while at < stop:
         gaps = fetched.missing(path, at, stop)
-        end = gaps[0][0] if gaps else stop
-        if end == at:
-            end = gaps[0][1]
-            part = cached.read(at, end)
-        else:
-            part = fetched.read(path, at, end)
+        end = stop if not gaps else gaps[0][0] if gaps[0][0] > at else gaps[0][1]
+        from_cache = bool(gaps) and gaps[0][0] == at
+        part = (None if pages is None else pages.read(at, end)) if from_cache else fetched.read(path, at, end)
         if part is None:
             return None
         parts.append(part)
         at = end
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What is known of an object.
+
+    Attributes:
+        size_bytes: Of the object.
+        generation: Changes whenever the object does.
+        pages: What the cache has of it; None: nothing is kept on disk.
+    """
+
+    size_bytes: int
+    generation: bytes
+    pages: CachedObject | None = field(default=None, compare=False)
+
+    def extent(self, page: int) -> tuple[int, int]:
+        """First byte of a page, and one past the last."""
+        return page * BLOCK_BYTES, min((page + 1) * BLOCK_BYTES, self.size_bytes)
+
+
+class ObjectVersions:
+    """Which version of each object a reader reads: its size and its generation.
+
+    Args:
+        client: Asks for them.
+        cache: Keeps their pages.
+    """
+
+    def __init__(self, client: ObjectClient, cache: PageCache | None) -> None:
+        self._client = client
+        self._cache = cache
+        self._known: dict[str, Version] = {}
+
+    def read(self, path: str, version: Version, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a version, past the cache.
+
+        Raises:
+            MissingObjectError: It is gone.
+            RangeError: It ends before.
+            ReadError: It cannot be read.
+            StaleIndexError: It was replaced.
+        """
+        try:
+            fetched = _there(path, self._client.read(ObjectRange(path, start, stop)))
+        except RangeError as error:
+            if stop > version.size_bytes:
+                raise
+            raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
+        if fetched.generation != version.generation:
+            raise _changed(path, version.generation, fetched.generation)
+        assert fetched.view is not None
+        return fetched.view
+
+    def known(self, path: str) -> Version | None:
+        """What was learnt of an object."""
+        return self._known.get(path)
+
+    def of(self, path: str) -> Version:
+        """Size and generation of an object, learnt once. Raises ReadError when there is none."""
+        known = self._known.get(path)
+        if known is not None:
+            return known
+        found = _there(path, self._client.look(path))
+        assert found.size_bytes is not None
+        return self.expect(path, found.size_bytes, found.generation)
+
+    def expect(self, path: str, size_bytes: int, generation: bytes) -> Version:
+        """Read an object in this version only, which somebody else learnt: nothing is asked.
+
+        Raises:
+            StaleIndexError: It has been read in another version.
+        """
+        keeps = self._cache is not None and generation != UNVERSIONED
+        pages = self._cache.open(path, generation, size_bytes) if self._cache is not None and keeps else None
+        version = Version(size_bytes, generation, pages)
+        known = self._known.setdefault(path, version)
+        if known != version:
+            raise _changed(path, known.generation, generation)
+        return known
+
+    def tail(self, path: str, start: int) -> bytes:
+        """The bytes of an object from `start` to its end, in one request, from which its version is learnt."""
+        # From one byte before: a range that begins where the object ends is refused.
+        wanted = ObjectRange(path, start - 1) if start else ObjectRange(path)
+        fetched = _there(path, self._client.read(wanted))
+        data = fetched.data or b""
+        self.expect(path, start - (start > 0) + len(data), fetched.generation)
+        return data[1:] if start else data
+
+    def forget(self) -> None:
+        """Look at every object anew."""
+        self._known.clear()
+
+
+def _there(path: str, fetched: Fetched | None) -> Fetched:
+    if fetched is None:
+        raise MissingObjectError(f"{path}: there is no such object")
+    return fetched
+
+
+def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
+    then, now = (each.strip(b"\0").decode("ascii", "backslashreplace") for each in (old, new))
+    return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
+
+
+class HeldRanges:
+    """Ranges of objects in memory, those that came last. Thread-safe.
+
+    Args:
+        limit_bytes: Beyond this the oldest ranges go.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held: dict[str, list[tuple[int, memoryview]]] = {}  # by start, without overlaps
+        self._order: deque[tuple[str, int]] = deque()
+        self.size_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, name: str, start: int, data: memoryview) -> None:
+        """Hold the bytes of an object from `start` on, as far as they are not held already."""
+        with self._lock:
+            ranges = self._held.setdefault(name, [])
+            for begin, end in _gaps(ranges, start, start + len(data)):
+                ranges.insert(bisect_left(ranges, begin, key=_start), (begin, data[begin - start : end - start]))
+                self._order.append((name, begin))
+                self.size_bytes += end - begin
+            while self.size_bytes > self._limit_bytes and len(self._order) > 1:
+                self._drop(*self._order.popleft())
+
+    def missing(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of bytes [start, stop) that are not held."""
+        with self._lock:
+            return _gaps(self._held.get(name, []), start, stop)
+
+    def read(self, name: str, start: int, stop: int) -> bytes | None:
+        """Bytes [start, stop), or None where they are not all held."""
+        with self._lock:
+            ranges = self._held.get(name, [])
+            if start >= stop or _gaps(ranges, start, stop):
+                return b"" if start >= stop else None
+            place = bisect_right(ranges, start, key=_start) - 1
+            parts: list[memoryview] = []
+            while place < len(ranges) and ranges[place][0] < stop:
+                begin, data = ranges[place]
+                parts.append(data[max(0, start - begin) : stop - begin])
+                place += 1
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def discard(self, prefix: str) -> None:
+        """Hold nothing of what has a name that begins so."""
+        with self._lock:
+            for name in [name for name in self._held if name.startswith(prefix)]:
+                self.size_bytes -= sum(len(data) for _, data in self._held.pop(name))
+            self._order = deque(entry for entry in self._order if entry[0] in self._held)
+
+    def _drop(self, name: str, start: int) -> None:
+        ranges = self._held[name]
+        self.size_bytes -= len(ranges.pop(bisect_left(ranges, start, key=_start))[1])
+        if not ranges:
+            del self._held[name]
+
+
+def _start(held: tuple[int, memoryview]) -> int:
+    return held[0]
+
+
+def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    at = start
+    for begin, data in itertools.islice(ranges, max(0, bisect_right(ranges, start, key=_start) - 1), None):
+        if begin >= stop:
+            break
+        if begin > at:
+            found.append((at, begin))
+        at = max(at, begin + len(data))
+    if at < stop:
+        found.append((at, stop))
+    return found
+
+
+@functools.cache
+def held_ranges(limit_bytes: int) -> HeldRanges:
+    """What all readers of this process hold together."""
+    return HeldRanges(limit_bytes)
 
 
 def page_cache(settings: StorageSettings) -> PageCache | None:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 _WINDOW_BYTES = 256 << 10
 
 
-class ScannedBytes(Protocol):
-    """One open file or object. For one thread."""
+class ScannedBytes(ABC):
+    """One open file or object. For one thread.
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the whole."""
-        ...
+    Attributes:
+        size_bytes: Size of the whole.
+        generation: Version of an object; empty for a file.
+        pass_over_bytes: What is at least this large is quicker passed over than read.
+    """
 
-    @property
-    def generation(self) -> bytes:
-        """Version of an object; empty for a file."""
-        ...
+    size_bytes: int
+    generation: bytes
+    pass_over_bytes: int
+    _window, _window_at = b"", 0
 
-    @property
-    def pass_over_bytes(self) -> int:
-        """What is at least this large is quicker passed over than read."""
-        ...
-
+    @abstractmethod
     def alone(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes of which those that follow may not matter; fewer only at the end.
 
@@ -33,23 +30,24 @@ class ScannedBytes(Protocol):
             OSError: They cannot be read.
             StaleIndexError: The object is not the one any more that was opened.
         """
-        ...
 
+    @abstractmethod
     def near(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes after which those that follow will be asked for; fewer only at the end. Raises like `alone`."""
-        ...
 
     def fill(self, buffer: memoryview, offset: int) -> int:
         """`near`, into a buffer; gives the number of bytes, fewer than the buffer has only at the end."""
-        ...
+        data = self.near(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Let go of the file."""
-        ...
+        self._window = b""
 
 
-class FileBytes:
-    """`ScannedBytes` of a file, by `pread` only.
+class FileBytes(ScannedBytes):
+    """A file, by `pread` only.
 
     Args:
         descriptor: Of the file; closed with this.
@@ -60,11 +58,9 @@ class FileBytes:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._window, self._window_at = b"", 0
         self.size_bytes = os.fstat(descriptor).st_size
 
     def alone(self, offset: int, size_bytes: int) -> bytes:
-        """See `ScannedBytes`."""
         data = os.pread(self._descriptor, size_bytes, offset)
         while len(data) < size_bytes:
             more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
@@ -74,16 +70,13 @@ class FileBytes:
         return data
 
     def near(self, offset: int, size_bytes: int) -> bytes:
-        """See `ScannedBytes`."""
         start = offset - self._window_at
         if not 0 <= start <= len(self._window) - size_bytes:
             self._window, self._window_at, start = self.alone(offset, max(size_bytes, _WINDOW_BYTES)), offset, 0
         return self._window[start : start + size_bytes]
 
     def fill(self, buffer: memoryview, offset: int) -> int:
-        """See `ScannedBytes`."""
         return os.preadv(self._descriptor, [buffer], offset)
 
     def close(self) -> None:
-        """See `ScannedBytes`."""
         os.close(self._descriptor)

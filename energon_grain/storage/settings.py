@@ -7,29 +7,24 @@ role, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import re
 from collections.abc import Generator
-from typing import Any, TypeVar
 
 import msgspec
 
 from energon_grain.errors import ConfigError
-from energon_grain.forms import Form
+from energon_grain.forms import Form, Place, as_mapping, wrong
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
-SUBJECT = "storage settings"
-"""What messages are about that concern no file."""
 DEFAULT_CACHE_SHARE = 0.1
 """Of the file system that the cache lies on, where `cache_bytes` says nothing."""
-_SHAPE = "a mapping, such as `stores: {'s3://bucket': {region: us-east-1}}`"
+_SHAPE = "a mapping such as `stores: {'s3://bucket': {region: us-east-1}}`"
+_STORE_SHAPE = "a mapping such as `{region: us-east-1}`"
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
-_UNKNOWN = re.compile(r"unknown field `(.*?)`")
-_Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,10 +52,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.endpoint is not None:
-            check_endpoint(self.endpoint, f"{SUBJECT}: endpoint")
+            check_endpoint(self.endpoint, "endpoint")
         if self.location is not None and scheme_of(check_url(self.location)) not in (*STORE_SCHEMES, "file"):
             raise ConfigError(
-                f"{SUBJECT}: location {self.location!r}: must be a URL that is read as it is: "
+                f"location {self.location!r}: must be a URL that is read as it is: "
                 f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
             )
 
@@ -96,18 +91,18 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
             if getattr(self, name) < least:
-                raise ConfigError(f"{SUBJECT}: {name}={getattr(self, name)}: must be {least} or more")
+                raise ConfigError(f"{name}={getattr(self, name)}: must be {least} or more")
         if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
             raise ConfigError(
-                f"{SUBJECT}: timeout_s={self.timeout_s} must be positive, and first_pause_s="
+                f"timeout_s={self.timeout_s} must be positive, and first_pause_s="
                 f"{self.first_pause_s} between 0 and longest_pause_s={self.longest_pause_s}"
             )
         if self.cache_bytes is not None and self.cache_bytes < 0:
-            raise ConfigError(f"{SUBJECT}: cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
+            raise ConfigError(f"cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
         for prefix in self.stores:
             if not is_url(check_url(prefix)):
                 raise ConfigError(
-                    f"{SUBJECT}: stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                    f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
                     "or what else the URLs begin with"
                 )
 
@@ -121,7 +116,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def store(self, url: str) -> tuple[str, StoreSettings]:
         """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
-        fitting = [prefix for prefix in self.stores if url == prefix.rstrip("/") or url.startswith(_slashed(prefix))]
+        fitting = [prefix for prefix in self.stores if f"{url}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
         return ("", StoreSettings()) if best is None else (best, self.stores[best])
 
@@ -138,10 +133,6 @@ def check_endpoint(endpoint: str, name: str) -> None:
         )
     if scheme.lower() not in ("http", "https"):
         raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
-
-
-def _slashed(prefix: str) -> str:
-    return prefix if prefix.endswith("/") else f"{prefix}/"
 
 
 _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
@@ -164,41 +155,19 @@ def read_settings(path: str) -> StorageSettings:
         raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold {_SHAPE}")
-    given: Any = content.get("stores", {})
-    if not isinstance(given, dict):
-        raise ConfigError(f"{path}: $.stores: must be {_SHAPE}")
-    stores = {
-        str(prefix): _converted(_STORE, store, f"{path}: $.stores[{str(prefix)!r}]") for prefix, store in given.items()
-    }
-    return _converted(_ALL, {**content, "stores": stores}, f"{path}: $")
-
-
-def _converted(form: Form[_Settings], content: Any, place: str) -> _Settings:
-    if not isinstance(content, dict):
-        raise ConfigError(f"{place}: must be a mapping, such as {{region: us-east-1}}")
-    try:
-        return form.from_value(content)
-    except msgspec.ValidationError as error:
-        what, _, inside = str(error).removeprefix(f"{SUBJECT}: ").partition(" - at `$")
-        unknown = _UNKNOWN.search(what)
-        if unknown is not None:
-            known = form.of.__struct_fields__
-            raise ConfigError(f"{place}.{unknown[1]}: there is no such key. {_advice(unknown[1], known)}") from None
-        raise ConfigError(f"{place}{inside.rstrip('`')}: {what}") from None
-
-
-def _advice(key: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return f"Did you mean `{close[0]}`?"
-    if _SECRET.search(key):
-        return (
-            "Credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
-            "section by `profile`"
-        )
-    return f"Known here: {', '.join(known)}"
+    place = Place(path)
+    given = as_mapping(content, place, _SHAPE)
+    stores = as_mapping(given.get("stores", {}), place.at("stores"), _SHAPE)
+    for prefix, store in stores.items():
+        secret = next(filter(_SECRET.search, as_mapping(store, place.at("stores", prefix), _STORE_SHAPE)), None)
+        if secret is not None:
+            raise wrong(
+                place.at("stores", prefix, secret),
+                "credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
+                "section by `profile`",
+            )
+    stores = {prefix: _STORE.read(store, place.at("stores", prefix)) for prefix, store in stores.items()}
+    return _ALL.read({**given, "stores": stores}, place)
 
 
 _chosen: StorageSettings | None = None

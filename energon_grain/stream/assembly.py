@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
+from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.feed import AheadReader, DirectReader, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
-from energon_grain.stream.restore_key import RestoreKey, with_restore_key
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage

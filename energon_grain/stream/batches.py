@@ -13,11 +13,12 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hook_call import call_hook
-from energon_grain.stream.restore_key import with_restore_key
+from energon_grain.stream.hooks import call_hook
 from energon_grain.stream.spec import BatchSpec, HookSpec
 from energon_grain.stream.statistics import Statistics
 
+RestoreKey = tuple[Any, ...]
+"""See `stream.replay`."""
 NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""
 
@@ -160,3 +161,13 @@ def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
         f"{type(batch).__name__} has no place for it: derive the batch from `Batch` or `Sample`, add a field "
         f"`__valid__: np.ndarray | None = None`, return a dict, or use last_batch='drop'"
     )
+
+
+def with_restore_key(value: Any, key: RestoreKey) -> Any:
+    """The value, with its key where it has a place for it: an attribute `__restore_key__`, or that key of a dict."""
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            cast("dict[str, Any]", value)["__restore_key__"] = key
+    elif hasattr(value, "__restore_key__"):
+        value.__restore_key__ = key
+    return cast("Any", value)

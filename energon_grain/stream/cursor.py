@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError
-from energon_grain.stream.progress import Progress, Segment
+from energon_grain.stream.passes import Progress, Segment
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.state import decode, pack_integers, positions, unpack_integers

@@ -16,8 +16,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from energon_grain.storage.given_up import Over
-from energon_grain.storage.program_end import program_ends
+from energon_grain.storage.given_up import Over, program_ends
 
 
 class Pool(Protocol):

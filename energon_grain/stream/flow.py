@@ -13,7 +13,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import RawBatch
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.dropped import Dropped, raise_if_fatal, release_frames
-from energon_grain.stream.seeds import seeded_globals
+from energon_grain.stream.hooks import seeded_globals
 from energon_grain.stream.spec import HookSpec
 
 _hook_key = lru_cache(maxsize=4096)(fold)

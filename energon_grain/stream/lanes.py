@@ -21,7 +21,7 @@ from energon_grain.datasets.draw_context import Positions
 from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hook_call import Batches, HookGenerator, MakesItems, call_hook
+from energon_grain.stream.hooks import Batches, HookGenerator, MakesItems, call_hook
 from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Position, positions
 
@@ -185,11 +185,11 @@ class Surroundings:
     batch: int | None = None
     _forms: dict[int, Form] = field(default_factory=dict[int, Form])
 
-    def first_position(self, node: LaneOperator, reference: Reference) -> Position | None:
-        """The first sample that an item of `node` is made of; None: only making it would tell."""
-        form = self._forms.get(id(node))
+    def first_position(self, operator: LaneOperator, reference: Reference) -> Position | None:
+        """The first sample that an item of `operator` is made of; None: only making it would tell."""
+        form = self._forms.get(id(operator))
         if form is None:  # of a blend of a thousand datasets it is large
-            form = self._forms[id(node)] = node.reference_form
+            form = self._forms[id(operator)] = operator.reference_form
         return next(positions(form, reference), None)
 
     def succeeded(self, hook: str) -> None:
@@ -231,7 +231,7 @@ class Lane:
         reader: Where feeds are opened.
         around: What all lanes share.
         samples: Encoded samples that operators are rebuilt from.
-        replays: Functions from stream to stream that run again meanwhile, by node and call: items handed out, and the
+        replays: Functions from stream to stream that run again meanwhile, by key and call: items handed out, and the
             operator.
     """
 
@@ -243,7 +243,7 @@ class Lane:
     replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
 
     def call(self, hook: HookSpec, key: int, number: Positions, value: Any, *, batch: int | None = None) -> Any:
-        """Call a hook on a value; `key` is the node's in this lane, `number` (at place 0) the item's."""
+        """Call a hook on a value; `key` is the operator's in this lane, `number` (at place 0) the item's."""
         result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=batch)
         if self.around.failing:
             self.around.succeeded(hook.name)
@@ -266,13 +266,13 @@ class Lane:
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
         return nullcontext() if hook.concurrent else self.around.hook_lock
 
-    def drop(self, node: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
-        """Count an item of `node` that a hook dropped.
+    def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
+        """Count an item of `operator` that a hook dropped.
 
         Raises:
             FatalSampleError: The error is one that no policy may skip, or too much was dropped in a row.
         """
-        first = self.around.first_position(node, reference)
+        first = self.around.first_position(operator, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
         if self.around.replaying:
             self.count_drop()
@@ -342,7 +342,7 @@ class Lane:
         return value
 
     def at_pass(self, pass_number: int) -> Lane:
-        """The same lane for a node below which passes are counted on their own."""
+        """The same lane for an operator below which passes are counted on their own."""
         if pass_number == self.pass_number:
             return self
         return Lane(self.number, pass_number, self.reader, self.around, self.samples, self.replays)
@@ -351,9 +351,9 @@ class Lane:
         """The same lane, with feeds of its own that read directly."""
         return Lane(self.number, self.pass_number, self.around.direct, self.around)
 
-    def reopen(self, node: LaneOperator, state: State) -> Items:
+    def reopen(self, operator: LaneOperator, state: State) -> Items:
         """An operator of this lane behind a state, whose held samples are read now."""
-        self.samples = self.around.read([*positions(node.state_form, state)])
-        operator = node.open(self, state)
+        self.samples = self.around.read([*positions(operator.state_form, state)])
+        items = operator.open(self, state)
         self.samples = {}
-        return operator
+        return items

@@ -6,7 +6,7 @@ from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.hook_call import HookGenerator
+from energon_grain.stream.hooks import HookGenerator
 from energon_grain.stream.lanes import Item, Lane, LaneOperator, Reference
 from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Number

@@ -19,15 +19,14 @@ from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.end_of_life import UnderWay, interrupts_held
 from energon_grain.stream.feed import AheadReader
-from energon_grain.stream.pass_plan import PassPlan
+from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.plan import local_end, plan_chunks
-from energon_grain.stream.progress import Progress
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Drops, Statistics
-from energon_grain.stream.worker_pool import ThreadPool, WorkerPool
+from energon_grain.stream.workers import ThreadPool, WorkerPool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -21,24 +21,19 @@ from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
-from energon_grain.storage.given_up import GivenUp, wanted_until
-from energon_grain.stream.ahead import Ahead
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
-from energon_grain.stream.end_of_life import UnderWay, close_with
-from energon_grain.stream.global_seeding import assembly_seeds_globals, stage_seeds_globals
-from energon_grain.stream.pass_plan import PassPlan, check_last_batch, pass_steps
-from energon_grain.stream.processes import ProcessPool
+from energon_grain.stream.end_of_life import UnderWay, close_with, interrupts_held
+from energon_grain.stream.passes import PassPlan, Progress, check_last_batch, pass_steps
 from energon_grain.stream.production import Production, Step
-from energon_grain.stream.progress import Progress
-from energon_grain.stream.restore_sample import SampleRestorer
+from energon_grain.stream.replay import POSITIONS, SampleRecord, SampleRestorer, history_holds, which
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.which import POSITIONS, SampleRecord, history_holds, which
-from energon_grain.stream.worker_pool import MakePool, ThreadPool, WorkerPool
+from energon_grain.stream.workers import BoundedBuffer, MakePool, ProcessPool, ThreadPool, WorkerPool
 
 _logger = logging.getLogger("energon_grain")
 
@@ -74,7 +69,7 @@ def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: 
     """So many workers of the configured kind; None: hooks may not run in threads."""
     if config.worker_type == "process":
         return ProcessPool(spec, stage.sources, workers, config.prefetch_bytes)
-    if stage_seeds_globals(spec):
+    if spec.stage_seeds_globals:
         _logger.warning(
             "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
             "threads; let them use self.rng, or use worker processes"
@@ -419,9 +414,9 @@ class Stream:
                     start=self._behind,
                     finish=self._finish,
                 )
-            if pool is not None and not assembly_seeds_globals(self.spec):
+            if pool is not None and not self.spec.assembly_seeds_globals:
                 capacity = self._prefetch_factor * pool.workers
-                self._steps = Ahead(production, capacity, self.config.prefetch_bytes, self._under_way)
+                self._steps = _Ahead(production, capacity, self.config.prefetch_bytes, self._under_way)
             else:
                 self._steps = iter(production)
         except BaseException:
@@ -566,14 +561,14 @@ class Stream:
                 self._progress = dataclasses.replace(self._progress, skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """A sample or batch again, from its `__restore_key__`. See `stream.restore_sample.SampleRestorer`."""
+        """A sample or batch again, from its `__restore_key__`. See `stream.replay.SampleRestorer`."""
         self._require_here("restore samples")
         sample = SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
         register_value(sample)
         return sample
 
     def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step, past or future, without reading data. See `stream.which.which`."""
+        """The samples of the global batch of a step, past or future, without reading data. See `replay.which`."""
         return which(self.spec, self._stage.sources, self.share, self._progress, step)
 
     def stats(self) -> dict[str, Any]:
@@ -616,3 +611,66 @@ def _caller() -> str:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
         frame = frame.f_back
     return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class _Ahead:
+    """An iterator over the steps of a production that runs in the background.
+
+    Args:
+        production: What makes the steps.
+        capacity: Batches that wait for the consumer at most.
+        budget_bytes: Bound on their memory, estimated from the first one; a single batch may always wait.
+        under_way: Ends the thread.
+    """
+
+    def __init__(self, production: Production, capacity: int, budget_bytes: int, under_way: UnderWay) -> None:
+        self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
+        self._thread = threading.Thread(
+            target=_produce,
+            args=(production, self._buffer, budget_bytes, under_way.over),
+            name="energon-grain-batches",
+            daemon=True,
+        )
+        with interrupts_held():
+            self._thread.start()
+            under_way.add(self._buffer.close, self._wait)
+
+    def _wait(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        entry = self._buffer.get()
+        if entry is None:
+            raise StopIteration
+        if isinstance(entry, BaseException):
+            try:
+                raise entry
+            finally:
+                del entry  # the traceback refers to this frame
+        return entry
+
+
+def _produce(
+    production: Production, buffer: BoundedBuffer[Step | BaseException | None], budget_bytes: int, over: Over
+) -> None:
+    measured = False
+    try:
+        with wanted_until(over):
+            for step in production:
+                if not measured:
+                    buffer.narrow(budget_bytes // max(1, approximate_bytes(step.batch)))
+                    measured = True
+                buffer.put(step)
+                del step  # or the batch would live until the next one is made
+        buffer.put(None)
+    except GivenUp:
+        return
+    except BaseException as error:
+        try:
+            buffer.put(error)
+        except GivenUp:
+            return

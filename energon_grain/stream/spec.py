@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,6 +168,23 @@ class StreamSpec:
         return self.order.start(pass_number)
 
     @property
+    def stage_seeds_globals(self) -> bool:
+        """Whether a hook on samples seeds generators of the whole process: it may not run beside the program.
+
+        In another thread it would seed `random` and its like, and put them back, in the middle of whatever the training
+        loop draws, and get its numbers; the batches would then depend on the workers.
+        """
+        hooks = (hook for leaf in self.leaves for hook in (leaf.cook, *leaf.hooks) if hook is not None)
+        return any(hook.restore_seeds for hook in hooks)
+
+    @property
+    def assembly_seeds_globals(self) -> bool:
+        """The same of those where batches are put together: on batches, groups, packs and items of lanes."""
+        batch = () if self.batch is None else (self.batch.hook, *self.batch.encode)
+        lanes = () if self.program is None else _hooks(self.program.root)
+        return any(hook.restore_seeds for hook in (*batch, *lanes))
+
+    @property
     def patience(self) -> int:
         """Samples in a row that may be dropped on the way to one item of a lane."""
         return max(1000, 2 * sum(len(leaf.leaf.source) for leaf in self.leaves))
@@ -204,3 +222,14 @@ def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
     """One line that names the first few leaves, and says how many others there are."""
     names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
     return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
+
+
+def _hooks(value: Any) -> Iterator[HookSpec]:
+    if isinstance(value, HookSpec):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _hooks(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _hooks(getattr(value, field.name))

@@ -23,7 +23,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
-from energon_grain.sources.source import LazyRowSources, LazySources, PartValue, RawBatch, Source
+from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.storage.given_up import while_wanted
@@ -327,7 +327,7 @@ class JoinLoader:
             for place, dropped in part.dropped.items():
                 flow.dropped.setdefault(places[place], dropped)
         assert flow is not None
-        sources = list(map(LazyRowSources, repeat(self._source), joined.indices.tolist()))
+        sources = list(map(LazySources, repeat(self._source), joined.indices.tolist()))
         flow.sources = sources.__getitem__
         merged = None if self._merge is None or flow.dropped else self._merge(columns, sources)
         if merged is not None:
@@ -343,7 +343,7 @@ class JoinLoader:
         return flow
 
 
-def _add_sources(flow: Flow, primary: list[Any], sources: list[LazyRowSources]) -> None:
+def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> None:
     """Name the sources of all members at the samples of a joiner that took over the primary's."""
     if flow.dropped:
         primary = [primary[place] for place in flow.places]
@@ -369,7 +369,7 @@ class ColumnMerge:
         self._construct = column_constructor(sample_type)
         self._fields = {field.name for field in dataclasses.fields(sample_type)}
 
-    def __call__(self, columns: list[list[Any]], sources: list[LazyRowSources]) -> list[Any] | None:
+    def __call__(self, columns: list[list[Any]], sources: list[LazySources]) -> list[Any] | None:
         """Samples of the rows; None where they must be merged one by one.
 
         Args:

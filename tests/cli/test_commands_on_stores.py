@@ -84,9 +84,9 @@ def test_what_is_not_there_is_named_as_it_was_written(bucket: Bucket, command: t
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_urls_of_no_store_are_refused(command: tuple[str, ...]) -> None:
-    done = run(command[0], "azure://container/set", *command[1:])
+    done = run(command[0], "wasb://container/set", *command[1:])
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception).startswith("azure://container/set")
+    assert str(done.exception).startswith("wasb://container/set")
     assert "object stores are s3://" in str(done.exception)
 
 

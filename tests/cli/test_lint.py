@@ -123,7 +123,7 @@ def test_settings_that_a_loader_refuses(root: Path, name: str, content: dict[str
     configure(root, name, content)
     first, *_ = found(root)
     assert first["severity"] == "error"
-    assert said in first["what"]
+    assert said in f"{first['where']}: {first['what']}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -80,7 +81,12 @@ def test_wizard(root: Path) -> None:
 def test_interrupt(root: Path) -> None:
     terminal = Terminal("prepare", str(root))
     terminal.read_until("Ratio of train")
-    terminal.process.send_signal(signal.SIGINT)
+    until = time.monotonic() + TIMEOUT_S
+    while terminal.process.poll() is None and time.monotonic() < until:
+        # One that comes just before Python begins to wait for the answer is noticed with the next.
+        terminal.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            terminal.process.wait(10)
     assert terminal.exit_code() != 0
     assert "Traceback" not in terminal.output
     assert not (root / ".nv-meta/.info.json").exists()

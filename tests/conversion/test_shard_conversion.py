@@ -15,14 +15,14 @@ import pytest
 from patience import PATIENCE_S
 from records import msgpack_record, write_records
 
-from energon_grain.conversion.shards import (
-    RecordWriter,
+from energon_grain.conversion.convert import (
     SampleDigest,
     ShardTask,
     UnfitSampleError,
     WrittenShard,
     convert_shard,
     shard_samples,
+    write_records as write_record_file,
     written_samples,
 )
 from energon_grain.errors import WorkerError
@@ -35,8 +35,8 @@ def task_of(source: Path, folder: Path, shard: str = "shard_000.tar") -> ShardTa
     return ShardTask(
         source=open_folder(source),
         shard=shard,
-        target=str(folder / "x.array_record"),
-        record=str(folder / "x.json"),
+        target=folder / "x.array_record",
+        record=folder / "x.json",
         container="array-record",
         compression="none",
         verify=True,
@@ -53,15 +53,14 @@ def test_a_shard_in_a_process(tmp_path: Path) -> None:
     assert list(written_samples(tmp_path / "x.array_record", "array-record")) == list(
         shard_samples(task.source, "shard_000.tar")
     )
-    again = convert_shard(dataclasses.replace(task, target=str(tmp_path / "y.array_record")))
+    again = convert_shard(dataclasses.replace(task, target=tmp_path / "y.array_record"))
     assert again == written
 
 
 def test_a_part_that_is_too_large_for_a_record(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / "x.array_record", "none")
+    large = bytes(1 << 32)  # zeros that nobody touches take no memory
     with pytest.raises(UnfitSampleError, match=r"sample 'a': a part is too large.*2\*\*32"):
-        writer.write(("a", {"bin": bytes(1 << 32)}))  # zeros that nobody touches take no memory
-    writer.close()
+        write_record_file(tmp_path / "x.array_record", [("a", {"bin": large})], "none")
 
 
 def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_what_a_process_meets_is_raised_here(tmp_path: Path) -> None:
 def begin(task: ShardTask, executor: Executor) -> Future[WrittenShard]:
     """Convert a shard in a child process; returns when it has begun."""
     future = executor.submit(convert_shard, task)
-    folder, deadline = Path(task.target).parent, time.monotonic() + PATIENCE_S
+    folder, deadline = task.target.parent, time.monotonic() + PATIENCE_S
     while not list(folder.glob(".x*")) and time.monotonic() < deadline:
         time.sleep(0.002)
     return future
@@ -115,8 +114,7 @@ def test_control_c_is_left_to_the_parent(tmp_path: Path, capfd: pytest.CaptureFi
 def test_digests_tell_samples_apart(tmp_path: Path) -> None:
     def digest(*samples: tuple[str, dict[str, bytes]]) -> SampleDigest:
         found = SampleDigest()
-        for sample in samples:
-            found.add(*sample)
+        assert list(found.of(samples)) == list(samples)
         return found
 
     first = digest(("a", {"txt": b"x", "jpg": b"y"}), ("b", {"txt": b""}))

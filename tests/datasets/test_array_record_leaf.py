@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runs import run
 from metadatasets import write_v2
 from records import encode_example, msgpack_record, write_records, write_shards
 
@@ -25,8 +27,6 @@ from energon_grain import (
     stateless,
 )
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.lint import lint_dataset
-from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -83,6 +83,10 @@ def test_samples(pair: tuple[Path, Path]) -> None:
     assert source.file_names == ("050.txt",)
 
 
+def asked(command: str, root: Path) -> Any:
+    return json.loads(run(command, root, "--json").stdout)
+
+
 def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
     kept: list[list[str]] = []
     for root in pair:
@@ -93,8 +97,8 @@ def test_splits_excludes_and_subsets(pair: tuple[Path, Path]) -> None:
         path = write_v2(root.parent, train="{path: texts, subset: {range: [5, 30]}}")
         samples = get_val_dataset(path, worker_config=ONE, batch_size=None, split_part="train")
         kept.append([sample.__key__ for sample in samples])
-        assert (lint_dataset(root).findings, lint_dataset(root).samples) == ((), 49)
-        assert summarize_dataset(root).splits["train"].excluded_samples == 1
+        assert asked("lint", root) == []
+        assert asked("info", root)["splits"]["train"]["excluded_samples"] == 1
     assert kept[0] == kept[1]
     assert kept[0][:7] == ["005", "006", "007", "008", "009", "020", "022"]
 
@@ -138,7 +142,7 @@ def test_numbers_pass_decoders(tmp_path: Path) -> None:
     assert samples[0]["b.json"] == {"x": 1}
     assert samples[0]["c.txt"] == "text"
     assert samples[1]["c.txt"].dtype == np.float32
-    assert lint_dataset(tmp_path).findings == ()
+    assert asked("lint", tmp_path) == []
 
 
 @stateless
@@ -172,8 +176,8 @@ def test_stores(pair: tuple[Path, Path], tmp_path: Path) -> None:
 def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (_, records) = pair
     write_records(records / "shard_002.array_record", [msgpack_record(sample) for sample in SAMPLES[:9]])
-    finding, _ = lint_dataset(records).findings
-    assert finding.what.startswith("has 9 samples, .info.json says 10")
+    finding, _ = asked("lint", records)
+    assert finding["what"].startswith("has 9 samples, .info.json says 10")
     write_records(tmp_path / "bare" / "x.array_record", [b"x"])
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(tmp_path / "bare")

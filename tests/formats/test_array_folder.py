@@ -8,7 +8,7 @@ import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 
 from energon_grain.errors import DatasetNotFoundError
-from energon_grain.formats.array_folder import arrays_of, is_array_folder, is_array_group
+from energon_grain.formats.array_folder import arrays_of, is_array_folder, look_at
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
 
@@ -59,4 +59,4 @@ def test_other_folders(tmp_path: Path) -> None:
 def test_attributes_that_are_no_json(tmp_path: Path, number: str) -> None:
     """zarr-python writes them as Python's `json` does."""
     (tmp_path / "zarr.json").write_text(f'{{"node_type": "group", "attributes": {{"missing": {number}}}}}')
-    assert is_array_group(str(tmp_path))
+    assert look_at(str(tmp_path)) is True

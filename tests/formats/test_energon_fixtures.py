@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.dataset_config import ClassRef, read_dataset_config
+from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, encode_info, read_info, read_uuid
 from energon_grain.formats.splits import encode_split_config, read_split_config, select_shards
 from energon_grain.formats.sqlite_index import write_sqlite_index

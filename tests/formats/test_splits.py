@@ -97,22 +97,6 @@ def test_json_is_the_fallback_of_the_default_only(tmp_path: Path, meta: Path) ->
         read_split_config(tmp_path, "other.yaml")
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["split_parts: [a]", "exclude: []", "split_parts: {}\nextra: 1", "split_parts: {train: [1]}", "a: [", "{a", "x"],
-)
-def test_damaged_files_are_refused(tmp_path: Path, meta: Path, content: str) -> None:
-    (meta / "split.yaml").write_text(content)
-    with pytest.raises(SplitError, match=r"split\.yaml"):
-        read_split_config(tmp_path)
-
-
-def test_unbalanced_braces_are_refused(tmp_path: Path, meta: Path) -> None:
-    (meta / "split.yaml").write_text('split_parts: {train: ["a{.tar"]}')
-    with pytest.raises(SplitError, match="Unbalanced"):
-        read_split_config(tmp_path)
-
-
 INFO = DatasetInfo(shard_counts={"a.tar": 1, "p/b.tar": 2, "p/c.tar": 3, "d.tar": 4})
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,13 +24,6 @@ def loader(train: Train, request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return energon_grain_torch.get_loader(train())
     return get_loader(train()) if request.param == "core" else to_device(get_loader(train()))
-
-
-@pytest.mark.parametrize("first", ["", "import energon_grain; energon_grain.get_savable_loader; "])
-def test_get_loader_is_a_function_whatever_was_imported_before(first: str) -> None:
-    program = f"{first}from energon_grain.loader import to_device, get_savable_loader, get_loader; print(get_loader)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("<function get_loader at ")
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -23,7 +23,6 @@ from energon_grain import (
     generic_batch,
 )
 from energon_grain.loader import pytree
-from energon_grain.loader.pytree import Untraced
 
 
 class Pair(NamedTuple):
@@ -252,7 +251,7 @@ def test_static_values_inside_mixed_containers_are_refused_inside_a_trace():
 
     step(rich())
     traced = seen[0]
-    assert isinstance(traced.extras["a"][2], Untraced)
+    assert type(traced.extras["a"][2]).__name__ == "Untraced"
     assert repr(traced.extras["a"][2]) == "<Rich.extras['a'][2], not available inside jax.jit>"
     with pytest.raises(TypeError, match=r"Rich\.step is no array"):
         bool(traced.step)

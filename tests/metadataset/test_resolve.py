@@ -120,21 +120,6 @@ def test_subsets_of_all_levels_compose(write: Write) -> None:
     assert only_leaf(load(write("plain.yaml", "train: {path: a}"))).subset is None
 
 
-@pytest.mark.parametrize(
-    ("splits", "place"),
-    [
-        ("train: {blend: [{path: a}], subset: {range: [0, 1]}}", "$.splits.train.subset"),
-        ("train: {concat: [{path: a}], subset: {range: [0, 1]}}", "$.splits.train.subset"),
-        ("train: {blend: [{path: inner.yaml, subset: {range: [0, 1]}}]}", "$.splits.train.blend[0].subset"),
-    ],
-)
-def test_sample_numbers_are_for_single_datasets(write: Write, splits: str, place: str) -> None:
-    write("inner.yaml", "train: {path: a}")
-    with pytest.raises(ConfigError, match="single dataset") as caught:
-        load(write("meta.yaml", splits))
-    assert f"meta.yaml: {place}: " in str(caught.value)
-
-
 def test_the_program_counts_samples_of_a_single_dataset_only(write: Write, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="single dataset"):
         load(write("meta.yaml", "train: {path: a}"), subset=[0, 10])
@@ -177,19 +162,6 @@ def test_a_link_to_itself_is_a_circle(write: Write, tmp_path: Path) -> None:
         load(file)
 
 
-def test_settings_of_datasets_are_refused_for_metadatasets(write: Write) -> None:
-    write("inner.yaml", "train: {path: a}")
-    for key in ("aux: {x: y}", "dataset_config: d.yaml", "split_config: s.yaml", "name: n"):
-        with pytest.raises(ConfigError, match=f"{key.split(':')[0]}: .*is a metadataset"):
-            load(write("meta.yaml", f"train: {{path: inner.yaml, {key}}}"))
-
-
-def test_a_nested_file_without_the_split_is_told(write: Write) -> None:
-    write("inner.yaml", "val: {path: a}")
-    with pytest.raises(ConfigError, match=r"inner\.yaml: \$\.splits: there is no split 'train'"):
-        load(write("meta.yaml", "train: {path: inner.yaml}"))
-
-
 def test_old_and_new_documents_nest(write: Write, tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(
         "splits: {train: {datasets: [{path: new.yaml, weight: 3, subflavor: s}, {path: b}]}}"
@@ -230,28 +202,10 @@ def test_the_tree_has_the_shape_of_the_files(write: Write) -> None:
     assert tree.datasets[0].repetitions == (Fraction(1, 2), 1)
 
 
-def test_missing_data_is_told_with_its_place(write: Write, tmp_path: Path) -> None:
-    def fails(splits: str, says: str, error: type[Exception] = DatasetNotFoundError) -> None:
-        with pytest.raises(error) as caught:
-            load_metadataset(write("meta.yaml", splits), split_part="train")
-        assert str(caught.value).startswith(f"{tmp_path}/meta.yaml: $.splits.train")
-        assert says in str(caught.value)
-
+def test_what_lies_at_paths_is_decided_once(write: Write, tmp_path: Path) -> None:
     prepared(tmp_path / "good")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "store" / ".nv-meta").mkdir(parents=True)
-    (tmp_path / "store" / ".nv-meta" / "index.sqlite").write_bytes(b"")
     (tmp_path / "x.jsonl").write_text("{}\n")
-    fails("train: {path: nothing}", "nothing: no such file or folder")
-    fails("train: {path: 's3:/bucket/set'}", "s3:/bucket/set: no such file or folder. Did you mean s3://bucket/set?")
-    fails("train: {path: empty}", "empty: not a prepared dataset (no .nv-meta/.info.json); run `energon-grain prepare")
-    fails("train: {path: nothing.yaml}", "nothing.yaml: no such file")
-    fails("train: {path: store}", "auxiliary store", ConfigError)
-    fails("train: {path: good, aux: {x: store}}", "filesystem://store")
-    fails("train: {path: good, aux: {x: x.jsonl}}", "x.jsonl: is a file")
-    fails("train: {path: good, aux: {x: nothing}}", "nothing: no such file or folder")
-    fails("train: {path: good, aux: {x: filesystem://nothing}}", "no such folder")
-    fails("train: {path: x.jsonl, split_config: s.yaml}", "no `split_config`", ConfigError)
     tree = load_metadataset(
         write("meta.yaml", "train: {concat: [{path: good, aux: {x: good, y: filesystem://empty}}, {path: x.jsonl}]}"),
         split_part="train",

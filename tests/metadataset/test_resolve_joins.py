@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from metadatasets import Write, load
 
 from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
-from energon_grain.errors import ConfigError
 from energon_grain.metadataset.flat import leaves_of
 
 
@@ -81,10 +79,3 @@ def test_arrays_of_joins(write: Write, tmp_path: Path) -> None:
     assert [member.leaf.field for member in join.members[1:]] == ["y", "f"]
     (join,) = leaves_of(load(write("meta.yaml", "train: {join: [{path: a}, {array: 's3://b/x.zarr'}]}")))
     assert (join.members[1].leaf.path, join.members[1].leaf.field) == ("s3://b/x.zarr", "x")
-
-
-def test_only_folders_are_joined(write: Write) -> None:
-    write("inner.yaml", "train: {path: a}")
-    joiner = "joiner: {__module__: megatron.energon, __class__: CaptioningSample}"
-    with pytest.raises(ConfigError, match=r"join\[0\]\.path: .*can be joined by `path`; not a metadataset"):
-        load(write("meta.yaml", f"train: {{join: [{{path: inner.yaml}}], {joiner}}}"))

@@ -4,29 +4,25 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from energon_grain.errors import DatasetNotFoundError, SplitError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.summary import PartSummary, SplitSummary, size_bins, summarize_dataset
+from energon_grain.prepare.summary import PartSummary, SplitSummary, summarize_dataset
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 
-@given(st.lists(st.integers(0, 1 << 45), min_size=1))
-def test_size_bins(sizes: list[int]) -> None:
-    bins = size_bins(np.array(sizes, np.int64))
+def test_sizes(tmp_path: Path) -> None:
+    sizes = [0, 1, 2, 3, 4, 5, 7, 8, 9, 1000, 1023, 1024, 70_000]
+    write_tars(tmp_path, [{"__key__": f"{i:03d}", "txt": "x" * size} for i, size in enumerate(sizes)])
+    prepare_dataset(tmp_path, num_workers=0, split_ratio=[1], sqlite=False)
+    bins = summarize_dataset(tmp_path).sizes
     assert sum(size.samples for size in bins) == len(sizes)
     for size in bins:
         assert size.samples == sum(size.from_bytes <= number < size.below_bytes for number in sizes)
     assert bins[0].samples
     assert bins[-1].samples
     assert [size.below_bytes for size in bins[:-1]] == [size.from_bytes for size in bins[1:]]
-
-
-def test_no_samples() -> None:
-    assert size_bins(np.zeros(0, np.int64)) == ()
 
 
 def test_everything(tmp_path: Path) -> None:
@@ -76,15 +72,13 @@ def test_not_prepared(tmp_path: Path) -> None:
         summarize_dataset(tmp_path)
 
 
-def test_memory_does_not_grow_with_the_samples(
-    join_of: Callable[[int], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    join_of(200_000)
-    whole = summarize_dataset(tmp_path / "primary")
+def test_memory_does_not_grow_with_the_samples(made_up: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made_up("large", 200_000)
+    whole = summarize_dataset(root)
     monkeypatch.setattr("energon_grain.prepare.summary._BLOCK_SAMPLES", 10_000)
     tracemalloc.start()
     try:
-        blocks = summarize_dataset(tmp_path / "primary")
+        blocks = summarize_dataset(root)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
-from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.join_index import JoinIndex, read_join_index
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare import join_build, prepare_dataset
 from energon_grain.prepare.join_build import build_join
 from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
@@ -232,38 +229,9 @@ def test_any_join_is_that_of_dictionaries(data: st.DataObject) -> None:
     shutil.rmtree(folder)
 
 
-def large(root: Path, count: int, seed: int) -> JoinedDataset:
-    """Make up the index of a dataset with keys in an order of its own, without tars."""
-    runs = np.split(np.random.default_rng(seed).permutation(count), range(1 << 14, count, 1 << 14))
-    counts = {f"s{place}.tar": len(run) for place, run in enumerate(runs)}
-    columnar_folder(root).mkdir(parents=True)
-    write_info(root, DatasetInfo(shard_counts=counts))
-    write_split_config(root / ".nv-meta" / "split.yaml", SplitConfig(split_parts={"train": tuple(counts)}))
-    write_columnar(columnar_folder(root), list(counts), scans(runs), unique_keys=True)
-    return JoinedDataset(root, "train")
-
-
-def scans(runs: list[np.ndarray]) -> Iterator[ShardScan]:
-    for run in runs:
-        keys = [b"key-%d" % number for number in run.tolist()]  # of several lengths
-        count = len(keys)
-        starts = np.arange(count + 1) * 1536
-        yield ShardScan(
-            size_bytes=int(starts[-1]) + 1024,
-            sample_start=starts,
-            part_start=np.arange(count + 1),
-            part_names=("bin",),
-            part_name=np.zeros(count, np.int32),
-            part_offset=starts[:-1] + 512,
-            part_size=np.full(count, 1000),
-            key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]),
-            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
-        )
-
-
-def test_large_joins_spill_and_stay_the_same(tmp_path: Path) -> None:
+def test_large_joins_spill_and_stay_the_same(made_up: Callable[..., Path], tmp_path: Path) -> None:
     """60,000 keys in 128 buckets, in both orders of keys."""
-    members = [large(tmp_path / name, 60_000, seed) for seed, name in enumerate(("primary", "other"))]
+    members = [JoinedDataset(made_up(name, 60_000, seed), "train") for seed, name in enumerate(("primary", "other"))]
     in_memory = build_join(members, tmp_path / "memory")
     spilled = build_join(members, tmp_path / "spilled", memory_bytes=240_000)
     assert np.array_equal(in_memory.rows, spilled.rows)
@@ -276,8 +244,8 @@ def test_large_joins_spill_and_stay_the_same(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "spilled").iterdir()) == [spilled.folder.name, two.name]  # type: ignore[union-attr]
 
 
-def test_windows_are_close_together(tmp_path: Path) -> None:
-    member = large(tmp_path / "large", 20_000, 0)
+def test_windows_are_close_together(made_up: Callable[..., Path]) -> None:
+    member = JoinedDataset(made_up("large", 20_000), "train")
     wanted = np.random.default_rng(0).integers(0, 20_000, 500)
     assert [piece.tolist() for piece in join_build.windows(member, wanted)] == [list(range(500))]
     pieces = list(join_build.windows(member, wanted, window_bytes=50_000))

@@ -12,7 +12,7 @@ from energon_grain import SourceInfo
 from energon_grain.prepare.join_build import build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.source import LazyRowSources, LazySources
+from energon_grain.sources.source import LazySources
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
@@ -56,7 +56,7 @@ def test_rows_name_what_all_members_have(tmp_path: Path) -> None:
     right = make_text_dataset(tmp_path / "right", n=2, shards=1)
     members = [JoinedDataset(left, "train"), JoinedDataset(right, "train", nonmatch="none")]
     source = JoinedSource(build_join(members, None), [WebDatasetSource(left), WebDatasetSource(right)], start=1)
-    both, alone = LazyRowSources(source, 0), LazyRowSources(source, 1)
+    both, alone = LazySources(source, 0), LazySources(source, 1)
     assert both == LazySources(source.members[0], 1) + LazySources(source.members[1], 1)
     assert alone == LazySources(source.members[0], 2)
     assert [len(both), len(alone)] == [2, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -19,7 +18,7 @@ from energon_grain.formats.data_folder import DataFolder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.samples.types import CrudeSample
-from energon_grain.sources.webdataset_file_store import WebdatasetFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
@@ -154,17 +153,6 @@ def test_threads_may_read_at_once(dataset: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(store.get, list(expected) * 20))
     assert results == [content for _, content in expected.values()] * 20
-
-
-def test_a_copy_in_this_process_is_the_store_that_is_open(dataset: Path) -> None:
-    store = WebdatasetFileStore(dataset)
-    assert pickle.loads(pickle.dumps(store)) is store
-    content = pickle.dumps(store)
-    del store
-    again = pickle.loads(content)
-    assert again.get("plain1.txt") == b"text plain 1"
-    assert again == WebdatasetFileStore(dataset)
-    assert len({again, WebdatasetFileStore(dataset)}) == 1
 
 
 def test_a_copy_in_another_process_opens_its_own_files(dataset: Path) -> None:

@@ -260,7 +260,7 @@ def test_remotes_of_rclone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_profile_of_this_machine_needs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multistorageclient.config", None)
     assert str(EPath(f"msc://{name}/data")) == "/data"
-    with pytest.raises(ConfigError, match=r"^msc://team: .*`pip install 'energon-grain\[msc\]'`, or say what it"):
+    with pytest.raises(ConfigError, match=r"^reading msc://team needs .*energon-grain\[msc\]', or say what it stands"):
         found("msc://team/a")
 
 
@@ -276,6 +276,7 @@ def test_datasets_of_the_service_lie_below_its_cache(home: Path, monkeypatch: py
         ("profiles: [do-not-tell", r"cannot read its configuration \(ValueError\); `msc config validate` says why"),
         ("profiles: {team: {do-not-tell: 3}}", r"cannot read its configuration \(RuntimeError\)"),
         (msc("s3", base_path="${DO_NOT_TELL}"), r"cannot read its configuration \(ValueError\)"),
+        (msc("s3", {"type": "S3Credentials", "options": {}}, base_path="x"), r"configuration \(KeyError\)"),
     ],
 )
 def test_profiles_that_cannot_be_read(home: Path, text: str, said: str) -> None:
@@ -337,6 +338,8 @@ def section(profile: str | None = None) -> str | None:
 
 def test_which_section_counts(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [section(name) for name in ("lab", "role", "work", None)] == ["lab", "role", "work", "default"]
+    put(aws / "config", (aws / "config").read_text() + f"[profiler]\n{KEYS}[profile  two words]\n{KEYS}")
+    assert [section(name) for name in ("profiler", "two words")] == ["profiler", "two words"]
     assert "aws_access_key_id" not in (aws_section("", StoreSettings(profile="work")) or ("", {}))[1]
     monkeypatch.setenv("AWS_PROFILE", "lab")
     assert section() == "lab"
@@ -377,8 +380,11 @@ def test_what_renews_a_section_is_read_again(aws: Path) -> None:
     first = ask()
     assert (first["access_key_id"], first["token"]) == ("k", "t")
     assert first["expires_at"] is not None
+    for half_written in ("", "[la", "[lab]\naws_access_key_id = new\n"):
+        put(aws / "credentials", half_written)
+        assert (ask()["access_key_id"], ask()["token"]) == ("k", "t")
     put(aws / "credentials", "[lab]\naws_access_key_id = new\naws_secret_access_key = s\n")
-    assert (ask()["access_key_id"], ask()["expires_at"]) == ("new", None)
+    assert (ask()["access_key_id"], ask()["token"], ask()["expires_at"]) == ("new", None, None)
 
 
 @pytest.mark.parametrize("profile", ["lab", None])
@@ -404,5 +410,5 @@ def test_a_section_without_keys_is_boto3s(aws: Path, bucket: Bucket, monkeypatch
     assert (EPath(bucket.url) / "x").read_bytes() == b"private"
     use_storage(StorageSettings(stores={bucket.url: StoreSettings(profile="program", region="other")}, attempts=1))
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(ConfigError, match=rf"^{bucket.url}/x: the profile 'program' .*energon-grain\[aws\]"):
+    with pytest.raises(ConfigError, match=rf"^{bucket.url}/x: .* 'program' .*energon-grain\[aws\]"):
         (EPath(bucket.url) / "x").read_bytes()

@@ -145,6 +145,21 @@ def test_ways_to_sign_in(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) ->
     assert all("private" not in asked for asked in azure.asked)
 
 
+@pytest.mark.parametrize(
+    "signing", [f"AccountName={ACCOUNT};AccountKey={KEY}", "SharedAccessSignature=sv=1&sig=allowed"]
+)
+def test_keys_of_a_profile(azure: AzureServer, signing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
+    provider = {"type": "azure", "options": {"base_path": "box/in", "endpoint_url": azure.url}}
+    credentials = {"type": "AzureCredentials", "options": {"connection": signing}}
+    profile = {"storage_provider": provider, "credentials_provider": credentials}
+    (tmp_path / "msc.json").write_text(json.dumps({"profiles": {"team": profile}}))
+    EPath("msc://team/x").write_text("private")
+    assert [path.name for path in EPath("msc://team").walk()] == ["x"]
+    assert azure.containers["box"]["in/x"][0] == b"private"
+
+
 def test_what_is_not_there(azure: AzureServer) -> None:
     with pytest.raises(ReadError, match=rf"no bucket 'nobox' at {azure.url} .*; check its name and the end point"):
         list(EPath("az://nobox/a").walk())

@@ -108,7 +108,7 @@ def test_a_file_that_ends_too_early(paths: list[str]) -> None:
 
 def test_what_the_kernel_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_PAUSES_SECONDS", (0.001, 0.001))
-    with pytest.raises(ReadError, match=r"@ 5 \(10 bytes\) failed 3 times: Is a directory"):
+    with pytest.raises(ReadError, match=r"@ 5 \(10 bytes\) failed 4 times: Is a directory"):
         read(LocalFiles(), [os.fspath(tmp_path)], [(0, 5, 15)])
 
 

@@ -96,9 +96,9 @@ def test_a_relative_path_stays_in_its_bucket() -> None:
     assert absolute("../../b", "s3://bucket/a/c") == "s3://bucket/b"
     assert absolute("../..", "s3://bucket/a/c") == "s3://bucket"
     assert absolute("a", "s3://bucket") == "s3://bucket/a"
-    with pytest.raises(ConfigError, match=r"\.\./b: leads out of s3://bucket"):
+    with pytest.raises(ConfigError, match=r"^s3://bucket/\.\./b: `..` leads out of the bucket"):
         absolute("../b", "s3://bucket")
-    with pytest.raises(ConfigError, match="leads out of https://host"):
+    with pytest.raises(ConfigError, match=r"^https://host/a/../../b: `..` leads out"):
         absolute("../../b", "https://host/a")
 
 

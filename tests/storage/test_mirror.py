@@ -130,13 +130,16 @@ def test_what_was_copied_before_a_failure_is_not_copied_again(bucket: Bucket, mi
     assert mirror.refresh(["a", "b"]) == {"a": False, "b": True}
 
 
-def test_two_urls_never_share_a_folder(mirror_of: MakeMirror) -> None:
-    steps = ("a", "a/b", "a%2Fb", "a b", ".", "..", "a/..", "a/../b", "%2E%2E", "ä", "A", "...", "a?b", "a:b")
-    urls = [f"{scheme}://{step}" for scheme in ("s3", "gs") for step in steps]
-    folders = {os.path.normpath(mirror_of(url).folder) for url in urls}
-    assert len(folders) == len(urls)
-    above = mirror_of("s3://bucket").folder.parents[1]
-    assert all(Path(folder).is_relative_to(above) for folder in folders)
+def test_two_places_never_share_a_folder(mirror_of: MakeMirror) -> None:
+    steps = ["a", "a/b", "a/b//b", "./a/b", "../a/b", "a%2Fb", "%/a/b", "a b", ".", "..", "ä", "A", "...", "a?b", "a:b"]
+    urls = [f"{scheme}://{step}" for scheme in ("s3", "gs") for step in [*steps, "\u4e00" * 300, "\u4e00" * 299 + "x"]]
+    mirrors = [mirror_of(url) for url in urls]
+    assert len({os.path.normpath(mirror.folder) for mirror in mirrors}) == len(urls)
+    above = mirror_of("s3://bucket").folder.parent
+    assert all(Path(os.path.normpath(mirror.folder)).parent == above for mirror in mirrors)
+    for mirror in mirrors:
+        with mirror.locked():  # its folder can be made
+            pass
 
 
 def test_one_name_for_two_places_has_two_folders_and_two_names_for_one_place_have_one(tmp_path: Path) -> None:
@@ -265,16 +268,6 @@ def test_a_killed_process_leaves_nothing_that_disturbs(large_folder: tuple[str, 
             process.communicate()
         with started(url, size, "once") as last:
             assert last.communicate(timeout=PATIENCE_S)[0] == f"begins\n{expected}"
-
-
-def test_steps_of_urls_that_are_no_names_of_folders(mirror_of: MakeMirror) -> None:
-    urls = ["s3://b/a/b", "s3://b/a//b", "s3://b/./a/b", "s3://b/../a/b", "s3://b/%/a/b"]
-    long = ["s3://b/" + "\u4e00" * 300, "s3://b/" + "\u4e00" * 299 + "x"]
-    folders = {mirror_of(url).folder for url in urls + long}
-    assert len(folders) == len(urls + long)
-    for url in long:
-        with mirror_of(url).locked():
-            pass
 
 
 def test_what_could_not_be_written_is_copied_again(bucket: Bucket, mirror_of: MakeMirror) -> None:

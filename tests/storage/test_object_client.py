@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from conftest import RunScript
 from object_server import Bucket, Fault
+from patience import PATIENCE_S
 
 from energon_grain.errors import RangeError, ReadError
+from energon_grain.storage import object_client
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic
 from energon_grain.storage.settings import StorageSettings, StoreSettings
 
@@ -178,6 +180,46 @@ def test_after_a_failure_the_rest_is_not_begun(client: Client, bucket: Bucket, u
     with pytest.raises(ReadError, match="bytes 0 to 10"):
         reader.map(reader.read, [ObjectRange(url, start, start + 10) for start in range(50)])
     assert len(bucket.server.requests("tar")) < 10
+
+
+def test_what_has_no_first_byte_is_asked_for_a_second_time(
+    client: Client, bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store loses one request in 40 for ever; each may take minutes before it is an error."""
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 3.0)
+    reader = client(timeout_s=10 * PATIENCE_S, requests_in_flight=4)
+    lost = [Fault("stall", match=f"bytes={start}-") for start in range(0, 200, 40)]
+    bucket.server.inject(*lost)
+    wanted = [ObjectRange(url, start, start + 10) for start in range(200)]
+    began_s = time.monotonic()
+    found = reader.map(reader.read, wanted)
+    assert [one.data for one in found if one is not None] == [CONTENT[start : start + 10] for start in range(200)]
+    assert time.monotonic() - began_s < 5 * PATIENCE_S
+    assert reader.traffic.sent_twice >= len(lost)
+    assert reader.traffic.requests == 200 + reader.traffic.sent_twice
+
+
+def test_a_store_that_is_slow_for_all_is_not_asked_twice_for_everything(
+    client: Client, bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.1)
+    reader = client()
+    bucket.server.delay(0.5)
+    found = reader.map(reader.read, [ObjectRange(url, start, start + 10) for start in range(40)])
+    assert [one.data for one in found if one is not None] == [CONTENT[start : start + 10] for start in range(40)]
+    assert reader.traffic.sent_twice <= 8
+    assert reader.traffic.bytes_read == 400  # the later of two answers is not read
+
+
+def test_what_is_being_sent_is_not_asked_for_a_second_time(
+    client: Client, bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.3)
+    reader = client(timeout_s=2.0, attempts=1)
+    bucket.server.inject(Fault("stall", sent=0.5, times=None))
+    with pytest.raises(ReadError, match="no answer within 2 s"):
+        reader.read(ObjectRange(url))
+    assert reader.traffic.sent_twice == 0
 
 
 STALLS = """

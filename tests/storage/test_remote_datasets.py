@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from metadatasets import write_v2
@@ -143,6 +144,30 @@ def test_a_second_opening_fetches_no_index_again_and_a_second_pass_nothing(bucke
         text_batches(stream, 60)
     sent = {request.path: request.sent_bytes for request in bucket.server.requests()}
     assert sum(sent.values()) < 30_000, sent
+
+
+def test_what_a_pass_asks_for_and_fetches(bucket: Bucket, tmp_path: Path) -> None:
+    """Of a store that is well, with a cache for each host. The figures are those of one file an object."""
+    make_text_dataset(tmp_path / "set", n=3200, shards=4, text_bytes=10_000)
+    url = bucket.upload(tmp_path / "set", "set")
+    bytes_of_sample = sum(shard.stat().st_size for shard in (tmp_path / "set").glob("*.tar")) / 3200
+    for hosts, most_requests, most_times in ((1, 21, 1.01), (8, 720, 7.6)):
+        readers: list[Any] = []
+        for host in range(hosts):
+            cache = str(tmp_path / f"cache of {host} of {hosts}")
+            use_storage(StorageSettings(cache_dir=cache, ahead_bytes=(64 << 20) // hosts))
+            options = {"batch_size": 4, "max_samples_per_sequence": 100, "shuffle_buffer_size": 100, "repeat": False}
+            readers.append(open_share(url, host=host, hosts=hosts, **options))
+        bucket.server.reset()
+        read = 0
+        for _ in range(3200 // 4 // hosts):
+            read += sum(len(getattr(next(stream, None), "__key__", ())) for stream in readers)
+        requests = bucket.server.requests(".tar")
+        for stream in readers:
+            stream.close()
+        assert read > 2000
+        assert len(requests) <= most_requests
+        assert sum(request.sent_bytes for request in requests) <= most_times * read * bytes_of_sample
 
 
 def test_a_bucket_without_the_dataset_says_so(bucket: Bucket) -> None:

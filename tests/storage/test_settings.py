@@ -114,14 +114,17 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
         ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known here: stores, requests_in_flight"),
         ({"stores": {"s3://b": {"regoin": "x"}}}, r"\$.stores\['s3://b'\].regoin: .* Did you mean `region`\?"),
         ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known here: endpoint, region"),
-        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: .*Credentials never stand here"),
-        ({"stores": {"s3://b": {"region": 3}}}, r"\$.stores\['s3://b'\].region: Expected `str | null`, got `int`$"),
-        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: must be a mapping, such as"),
+        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: credentials never stand here"),
+        (
+            {"stores": {"s3://b": {"region": 3}}},
+            r"\['s3://b'\].region: text in quotes is expected here, not the number",
+        ),
+        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: a mapping such as `\{reg.*here, not nothing"),
         ({"stores": {"s3://b": {"endpoint": "localhost:1"}}}, r"\['s3://b'\]: endpoint .* write http://localhost:1"),
         ({"stores": {"data://v": {"location": "nowhere"}}}, r"\['data://v'\]: location 'nowhere': must be a URL"),
         ({"stores": {"team": {}}}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
-        ({"stores": ["s3://b"]}, r"\$.stores: must be a mapping"),
-        ({"attempts": "three"}, r"\$.attempts: Expected `int`, got `str`$"),
+        ({"stores": ["s3://b"]}, r"\$.stores: a mapping such as .* is expected here, not a list"),
+        ({"attempts": "three"}, r"\$.attempts: a whole number is expected here, not the text 'three'"),
         ({"attempts": 0}, r"\$: attempts=0: must be 1 or more"),
         ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
         ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
@@ -130,8 +133,8 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
         ({"first_pause_s": -1}, "between 0 and"),
         ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
         ("a: [", "not valid YAML"),
-        ("just text", r"must hold a mapping, such as `stores: \{'s3://bucket'"),
-        ("", "must hold a mapping"),
+        ("just text", r"\$: a mapping such as `stores: \{'s3://bucket'.*, not the text"),
+        ("", "a mapping such as .* not nothing"),
     ],
 )
 def test_what_is_wrong_names_the_file_and_the_key(
@@ -139,14 +142,13 @@ def test_what_is_wrong_names_the_file_and_the_key(
 ) -> None:
     file = write(home / "x.yaml", content)
     monkeypatch.setenv(ENVIRONMENT, str(file))
-    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}") as failure:
+    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}"):
         storage_settings()
-    assert "storage settings" not in str(failure.value)
 
 
 @pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}])
 def test_settings_of_a_program_are_checked_too(changed: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="storage settings: "):
+    with pytest.raises(ConfigError, match=r"attempts=0: must|timeout_s=-1 must|cache_bytes=-5: must"):
         StorageSettings(**changed)
 
 
@@ -194,14 +196,18 @@ def test_settings_of_a_block_end_with_it(home: Path) -> None:
     ("prefix", "store", "said"),
     [
         ("team", {"region": "x"}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
-        ("s3://b", {"endpoint": "localhost:5678"}, "'localhost:5678': must be a URL; write http://localhost:5678"),
-        ("s3://b", {"endpoint": "ftp://host"}, "'ftp://host': must be a URL; write http://host"),
+        (
+            "s3://b",
+            {"endpoint": "localhost:5678"},
+            "endpoint 'localhost:5678': must be a URL; write http://localhost:5678",
+        ),
+        ("s3://b", {"endpoint": "ftp://host"}, "endpoint 'ftp://host': must be a URL; write http://host"),
         ("data://v", {"location": "nowhere"}, "location 'nowhere': must be a URL .* s3://, .* file://"),
         ("data://v", {"location": "msc://team"}, "location 'msc://team': must be a URL that is read as it is"),
     ],
 )
 def test_stores_that_cannot_be_reached_are_refused(prefix: str, store: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^storage settings: .*{said}"):
+    with pytest.raises(ConfigError, match=f"^{said}"):
         StorageSettings(stores={prefix: StoreSettings(**store)})
 
 

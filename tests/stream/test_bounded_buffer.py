@@ -8,7 +8,7 @@ import time
 import pytest
 
 from energon_grain.storage.given_up import GivenUp
-from energon_grain.stream.bounded_buffer import BoundedBuffer
+from energon_grain.stream.workers import BoundedBuffer
 
 
 def test_order_capacity_and_narrowing() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from energon_grain.cli.composition import composition
+from energon_grain.cli.mixture_summary import composition
 from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
 from energon_grain.samplers.passes import Concat

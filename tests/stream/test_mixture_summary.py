@@ -13,8 +13,7 @@ import yaml
 from metadatasets import write_v2
 
 from energon_grain import ConfigError, DatasetNotFoundError, SplitError
-from energon_grain.cli.composition import composition
-from energon_grain.cli.mixture_summary import MixtureSummary, summarize_mixture
+from energon_grain.cli.mixture_summary import MixtureSummary, composition, summarize_mixture
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.testing import make_text_dataset
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from energon_grain import Sample, TextSample
-from energon_grain.stream.hook_call import apart
+from energon_grain.stream.hooks import apart
 
 BASE: Any = {"__key__": "a", "__restore_key__": ()}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon_grain.stream.worker_death import worker_death
+from energon_grain.stream.workers import worker_death
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ ROWS = 300
     ("worker_type", "options"),
     [
         ("dataloader", {}),
-        ("dataloader", {"multiprocessing_context": multiprocessing.get_context("forkserver")}),
         ("dataloader", {"multiprocessing_context": "spawn"}),
         ("thread", {}),
         ("process", {}),

@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as arrays_of
 from patience import PATIENCE_S
 
 from energon_grain import Stream
-from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
 from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.transport import SamplePickler, SampleUnpickler
 from energon_grain_torch import (
     Batch,
     CrudeSample,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_grain.stream.result_transport import SamplePickler, SampleUnpickler
 from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.transport import SamplePickler, SampleUnpickler
 from energon_grain.transforms import batching as array_kind
 from energon_grain.transforms.batching import (
     NUMPY,

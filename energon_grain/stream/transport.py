@@ -1,4 +1,4 @@
-"""Encoded chunks between processes: pickles whose large buffers travel beside them.
+"""What goes between processes: the compiled dataset to workers, encoded chunks back, large buffers beside the pickle.
 
 Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.batching`).
 Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import pickle
+import struct
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, cast
 
+import cloudpickle
+
 from energon_grain.datasets.worker_config import IN_A_WORKER
 from energon_grain.errors import SkipSample, WorkerError
-from energon_grain.sources.source import LazyRowSources, LazySources, Source
+from energon_grain.sources.source import LazySources, Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.spec import StreamSpec
 from energon_grain.transforms.batching import reducers
+
+HEADER = struct.Struct("<Q")
+"""Begins each message in a pipe: its length."""
+_ALIGNMENT = 64
 
 
 class SamplePickler(pickle.Pickler):
@@ -42,9 +52,9 @@ class SamplePickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """(source, index) in place of provenance; what the script defines by name, with its slots."""
         # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
-        if type(obj) is LazySources or type(obj) is LazyRowSources:
+        if type(obj) is LazySources:
             number = self._numbers.get(id(obj.source))
-            return NotImplemented if number is None else (_bound, (type(obj), number, obj.index))
+            return NotImplemented if number is None else (_bound, (number, obj.index))
         if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
             return _class_of_script, (obj.__qualname__,)
         if type(obj).__module__ == "__main__" and hasattr(type(obj), "__slots__"):
@@ -76,8 +86,8 @@ class SampleUnpickler(pickle.Unpickler):
 _receiving = threading.local()
 
 
-def _bound(kind: type[LazySources], number: int, index: int) -> LazySources:
-    return kind(_receiving.sources[number], index)
+def _bound(number: int, index: int) -> LazySources:
+    return LazySources(_receiving.sources[number], index)
 
 
 def _by_attributes(value: Any) -> tuple[Any, ...]:
@@ -154,3 +164,76 @@ def _make_namesake(name: str, text: str, skips: bool, notes: list[str]) -> Excep
     for note in notes:
         error.add_note(note)
     return error
+
+
+def packed(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it the large buffers that it refers to, as `SampleUnpickler` takes them.
+
+    A result that cannot be pickled becomes an error that says so.
+    """
+    try:
+        return pickled_parts(result, sources)
+    except Exception as error:
+        return pickled_parts(
+            WorkerError(
+                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
+                f"arrays, texts and instances of classes of a module or of the script, or let hooks run in the main "
+                f"process (no workers, or worker_type='thread')"
+            ),
+            sources,
+        )
+
+
+def pickled_parts(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it its large buffers, as `SampleUnpickler` takes them. Raises as `pickle`."""
+    pickler = SamplePickler(sources)
+    payload = pickler.payload(result)
+    return [payload, *(buffer.raw() for buffer in pickler.buffers)]
+
+
+def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes lie in one piece of memory, aligned for any array in them; and how large it is."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def write_parts(file: int, parts: list[memoryview]) -> None:
+    """Write parts to their `part_offsets` in a file in memory.
+
+    Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
+    """
+    for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
+        done = 0
+        while done < part.nbytes:
+            done += os.pwrite(file, part[done:], offset + done)
+
+
+def memory_file() -> int:
+    """Descriptor of an anonymous file in memory (or of an unlinked one on disk, where the system has no memfd)."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
+    """Pickle a dataset for a worker process; hooks may be defined in the script.
+
+    Args:
+        spec: The compiled dataset, without what workers do not need.
+        otherwise: What else to do about hooks that cannot be pickled.
+
+    Raises:
+        WorkerError: It cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(spec)
+    except Exception as error:
+        raise WorkerError(
+            f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
+            f"encoder holds something that cannot be pickled. Create it inside the hook, or {otherwise}"
+        ) from error
