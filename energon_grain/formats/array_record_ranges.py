@@ -322,21 +322,22 @@ def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[in
 
 def record_extents(
     places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """(n,) first byte of the chunk that holds each record, and (n,) size of it.
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """(n,) first byte of the chunk that holds each record, (n,) size of it, and (n,) which of its records that is.
 
     Args:
         places: Of the files.
         file: (n,) which of them.
         record: (n,) number in the file.
     """
-    start, size = np.empty(len(record), np.int64), np.empty(len(record), np.int64)
+    start, size, within = np.empty((3, len(record)), np.int64)
     for number in np.unique(file).tolist():
         here = np.flatnonzero(file == number)
         chunk = places[number].chunk_of(record[here])
         start[here] = places[number].start[chunk]
         size[here] = places[number].start[chunk + 1] - start[here]
-    return start, size
+        within[here] = record[here] - places[number].first[chunk]
+    return start, size, within
 
 
 def read_records(
@@ -354,7 +355,7 @@ def read_records(
     Raises:
         ReadError: A record cannot be had, or is damaged; names it.
     """
-    start, size = record_extents(places, file, record)
+    start, size, within = record_extents(places, file, record)
     new = np.ones(len(record), np.bool_)
     new[1:] = (start[1:] != start[:-1]) | (file[1:] != file[:-1])
     heads = np.flatnonzero(new)
@@ -372,27 +373,14 @@ def read_records(
             chunks.append(chunk_records(data[span][begin : begin + int(size[head])], int(start[head])))
         except FormatError as error:
             raise ReadError(f"{paths[int(file[head])]}: record {int(record[head])}: its chunk {error}") from error
-    if all(len(chunk) == 1 for chunk in chunks):
-        return [chunk[0] for chunk in chunks]
-    return _picked(places, file, record, chunks, (np.cumsum(new) - 1).tolist(), paths)
-
-
-def _picked(
-    places: Sequence[RecordPlaces],
-    file: Int64Array,
-    record: Int64Array,
-    chunks: list[list[bytes]],
-    chunk: list[int],
-    paths: Sequence[str],
-) -> list[bytes]:
-    """The records asked for, out of the chunks that hold them."""
     found: list[bytes] = []
-    for number, which, held in zip(file.tolist(), record.tolist(), chunk, strict=True):
-        first = places[number].first
-        place = int(first[np.searchsorted(first, which, side="right") - 1])
-        if which - place >= len(chunks[held]):
-            raise ReadError(f"{paths[number]}: record {which}: its chunk has fewer records than the footer says")
-        found.append(chunks[held][which - place])
+    for number, place, chunk in zip(range(len(record)), within.tolist(), (np.cumsum(new) - 1).tolist(), strict=True):
+        if place >= len(chunks[chunk]):
+            raise ReadError(
+                f"{paths[int(file[number])]}: record {int(record[number])}: its chunk has fewer records than the "
+                f"footer says"
+            )
+        found.append(chunks[chunk][place])
     return found
 
 

@@ -150,7 +150,7 @@ class ObjectRecords:
     def extents(self, shard: Int64Array, record: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(n,) where the chunk of each record begins in its file, and (n,) size of it. Raises like `read`."""
         _, places, file = self._files(shard)
-        return record_extents(places, file, record)
+        return record_extents(places, file, record)[:2]
 
     def _files(self, shard: Int64Array) -> tuple[list[str], list[RecordPlaces], Int64Array]:
         """Files that are asked for, where their records lie, and (n,) which of these files each number means."""

@@ -77,7 +77,6 @@ def test_duplicates_are_refused_on_request(tmp_path: Path) -> None:
     keys = [b"\xff", *(b"%d" % number for number in range(40))]
     with pytest.raises(DuplicateKeyError, match=r"^82 samples .* and 77 more") as caught:
         write_columnar(tmp_path, ["0.tar", "1.tar"], [scan_of(keys * 2), scan_of(keys)], unique_keys=True)
-    assert r"'\xff' in 0.tar" in str(caught.value) or "'0' in 0.tar" in str(caught.value)
     assert "twice" in str(caught.value)
 
 

@@ -7,7 +7,6 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Final, Literal, NoReturn
 
@@ -126,13 +125,6 @@ class TarBytes:
             raise self.truncated(offset, f"{size_bytes} bytes are needed here")
         return data
 
-    def block(self, offset: int, *, window: bool = False) -> bytes:
-        """Read the header block at `offset`, and little around it; or, for small members, what follows too."""
-        block = (self.data.near if window else self.data.alone)(offset, BLOCK)
-        if len(block) < BLOCK:
-            self._incomplete(offset, block)
-        return block
-
     def error(self, offset: int, what: str, rule: str, member: bytes | None = None) -> TarError:
         """Make an error that names file, member and offset, then says what is wrong and what to do."""
         name = "" if member is None else f"{member.decode('utf-8', 'backslashreplace')} "
@@ -160,7 +152,7 @@ class TarBytes:
             os.close(descriptor)
             raise
 
-    def _incomplete(self, offset: int, rest: bytes) -> NoReturn:
+    def incomplete(self, offset: int, rest: bytes) -> NoReturn:
         """Say why a block is shorter than it must be."""
         if rest.strip(b"\0"):
             raise self.truncated(offset, f"a header of {BLOCK} bytes must be here")
@@ -393,7 +385,7 @@ class HeaderHops:
 
     def __init__(self, tar: TarBytes, *, window: bool) -> None:
         self._tar = tar
-        self._read_block = partial(tar.block, window=window)
+        self._read = tar.data.near if window else tar.data.alone
         # The header that an error is about is among them: a bad checksum of it explains more.
         self._headers: list[bytes] = []
         self._offsets: list[int] = []
@@ -421,10 +413,12 @@ class HeaderHops:
 
     def _plain(self, offset: int, limit: int) -> tuple[int, bytes | None]:
         """Take in plain headers; give the offset of the next, and that one if it is something else."""
-        read_block, plain_size, file_size = self._read_block, _PLAIN_SIZE.match, self._tar.size_bytes
+        read, plain_size, file_size = self._read, _PLAIN_SIZE.match, self._tar.size_bytes
         headers, offsets, sizes = self._headers, self._offsets, self._sizes
         while len(headers) < limit:
-            block = read_block(offset)
+            block = read(offset, BLOCK)
+            if len(block) < BLOCK:
+                self._tar.incomplete(offset, block)
             if block[TYPE] != REGULAR or not plain_size(block, SIZE.start):
                 return offset, block
             size = int(block[SIZE.start : SIZE.stop - 1], 8)
@@ -436,6 +430,12 @@ class HeaderHops:
             sizes.append(size)
             offset = after
         return offset, None
+
+    def _block(self, offset: int) -> bytes:
+        block = self._read(offset, BLOCK)
+        if len(block) < BLOCK:
+            self._tar.incomplete(offset, block)
+        return block
 
     def _special(self, offset: int, block: bytes) -> int:
         """Take in a header of any kind, with the extension headers before it; give the offset of the next."""
@@ -452,10 +452,10 @@ class HeaderHops:
             if kind != PAX_GLOBAL and extension.start < 0:
                 extension.start = offset
             one_block = 0 < size <= BLOCK and offset + 2 * BLOCK <= tar.size_bytes
-            payload = self._read_block(offset + BLOCK)[:size] if one_block else tar.read(offset + BLOCK, size)
+            payload = self._block(offset + BLOCK)[:size] if one_block else tar.read(offset + BLOCK, size)
             extension.add(tar, offset, kind, payload)
             offset += BLOCK + round_up(size)
-            block = self._read_block(offset)
+            block = self._block(offset)
             if block == ZERO_BLOCK:
                 raise tar.error(offset, "an extension header without a member after it", "Create the shard again.")
         row = len(self._headers)
