@@ -37,7 +37,8 @@ _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
 
 SECOND_REQUEST_SECONDS = 2.0
-"""How long a request may be without a first byte before it is sent a second time."""
+"""How long a request may be without a first byte before it is sent a second time; longer where it is usual to wait."""
+_USUAL_TIMES = 5
 _SENT_TWICE_SHARE = 0.05
 _SENT_TWICE_ALWAYS = 4
 """So many requests may be sent twice, and the share of all: a store that is slow to answer everybody is not helped by
@@ -99,6 +100,7 @@ class ObjectClient:
         self._threads: ThreadPoolExecutor | None = None
         self._stores = ObjectStores(settings)
         self._waiting = _WaitingThreads()
+        self._usual_s = 0.0  # until the first byte, of late
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
@@ -191,10 +193,12 @@ class ObjectClient:
             asked = _Asked(ask)
             self._waiting.call(asked.ask)
             now = time.monotonic()
-            end, again = now + self.settings.timeout_s, now + SECOND_REQUEST_SECONDS
+            end, again = now + self.settings.timeout_s, now + max(SECOND_REQUEST_SECONDS, _USUAL_TIMES * self._usual_s)
             while True:
                 try:
-                    return asked.result.result(max(0.0, min(LOOK_SECONDS, end - now)))
+                    found = asked.result.result(max(0.0, min(LOOK_SECONDS, end - now)))
+                    self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
+                    return found
                 except TimeoutError:
                     _check_wanted()
                 now = time.monotonic()
@@ -219,12 +223,15 @@ class _Asked(Generic[_Result]):
 
     Attributes:
         result: What the one gives that is answered first.
+        first_byte_s: How long that took.
     """
 
     def __init__(self, ask: Callable[[Answered], _Result]) -> None:
         self.result: Future[_Result] = Future()
         self._ask = ask
         self._first: dict[str, object] = {}
+        self._began_s = time.monotonic()
+        self.first_byte_s = 0.0
 
     @property
     def is_answered(self) -> bool:
@@ -238,6 +245,7 @@ class _Asked(Generic[_Result]):
         def answered() -> None:
             if self._first.setdefault("first", mine) is not mine:
                 raise LateAnswerError
+            self.first_byte_s = self.first_byte_s or time.monotonic() - self._began_s
 
         try:
             try:
