@@ -131,7 +131,8 @@ class Form(Generic[T]):
 
     def _located(self, error: msgspec.ValidationError, value: Any, place: Place) -> ConfigError:
         """The error with its place, which msgspec gives at the end, in words, and with the value that it met."""
-        message, _, path = str(error).partition(" - at `$")
+        message, at, path = str(error).rpartition(" - at `$")
+        message, path = (message, path) if at else (path, "")
         steps = [name or int(number) for name, number in _STEP.findall(path.partition("[...]")[0])]
         for step in steps:
             value = value[step]

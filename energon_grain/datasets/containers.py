@@ -1,4 +1,7 @@
-"""What kinds of files a leaf can be read from. A further kind is one more entry in `_KINDS`."""
+"""What kinds of files a leaf can be read from, and how its samples are made of their parts.
+
+A further kind is one more entry in `_KINDS`. Samples are made as the `dataset.yaml` says, or the program.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from energon_grain.datasets.sample_definition import SampleDefinition, define_samples
 from energon_grain.errors import ConfigError
+from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import (
@@ -23,19 +26,39 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.samplers.subset import Subset
-from energon_grain.sources.array_record import ArrayRecordFileStore
+from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.jsonl import JsonlFileStore, JsonlSource
-from energon_grain.sources.prepared import open_prepared
-from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebdatasetFileStore
+from energon_grain.sources.source import PartFilter, Source
+from energon_grain.sources.webdataset import WebdatasetFileStore, WebDatasetSource
 from energon_grain.storage.location import located
+from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.transforms.field_map import FieldMap
 
 if TYPE_CHECKING:
     from energon_grain.datasets.leaf import LeafDataset
 
 _logger = logging.getLogger("energon_grain")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDefinition:
+    """How samples are made of parts.
+
+    Attributes:
+        sample_type: None: they are crude, and cooked by the task encoder.
+        field_map: Where the fields of `sample_type` are found.
+        load: In place of a field map: makes a sample of a crude one, whose parts are bytes. May run in several threads.
+        decoder: Decodes the parts; None leaves them bytes.
+        part_filter: Parts to read, where there is no field map.
+    """
+
+    sample_type: type[Any] | None = None
+    field_map: FieldMap | None = None
+    load: Callable[[Any], Any] | None = None
+    decoder: SampleDecoder | None = None
+    part_filter: PartFilter = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +108,7 @@ class _Chosen:
     Attributes:
         info: `.info.json`.
         config: `dataset.yaml`.
-        options: Shards, range and excludes, as `open_prepared` takes them; none: all samples.
+        options: Shards, range and excludes, as the sources take them; none: all samples.
         unmatched_excludes: Excludes that name no shard.
         where: The split part, as messages name it.
     """
@@ -143,15 +166,14 @@ def _check_shards(leaf: LeafDataset, whole: bool) -> None:
         leaf.chosen.put(chosen, files, stamps)
 
 
-def _open_shards(leaf: LeafDataset, whole: bool, *, kind: DatasetKind) -> Content:
+def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource] | type[ArrayRecordSource]) -> Content:
     folder = open_folder(leaf.path)
     with naming(folder):
         chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
         definition = _define(leaf, chosen)
         field_map = definition.field_map
-        source = open_prepared(
+        source = kind(
             folder,
-            kind=kind,
             info=chosen.info,
             parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
             **chosen.options,
@@ -256,11 +278,116 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
 
 _KINDS = {
     DatasetKind.WEBDATASET: Container(
-        open=partial(_open_shards, kind=DatasetKind.WEBDATASET), check=_check_shards, store=_store_of_shards
+        open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards, store=_store_of_shards
     ),
     DatasetKind.ARRAY_RECORD: Container(
-        open=partial(_open_shards, kind=DatasetKind.ARRAY_RECORD), check=_check_shards, store=_store_of_records
+        open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards, store=_store_of_records
     ),
     DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines, store=JsonlFileStore),
     DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays, store=_no_store_of_rows),
 }
+
+
+def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition:
+    """What the `dataset.yaml` of a leaf says.
+
+    Raises:
+        ConfigError: It is wrong.
+        FieldMapError: The field map does not fit the sample type.
+        UntrustedCodeError: It names a class of a module that the program did not declare.
+    """
+    root = leaf.path
+    decoder = None if config.raw_bytes else leaf.task_encoder.decoder
+    if config.decoder is not None:
+        decoder = _declared_decoder(leaf.task_encoder.decoder_type, config.decoder, root)
+    if config.kind == "crude":
+        return SampleDefinition(decoder=decoder, part_filter=_parts(leaf, config, crude=True))
+    if config.sample_loader is not None:
+        raise ConfigError(
+            f"{root}: `sample_loader` runs code that lies beside the data, which is refused. Import its functions "
+            f"in the program and pass them: StandardWebdatasetFactory({root!r}, sample_type=…, sample_loader=function, "
+            f"part_filter=function, split_part=…, training=…, worker_config=…).build() is the same dataset. Or use a "
+            f"`field_map`; or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+        )
+    sample_type = None
+    if config.sample_type is not None:
+        sample_type = resolve_class(
+            config.sample_type, trusted_modules=leaf.trusted_modules, where=f"{root}: {leaf.dataset_config}"
+        )
+    if config.kind == "custom":
+        definition = _of_factory(leaf, config, sample_type, decoder)
+        sample_type = definition.sample_type
+    else:
+        assert sample_type is not None
+        assert config.field_map is not None
+        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{root}: field_map")
+        definition = SampleDefinition(sample_type=sample_type, field_map=field_map, decoder=decoder)
+    asked = leaf.sample_type
+    if asked is not None and sample_type is not None and not issubclass(sample_type, asked):
+        raise ConfigError(f"{root}: holds {sample_type.__name__}, but sample_type={asked.__name__} was asked for")
+    return definition
+
+
+def _of_factory(
+    leaf: LeafDataset,
+    config: DatasetConfig,
+    sample_type: type[Any] | None,
+    decoder: SampleDecoder | None,
+) -> SampleDefinition:
+    """What a class of the program's says, made with the arguments in the file."""
+    from energon_grain.datasets.webdataset_factories import (
+        BaseWebdatasetFactory,
+        CrudeWebdataset,
+        DefaultDecoderWebdatasetFactory,
+        DefaultGenericWebdatasetFactory,
+    )
+
+    assert config.class_ref is not None
+    factory = resolve_class(
+        config.class_ref, trusted_modules=leaf.trusted_modules, where=f"{leaf.path}: {leaf.dataset_config}"
+    )
+    if not issubclass(factory, BaseWebdatasetFactory):
+        raise ConfigError(
+            f"{leaf.path}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "
+            f"with a `field_map`, make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder, or "
+            f"derive the class from DefaultDecoderWebdatasetFactory"
+        )
+    arguments: dict[str, Any] = {
+        "split_part": leaf.split_part,
+        "training": leaf.training,
+        "worker_config": leaf.worker_config,
+        **config.options,
+    }
+    if issubclass(factory, DefaultGenericWebdatasetFactory):
+        arguments["subflavors"] = {**config.subflavors, **leaf.subflavors}
+    if issubclass(factory, DefaultDecoderWebdatasetFactory):
+        arguments["decoder"] = decoder
+    parts = _parts(leaf, config, crude=issubclass(factory, CrudeWebdataset))
+    given = {"sample_type": sample_type, "field_map": config.field_map, "part_filter": parts}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    try:
+        made = factory(leaf.path, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{leaf.path}: {config.class_ref} does not take what its dataset configuration says: {error}"
+        ) from error
+    return made.definition()
+
+
+def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
+    try:
+        return decoder_type(**options)
+    except TypeError as error:
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
+
+
+def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:
+    """Parts to read: of a crude dataset the program may say which."""
+    if config.part_filter is None or (crude and leaf.part_filter is not None):
+        return leaf.part_filter if crude else None
+    if isinstance(config.part_filter, str):
+        raise ConfigError(
+            f"{leaf.path}: `part_filter: {config.part_filter}` names code beside the data, which is not run; list the "
+            f"part names instead"
+        )
+    return frozenset(config.part_filter)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
-from energon_grain.datasets.containers import Chosen, Container, container_at, container_of
+from energon_grain.datasets.containers import Chosen, Container, SampleDefinition, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.formats.nv_meta import DatasetKind

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import open_primary
+from energon_grain.datasets.containers import SampleDefinition
 from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.sample_definition import SampleDefinition
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError

@@ -70,8 +70,8 @@ class DatasetLoaderInterface(ABC):
         """The file that paths are relative to, and that errors name; None: paths are relative to the working folder."""
 
     @abstractmethod
-    def node(self, split_part: str) -> Node:
-        """The node of a split.
+    def node(self, split_part: str) -> Node | Mapping[str, Any]:
+        """The node of a split; that of a class of the program's may be a mapping, as a file has it.
 
         Raises:
             ConfigError: There is no such split.

@@ -32,6 +32,7 @@ from energon_grain.metadataset.forms import (
     MetadatasetConcat,
     MetadatasetJoin,
     Node,
+    read_node,
 )
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import absolute, folder_of, is_url
@@ -47,7 +48,7 @@ class Document(Protocol):
     @property
     def file(self) -> str | None: ...
 
-    def node(self, split_part: str) -> Node: ...
+    def node(self, split_part: str) -> Node | Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +122,7 @@ class Resolver:
             ConfigError: There is no such split, the document refers to itself, or a rule is broken further down.
             DatasetNotFoundError: A file is missing, or a dataset while `require_data`.
         """
-        node = document.node(inherited.split_part)
+        node = read_node(document.node(inherited.split_part), Place(document.file or type(document).__name__))
         if document.file is None:
             return self.node(node, replace(inherited, folder=os.getcwd()))
         here = (absolute(os.fspath(document.file), os.getcwd()), inherited.split_part)

@@ -190,7 +190,6 @@ DOCUMENTS = [
     f"{FRAME}splits: {{train: {{datasets: [{{path: texts}}]}}}}",
     "splits: {train: {path: [}",
     "splits: !!python/name:os.system {}",
-    "splits: {train: &a {datasets: [*a]}}",
 ]
 """Whole files."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 from metadatasets import node
 
-from energon_grain import MetadatasetV2
+from energon_grain import DatasetLoaderInterface, MetadatasetV2
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.joined_leaf import Joiner
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.metadataset.documents import load_metadataset
+from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.forms import (
     DatasetReference,
     JoinArrayReference,
@@ -165,3 +168,17 @@ def test_programs_may_give_paths_numbers_and_functions() -> None:
     assert document.node("val").joiner == Joiner(target=merge, is_function=True)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"MetadatasetV2: \$\.splits\.train: a mapping"):
         MetadatasetV2(splits={"train": 3})
+
+
+class Own(DatasetLoaderInterface):
+    """A program's own way to say what to load."""
+
+    file = None
+
+    def node(self, split_part: str) -> Any:
+        return {"blend": [{"path": f"{split_part}-{name}", "weight": weight} for name, weight in (("a", 1), ("b", 3))]}
+
+
+def test_a_class_of_the_program_gives_nodes_as_mappings() -> None:
+    leaves = leaves_of(load_metadataset(Own(), split_part="x", require_data=False))
+    assert [leaf.path for leaf in leaves] == [os.path.abspath("x-a"), os.path.abspath("x-b")]
