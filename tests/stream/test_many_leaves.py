@@ -196,7 +196,8 @@ def test_each_sample_of_a_chunk_is_told_what_it_is_alone(tmp_path: Path) -> None
             split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_000.tar/002]"))
         part: dict[str, Any] = {"path": str(path), "subflavors": {"cook": "ab"[number % 2], "number": number}}
         blend.append({**part, "subset": {"range": [2, 11]}} if number % 4 == 2 else part)
-    metadataset = MetadatasetV2(splits={"train": {"blend": blend}})
+    splits: Any = {"train": {"blend": blend}}
+    metadataset = MetadatasetV2(splits=splits)
     dataset = get_train_dataset(
         metadataset, batch_size=32, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Telling()
     )
