@@ -18,7 +18,7 @@ from energon_grain.stream.spec import HookSpec, LeafSpec
 
 if TYPE_CHECKING:
     from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
-    from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
+    from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
 
 BLOCKS_IN_LANE = 16
 """Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
@@ -62,19 +62,19 @@ class LeafPart:
             # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
             # samples would be random. It is a small dataset, too.
             block = None
+        window = 1
+        if block is not None:
+            at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
+            window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
         return LeafOrder(
             n=samples,
             key=key,
             block=block,
-            window=1 if block is None else self._window(ordering, block, lanes),
+            window=window,
             passes=passes,
             replacement=ordering.passes == -1,
             runs=runs,
         )
-
-    def _window(self, ordering: Ordering, block: int, lanes: int) -> int:
-        at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
-        return window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
 
     def spec(self, lanes: int, runs: bool, cache_pool: CachePool | None) -> LeafSpec:
         """Everything that the stream needs of it."""

@@ -142,8 +142,8 @@ def _chunk_samples(stage: PureStage, chunk: Chunk, clock: StageClock) -> list[tu
     for kind, places, draws, raw in read:
         with clock.timed("decode"):
             groups = chunk.groups if len(places) == len(chunk.draws) else ()
-            flow = stage.load(kind, raw, draws, groups, chunk.batches_of(places))
-        for hook in stage.hooks(kind):
+            flow = kind.load(raw, draws, groups, chunk.batches_of(places))
+        for hook in kind.hooks:
             with clock.timed(hook.name):
                 stage.apply(flow, hook)
             if not hook.concurrent:

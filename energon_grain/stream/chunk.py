@@ -72,15 +72,8 @@ class Chunk:
         """Places of the batches that lie in this chunk as a whole."""
         return (group for group in self.groups if len(group) == self.batch_size)
 
-    @property
-    def batch_of(self) -> Callable[[int], int] | None:
-        """Number of the batch that the sample at a place belongs to, if none is dropped; None: nobody can tell."""
-        if not self.batch_size:
-            return None
-        return lambda place: (self.first + place) // self.batch_size
-
     def batches_of(self, places: npt.NDArray[np.intp]) -> Callable[[int], int] | None:
-        """The same for places among some of the chunk's."""
+        """Number of the batch of each of some places, if no sample is dropped; None: nobody can tell."""
         if not self.batch_size:
             return None
         return lambda place: (self.first + int(places[place])) // self.batch_size

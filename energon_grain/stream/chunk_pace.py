@@ -11,8 +11,6 @@ MAX_CHUNK = 8_192
 """Samples that are read at once, of few leaves."""
 SAMPLES_OF_A_LEAF = 16
 """Samples that are read at once, of many leaves for each of them: a call for each costs as much as these take."""
-MAX_CHUNK_OF_MANY = 32_768
-"""Samples that are read at once of however many leaves."""
 CHUNK_SECONDS = 0.1
 """A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
 LEAF_SECONDS = 1e-4
@@ -34,7 +32,7 @@ class ChunkPace:
     """
 
     def __init__(self, first: int, leaves: int = 1) -> None:
-        self._most = max(MAX_CHUNK, min(MAX_CHUNK_OF_MANY, SAMPLES_OF_A_LEAF * leaves))
+        self._most = max(MAX_CHUNK, SAMPLES_OF_A_LEAF * leaves)
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
         self.samples = min(first, self._most)
         self.size_bytes = CHUNK_BYTES

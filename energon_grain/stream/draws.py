@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,8 @@ class Draws:
         """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
         return self.by(self.leaf)
 
-    def by(self, numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
-        """Each of some numbers, one a draw, the places of its draws in ascending order, and these draws."""
+    def by(self, numbers: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
+        """The same for each of other numbers, one a draw."""
         order = np.argsort(numbers, kind="stable")
         found, draws = numbers[order], self[order]
         cuts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(order)]

@@ -69,7 +69,10 @@ class ReadAhead:
         """Begin to fetch what draws take, or the first of them if with what lies between it would be too much."""
         draws = draws[: _well_cut(draws)]
         ranges, (place, span) = self._ranges(draws)
-        while len(draws) > _FEW_DRAWS and (size_bytes := _total(ranges)) > _STRETCH * self.step_bytes:
+        while (
+            len(draws) > _FEW_DRAWS
+            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _STRETCH * self.step_bytes
+        ):
             draws = draws[: max(_FEW_DRAWS, len(draws) * self.step_bytes // size_bytes)]
             ranges, (place, span) = self._ranges(draws)
         wanted = np.full(len(ranges), len(draws), np.int64)
@@ -165,10 +168,6 @@ def _well_cut(draws: Draws) -> int:
     lengths = np.arange(count // 2, count + 1)
     runs = lengths - np.searchsorted(paired, lengths, side="left")
     return int(lengths[len(lengths) - 1 - np.argmin((runs / lengths)[::-1])])
-
-
-def _total(ranges: list[_Range]) -> int:
-    return sum(stop - start for _, _, start, stop in ranges)
 
 
 class Coming:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -63,20 +63,16 @@ class ArrayColumn:
                 found = [CrudeSample({self._field: row, "__sources__": source}) for row, source in parts]
             else:
                 found = self._construct(len(found), {self._field: found, "__sources__": sources})
-        return _spread(found, member, rows)
+        if len(found) == rows:
+            return found
+        column: list[Any] = [None] * rows
+        for place, value in zip(member.places.tolist(), found, strict=True):
+            column[place] = value
+        return column
 
 
-def _spread(found: list[Any], member: MemberBatch, rows: int) -> list[Any]:
-    if len(found) == rows:
-        return found
-    column: list[Any] = [None] * rows
-    for place, value in zip(member.places.tolist(), found, strict=True):
-        column[place] = value
-    return column
-
-
-Decode = Callable[[Any], Any]
 _Value = TypeVar("_Value")
+_own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
 class LeafLoader:
@@ -96,19 +92,11 @@ class LeafLoader:
         self._leaf = leaf = next(iter(leaves.values()))  # whichever: it stands for all
         self._hook_keys = hook_keys
         self._failure_tolerance = failure_tolerance
-        self._decoders: dict[str, Decode | None] = {}
-        self._construct = None
-        if leaf.sample_type is not None and leaf.field_map is not None:
-            self._construct = column_constructor(leaf.sample_type)
+        made = None if leaf.field_map is None else leaf.sample_type
+        self._construct = None if made is None else column_constructor(made)
         self._load = None
         if leaf.load is not None:
-            self._load = HookSpec(
-                name="load_sample",
-                function=leaf.load,
-                failure_tolerance=failure_tolerance,
-                restore_seeds=False,
-                concurrent=True,
-            )
+            self._load = _own_hook(name="load_sample", function=leaf.load, failure_tolerance=failure_tolerance)
 
     def load(
         self,
@@ -142,26 +130,20 @@ class LeafLoader:
             flow.apply(self._load)
         return flow
 
-    def _decoder(self, part: str) -> Decode | None:
-        if part not in self._decoders:
-            decoder = self._leaf.decoder
-            self._decoders[part] = None if decoder is None else decoder.decoder_for(part)
-        return self._decoders[part]
-
     def _decoded(self, flow: Flow, groups: tuple[range, ...]) -> dict[str, list[Any]]:
         """Every column, decoded. Samples that fail are dropped from the flow; their entries are None."""
         columns: dict[str, list[Any]] = {}
+        decoder = self._leaf.decoder
         for part, column in flow.raw.columns.items():
-            decode = self._decoder(part)
+            decode = None if decoder is None else decoder.decoder_for(part)
             types = set(map(type, column))
-            if decode is None or bytes not in types:
-                columns[part] = list(column)
+            values = columns[part] = list(column)
+            if decoder is None or decode is None or bytes not in types:
                 continue
-            values = list(column)
             with while_wanted(values):
                 with suppress(Exception):
                     if types == {bytes}:
-                        columns[part] = self._decoded_whole(part, cast("list[bytes]", values), groups)
+                        columns[part] = decoder.decode_column(part, cast("list[bytes]", values), groups)
                     else:
                         columns[part] = [decode(data) if type(data) is bytes else data for data in values]
                     continue
@@ -170,12 +152,8 @@ class LeafLoader:
             flow.places = [place for place in flow.places if place not in flow.dropped]
         return columns
 
-    def _decoded_whole(self, part: str, column: list[bytes], groups: tuple[range, ...]) -> list[Any]:
-        assert self._leaf.decoder is not None
-        return self._leaf.decoder.decode_column(part, column, groups)
-
     def _decoded_one_by_one(
-        self, flow: Flow, part: str, decode: Decode, column: Sequence[PartValue | None]
+        self, flow: Flow, part: str, decode: Callable[[Any], Any], column: Sequence[PartValue | None]
     ) -> list[Any]:
         values: list[Any] = []
         for place, data in enumerate(column):
@@ -229,7 +207,9 @@ class LeafLoader:
         assert self._construct is not None
         metadata = self._metadata(flow)
         simple = field_map.simple
-        if simple is not None and not flow.dropped and all(_has(flow.raw, part) for part in simple.values()):
+        raw = flow.raw
+        whole = simple is not None and all(part in raw.columns and raw.is_complete(part) for part in simple.values())
+        if simple is not None and whole and not flow.dropped:
             fields = {name: columns[part] for name, part in simple.items()}
         else:
             fields = self._fields_one_by_one(flow, columns)
@@ -260,21 +240,10 @@ def _of_each(of_leaf: Mapping[int, _Value], leaves: list[int]) -> Iterable[_Valu
     return map(of_leaf.__getitem__, leaves)
 
 
-def _has(raw: RawBatch, part: str) -> bool:
-    """Whether every sample has the part."""
-    return part in raw.columns and raw.is_complete(part)
-
-
 class JoinLoader:
     """Makes the samples of one joined leaf: those of each dataset, and then one of each row.
 
-    A row is dropped if the sample of any of its datasets is.
-
-    Args:
-        number: Of the leaf.
-        leaf: Its source and configuration.
-        hook_key: 64-bit key of its random numbers.
-        failure_tolerance: As of `LeafLoader`.
+    A row is dropped if the sample of any of its datasets is. Arguments are those of `LeafLoader`, but of one leaf.
     """
 
     def __init__(self, number: int, leaf: ResolvedJoin, hook_key: int, failure_tolerance: int) -> None:
@@ -288,13 +257,8 @@ class JoinLoader:
         ]
         self._source = leaf.source
         self._joins_sources = not row.merges
-        self._hook = HookSpec(
-            name="join",
-            function=row if row.names is not None else lambda samples, function=row.function: function(*samples),
-            failure_tolerance=failure_tolerance,
-            restore_seeds=False,
-            concurrent=True,
-        )
+        function = row if row.names is not None else lambda samples, function=row.function: function(*samples)
+        self._hook = _own_hook(name="join", function=function, failure_tolerance=failure_tolerance)
 
     def load(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...] = ()) -> Flow:
         """Decode, construct and join. See `LeafLoader.load`."""
@@ -397,53 +361,54 @@ class ColumnMerge:
 
 def _sources_of(samples: list[Any]) -> list[Any]:
     """The sources of whatever a joiner takes or makes; None where it has none."""
-    with suppress(AttributeError):
-        return list(map(attrgetter("__sources__"), samples))
     return [
         sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
         for sample in samples
     ]
 
 
-class _Alike:
+class Kind:
     """Leaves whose samples are read together and made alike.
 
     Args:
         leaves: By number.
 
     Attributes:
-        loader: Makes their samples.
-        hooks: On these, in order.
+        hooks: On their samples, in order.
     """
 
     def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
         number, spec = next(iter(leaves.items()))
-        self.loader = (
-            JoinLoader(number, spec.leaf, spec.hook_key, spec.failure_tolerance)
-            if isinstance(spec.leaf, ResolvedJoin)
-            else LeafLoader(
-                {number: each.leaf for number, each in leaves.items() if isinstance(each.leaf, ResolvedLeaf)},
-                {number: each.hook_key for number, each in leaves.items()},
-                spec.failure_tolerance,
-            )
-        )
         self.hooks = spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
-        self._source = spec.leaf.source
-        self._together = None
+        self._source, self._together = spec.leaf.source, None
+        if isinstance(spec.leaf, ResolvedJoin):
+            self._loader = JoinLoader(number, spec.leaf, spec.hook_key, spec.failure_tolerance)
+            return
+        resolved = {number: cast("ResolvedLeaf", each.leaf) for number, each in leaves.items()}
+        hook_keys = {number: each.hook_key for number, each in leaves.items()}
+        self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
-            sources = [cast("WebDatasetSource", each.leaf.source) for each in leaves.values()]
-            self._together = WebDatasetGroup(sources)
+            self._together = WebDatasetGroup([cast("WebDatasetSource", each.source) for each in resolved.values()])
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
-        """The samples of draws, in their order."""
+        """The samples of draws, in their order. Raises ReadError."""
         if self._together is None:
             return self._source.read(draws.index)
         return self._together.read(np.searchsorted(self._numbers, draws.leaf), draws.index)
 
+    def load(
+        self, raw: RawBatch, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
+    ) -> Flow:
+        """Samples, decoded and constructed, of what `read` gave; `groups` and `batch_of` as in `LeafLoader`, `Flow`."""
+        numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
+        flow = self._loader.load(raw, numbers, groups)
+        flow.batch_of = batch_of
+        return flow
+
 
 def _what_makes(spec: LeafSpec) -> Hashable:
-    """Equal for leaves that one `_Alike` may hold; None: this one stands alone."""
+    """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
     leaf, cook = spec.leaf, spec.cook
     if isinstance(leaf, ResolvedJoin) or type(leaf.source) is not WebDatasetSource:
         return None
@@ -478,10 +443,10 @@ class PureStage:
         for number, leaf in enumerate(spec.leaves):
             key = _what_makes(leaf)
             alike.setdefault(number if key is None else key, {})[number] = leaf
-        self._alike = [_Alike(leaves) for leaves in alike.values()]
-        self._alike_of = np.zeros(len(spec.leaves), np.int32)
-        for place, leaves in enumerate(alike.values()):
-            self._alike_of[[*leaves]] = place
+        self._kinds = [Kind(leaves) for leaves in alike.values()]
+        self._kind_of = np.zeros(len(spec.leaves), np.int32)
+        for kind, leaves in enumerate(alike.values()):
+            self._kind_of[[*leaves]] = kind
 
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
@@ -490,72 +455,37 @@ class PureStage:
             ReadError: Bytes could not be read.
             FatalSampleError: A hook raised what no policy may skip.
         """
-        # A chunk makes many objects, all of which stay: the collector would look them over again and again.
-        with paused_collection(), using_cache(self._spec.cache_pool):
-            return self._run(chunk)
-
-    def _run(self, chunk: Chunk) -> Encoded:
         draws = chunk.draws
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
-        for number, places, own, raw in self.read(draws):
-            single = len(places) == len(draws)
-            groups, batch_of = (chunk.groups, chunk.batch_of) if single else ((), chunk.batches_of(places))
-            flow = self.load(number, raw, own, groups, batch_of)
-            for hook in self.hooks(number):
-                self.apply(flow, hook)
-            drops += len(flow.dropped)
-            if single:
-                outcomes, restore_keys = flow.outcomes(), flow.restore_keys
-                break
-            for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
-                outcomes[place] = outcome
-                restore_keys[place] = key
+        # A chunk makes many objects, all of which stay: the collector would look them over again and again.
+        with paused_collection(), using_cache(self._spec.cache_pool):
+            for kind, places, own, raw in self.read(draws):
+                single = len(places) == len(draws)
+                flow = kind.load(raw, own, chunk.groups if single else (), chunk.batches_of(places))
+                for hook in kind.hooks:
+                    self.apply(flow, hook)
+                drops += len(flow.dropped)
+                if single:
+                    outcomes, restore_keys = flow.outcomes(), flow.restore_keys
+                    break
+                for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
+                    outcomes[place], restore_keys[place] = outcome, key
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
 
-    def read(self, draws: Draws) -> list[tuple[int, npt.NDArray[np.intp], Draws, RawBatch]]:
-        """The first step of `run`, for each kind of leaves: its number, the places of its draws, these, and the bytes.
-
-        Leaves are of one kind where their samples are made alike.
+    def read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
+        """The first step of `run`: each kind of leaves that is drawn, the places of its draws, these, and the bytes.
 
         Raises:
             ReadError: Bytes could not be read.
         """
-        if len(self._alike) == 1:
-            return [(0, np.arange(len(draws)), draws, self._alike[0].read(draws))]
-        return [
-            (number, places, own, self._alike[number].read(own))
-            for number, places, own in draws.by(self._alike_of[draws.leaf])
-        ]
-
-    def load(
-        self,
-        kind: int,
-        raw: RawBatch,
-        draws: Draws,
-        groups: tuple[range, ...] = (),
-        batch_of: Callable[[int], int] | None = None,
-    ) -> Flow:
-        """The second step: samples, decoded and constructed.
-
-        Args:
-            kind: Number of the kind of leaves.
-            raw: What `read` gave.
-            draws: Of that.
-            groups: As in `Chunk`.
-            batch_of: As in `Chunk`.
-        """
-        numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
-        flow = self._alike[kind].loader.load(raw, numbers, groups)
-        flow.batch_of = batch_of
-        return flow
-
-    def hooks(self, kind: int) -> tuple[HookSpec, ...]:
-        """What the third step applies to the samples of a kind of leaves, in order."""
-        return self._alike[kind].hooks
+        if len(self._kinds) == 1:
+            return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
+        parts = draws.by(self._kind_of[draws.leaf])
+        return [(self._kinds[kind], places, own, self._kinds[kind].read(own)) for kind, places, own in parts]
 
     def apply(self, flow: Flow, hook: HookSpec) -> None:
-        """The third step, once for each hook: call it on every sample.
+        """The last step, once for each hook of a kind: call it on every sample.
 
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
@@ -584,10 +514,6 @@ def approximate_bytes(value: Any) -> int:
         entries = cast("list[Any]", value)
         return sum(approximate_bytes(entry) for entry in entries)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(approximate_bytes(getattr(value, name)) for name in _data_fields(type(value)))
+        names = (field.name for field in dataclasses.fields(value) if field.name[:2] != "__")
+        return sum(approximate_bytes(getattr(value, name)) for name in names)
     return 0
-
-
-@lru_cache(maxsize=1024)
-def _data_fields(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls) if field.name[:2] != "__")

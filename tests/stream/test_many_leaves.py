@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from object_server import ObjectServer
 
@@ -18,8 +19,10 @@ from energon_grain import (
     DefaultTaskEncoder,
     MetadatasetV2,
     ReadError,
+    SampleDecoder,
     SkipSample,
     StorageSettings,
+    WorkerConfig,
     current_draw,
     get_savable_loader,
     get_train_dataset,
@@ -27,6 +30,9 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.loader import EnergonDataSource
+from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.stream.draws import Draws
 from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
 
 FEW_DESCRIPTORS = """
@@ -87,6 +93,45 @@ def test_an_error_names_the_dataset_it_is_in(tmp_path: Path) -> None:
     dataset = get_train_dataset(blend, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None)
     with pytest.raises(ReadError, match=rf"{gone}.*put it back.*prepare {paths[3]} --force-overwrite"):
         list(islice(get_savable_loader(dataset), 10))
+
+
+class Counting(SampleDecoder):
+    """Counts how often a column is decoded."""
+
+    calls = 0
+
+    def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
+        Counting.calls += 1
+        return super().decode_column(part, column, groups)
+
+
+def test_leaves_that_are_alike_are_decoded_together(tmp_path: Path) -> None:
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=10, shards=1) for i in range(30)]
+    encoder = DefaultTaskEncoder()
+    encoder.decoder = Counting()
+    train: Any = {"blend": [{"path": str(path), "weight": 1} for path in paths]}
+    dataset = get_train_dataset(
+        MetadatasetV2(splits={"train": train}),
+        batch_size=60,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=encoder,
+        worker_config=WorkerConfig(0, 1, 0),
+    )
+    Counting.calls = 0
+    assert len(set(next(iter(get_savable_loader(dataset))).__sources__)) > 30
+    assert Counting.calls == 1
+
+
+def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
+    few, many = ChunkPace(first=32), ChunkPace(first=32, leaves=1000)
+    for pace in (few, many):
+        for _ in range(40):
+            empty = np.zeros(pace.samples, np.int64)
+            draws = Draws(leaf=empty.astype(np.int32), child=empty, index=empty, epoch=empty)
+            encoded = Encoded(outcomes=[], restore_keys=[], drops=0, size_bytes=1)
+            pace.learn(Chunk(number=0, draws=draws, size_bytes=1), encoded, 0.15)
+    assert (few.samples, many.samples) == (1, 16_000)
 
 
 LEAVES = 12
@@ -151,7 +196,8 @@ def test_each_sample_of_a_chunk_is_told_what_it_is_alone(tmp_path: Path) -> None
             split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_000.tar/002]"))
         part: dict[str, Any] = {"path": str(path), "subflavors": {"cook": "ab"[number % 2], "number": number}}
         blend.append({**part, "subset": {"range": [2, 11]}} if number % 4 == 2 else part)
-    metadataset = MetadatasetV2(splits={"train": {"blend": blend}})
+    splits: Any = {"train": {"blend": blend}}
+    metadataset = MetadatasetV2(splits=splits)
     dataset = get_train_dataset(
         metadataset, batch_size=32, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Telling()
     )
