@@ -199,7 +199,8 @@ class LocalFiles:
 
     def size(self, path: str) -> int:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""
-        return os.fstat(self._file(path).descriptor).st_size
+        file = self._file(path)  # held until it was asked: who opens another file may close it
+        return os.fstat(file.descriptor).st_size
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
         """The bytes of each file from `starts[i]` to its end.
@@ -296,7 +297,8 @@ class LocalFiles:
             with self._room.lock:
                 self._open.pop(path, None)
                 self._room.leave(self._me, path)
-            return _finish(path, self._file(path).descriptor, b"", offset, size)
+            file = self._file(path)  # as in `size`
+            return _finish(path, file.descriptor, b"", offset, size)
 
         times = len(_PAUSES_SECONDS) + 2
         return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,10 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self._descriptor, other_end = pty.openpty()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "200"}
-        command = [sys.executable, "-m", "energon_grain.cli", *arguments]
+        # What runs behind a shell ignores Ctrl-C, and so would the command.
+        heeding = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+        program = f"import runpy, signal; {heeding}; runpy.run_module('energon_grain.cli', run_name='__main__')"
+        command = [sys.executable, "-c", program, *arguments]
         self.process = subprocess.Popen(
             command,
             stdin=other_end,
@@ -37,7 +39,6 @@ class Terminal:
             stderr=other_end,
             env=environment,
             start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # what runs behind a shell ignores it
         )
         os.close(other_end)
         self.output = ""

@@ -94,6 +94,23 @@ def test_threads_that_compete_for_few_files(paths: list[str], tmp_path: Path) ->
     assert most <= 2 + 2 * len(threads)
 
 
+def test_a_file_that_loses_its_place_while_it_is_asked_for_its_size(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalFiles(max_open_files=1)
+    asked: list[int] = []
+    fstat = os.fstat
+
+    def stat(descriptor: int) -> os.stat_result:
+        asked.append(descriptor)
+        if len(asked) == 1:
+            store.tails(paths[:1], [0])  # meanwhile another file takes the place
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", stat)
+    assert store.size(paths[1]) == 5000
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"cannot open .*nowhere: No such file"):
         LocalFiles().size(os.fspath(tmp_path / "nowhere"))
