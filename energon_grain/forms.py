@@ -62,7 +62,7 @@ class Form(Generic[T]):
             self._fields = {field.encode_name: field for field in required_first if field.name != _PLACE}
             self.keys = tuple(self._fields)
             self._decode_json = msgspec.json.Decoder(of).decode
-            self.from_msgpack: Callable[[bytes], T] = msgspec.msgpack.Decoder(of).decode
+            self.from_msgpack: Callable[[bytes | memoryview], T] = msgspec.msgpack.Decoder(of).decode
 
     def from_json(self, data: bytes) -> T:
         """Return the value that JSON holds.
