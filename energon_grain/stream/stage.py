@@ -9,12 +9,12 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.aux_cooking import BoundCooker
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
@@ -72,6 +72,7 @@ class ArrayColumn:
 
 
 _Value = TypeVar("_Value")
+_OURS = f"{__name__.partition('.')[0]}."
 _own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
@@ -409,21 +410,33 @@ class Kind:
 
 def _what_makes(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
-    leaf, cook = spec.leaf, spec.cook
+    leaf = spec.leaf
     if isinstance(leaf, ResolvedJoin) or type(leaf.source) is not WebDatasetSource:
         return None
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
-    if cook is not None and isinstance(bound := cook.function, BoundCooker):
-        given = ((name, id(value)) for name, value in bound.given.items())
-        function: Any = (id(bound.cooker), tuple(given), id(bound.primary), bound.through)
-        cook = dataclasses.replace(cook, function=function)
-    samples = leaf.sample_type, fields, leaf.load, id(leaf.decoder)
-    made = read_alike(leaf.source), *samples, cook, spec.hooks, spec.failure_tolerance
-    try:
-        hash(made)
-    except TypeError:  # a hook of the user's
-        return None
-    return made
+    hooks = [(_which(hook.function), dataclasses.replace(hook, function=_nothing)) for hook in spec.hooks]
+    if spec.cook is not None:
+        hooks.append((_which(spec.cook.function), dataclasses.replace(spec.cook, function=_nothing)))
+    samples = leaf.sample_type, fields, _which(leaf.load), id(leaf.decoder)
+    return read_alike(leaf.source), *samples, spec.cook is None, *hooks, spec.failure_tolerance
+
+
+def _nothing(value: Any) -> Any:
+    """In place of a function that is compared by itself."""
+    return value
+
+
+def _which(function: Any) -> Hashable:
+    """Equal for one and the same function. What the user calls equal may differ in what it does."""
+    if isinstance(function, MethodType):
+        return id(function.__self__), id(function.__func__)
+    if isinstance(function, Mapping):
+        return tuple((name, id(value)) for name, value in cast("Mapping[str, Any]", function).items())
+    made = getattr(type(function), "__dataclass_params__", None)
+    if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
+        # Made anew for each leaf, around what may be the same.
+        return type(function), *(_which(getattr(function, field.name)) for field in dataclasses.fields(function))
+    return id(function)
 
 
 class PureStage:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 from object_server import ObjectServer
 
 from energon_grain import (
+    BatchDataset,
+    BlendDataset,
     Cooker,
     DefaultTaskEncoder,
+    MapDataset,
     MetadatasetV2,
     ReadError,
     SampleDecoder,
@@ -121,6 +125,25 @@ def test_leaves_that_are_alike_are_decoded_together(tmp_path: Path) -> None:
     Counting.calls = 0
     assert len(set(next(iter(get_savable_loader(dataset))).__sources__)) > 30
     assert Counting.calls == 1
+
+
+@dataclass(frozen=True)
+class Named:
+    """Equal to others of its kind, whatever it does."""
+
+    name: str = field(compare=False)
+
+    def __call__(self, sample: Any) -> Any:
+        (source,) = sample.__sources__
+        return self.name, str(source.dataset_path)
+
+
+def test_hooks_that_their_author_calls_equal_stay_apart(tmp_path: Path) -> None:
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=10, shards=1) for i in range(3)]
+    given: Any = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    leaves = [MapDataset(get_train_dataset(path, **given), Named(str(path))) for path in paths]
+    loader = get_savable_loader(BatchDataset(BlendDataset(*leaves), 30, list))
+    assert {sample for batch in islice(loader, 3) for sample in batch} == {(str(path), str(path)) for path in paths}
 
 
 def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
