@@ -23,6 +23,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
+from energon_grain.sources.remote_runs import FetchedAhead, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.freed_memory import keep_freed_memory
@@ -452,6 +453,8 @@ class PureStage:
         self._spec = spec
         self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
+        remote = (source.remote_files for source in self.sources if isinstance(source, FetchedAhead))
+        self._remote_files = next(filter(None, remote), ())
         alike: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
             key = _what_makes(leaf)
@@ -494,8 +497,9 @@ class PureStage:
         """
         if len(self._kinds) == 1:
             return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
-        parts = draws.by(self._kind_of[draws.leaf])
-        return [(self._kinds[kind], places, own, self._kinds[kind].read(own)) for kind, places, own in parts]
+        parts = [(self._kinds[kind], places, own) for kind, places, own in draws.by(self._kind_of[draws.leaf])]
+        found = side_by_side(lambda part: part[0].read(part[2]), parts, self._remote_files)
+        return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
     def apply(self, flow: Flow, hook: HookSpec) -> None:
         """The last step, once for each hook of a kind: call it on every sample.

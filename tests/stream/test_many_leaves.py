@@ -160,15 +160,18 @@ def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
 LEAVES = 12
 
 
-@pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("ahead_bytes", "alike"), [(0, True), (0, False), (1 << 20, True)])
 def test_leaves_in_an_object_store_are_asked_side_by_side(
-    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
+    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int, alike: bool
 ) -> None:
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
-    bucket = object_server.make_bucket(f"leaves-{ahead_bytes}")
+    bucket = object_server.make_bucket(f"leaves-{ahead_bytes}-{alike}".lower())
     for number in range(LEAVES):
-        make_text_dataset(tmp_path / f"d{number}", n=3, shards=1)
+        path = make_text_dataset(tmp_path / f"d{number}", n=3, shards=1)
+        if not alike:
+            config = path / ".nv-meta" / "dataset.yaml"
+            config.write_text(config.read_text().replace("text: txt", f"text: txt,other{number}"))
     bucket.upload(tmp_path)
     use_storage(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
     train: Any = {"blend": [{"path": f"{bucket.url}/d{number}", "weight": 1} for number in range(LEAVES)]}
