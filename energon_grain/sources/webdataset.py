@@ -273,7 +273,7 @@ class WebDatasetGroup:
         """As `IndexedSource._resolve`."""
         (wrong,) = np.nonzero((indices < 0) | (indices >= self._length[which]))
         if len(wrong):
-            source = self._sources[which[wrong[0]]]
+            source = self._sources[int(which[wrong[0]])]
             in_range(indices[wrong[:1]], len(source), where=source.path)
         rank = indices + (self._begin + self._start)[which]
         for number in self._excluding:
