@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.datasets.aux_cooking import BoundCooker
 from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
 from energon_grain.datasets.leaf import ResolvedLeaf
@@ -431,8 +432,9 @@ def _which(function: Any) -> Hashable:
     """Equal for one and the same function. What the user calls equal may differ in what it does."""
     if isinstance(function, MethodType):
         return id(function.__self__), id(function.__func__)
-    if isinstance(function, Mapping):
-        return tuple((name, id(value)) for name, value in cast("Mapping[str, Any]", function).items())
+    if isinstance(function, BoundCooker):
+        given = tuple((name, id(value)) for name, value in function.given.items())
+        return id(function.cooker), given, id(function.primary), _which(function.through)
     made = getattr(type(function), "__dataclass_params__", None)
     if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
         # Made anew for each leaf, around what may be the same.
