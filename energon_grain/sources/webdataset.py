@@ -17,7 +17,7 @@ from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
-from energon_grain.sources.source import RawBatch
+from energon_grain.sources.source import RawBatch, in_range
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans, coalesce
 
@@ -195,6 +195,7 @@ class WebDatasetGroup:
         self._shift = np.concatenate([source._shift - at for source, at in zip(sources, first, strict=True)])
         self._shard = np.concatenate([source._shard for source in sources])
         self._start = np.array([source._selection.start for source in sources])
+        self._length = np.array([len(source) for source in sources])
         self._excluding = [number for number, source in enumerate(sources) if source._selection.excluded.size]
         self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
         self._checked = np.zeros(self._first_file[-1], np.bool_)
@@ -204,7 +205,11 @@ class WebDatasetGroup:
 
         Args:
             which: (n,) number of the source of each sample.
-            indices: (n,) of the sample in it, which must be there.
+            indices: (n,) of the sample in it.
+
+        Raises:
+            IndexError: An index is out of range.
+            ReadError: Bytes could not be read after retries.
         """
         order = np.argsort(which, kind="stable")
         which = which[order]
@@ -266,6 +271,10 @@ class WebDatasetGroup:
 
     def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """As `IndexedSource._resolve`."""
+        (wrong,) = np.nonzero((indices < 0) | (indices >= self._length[which]))
+        if len(wrong):
+            source = self._sources[int(which[wrong[0]])]
+            in_range(indices[wrong[:1]], len(source), where=source.path)
         rank = indices + (self._begin + self._start)[which]
         for number in self._excluding:
             (own,) = np.nonzero(which == number)

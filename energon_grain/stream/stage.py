@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
+from energon_grain.sources.remote_runs import FetchedAhead, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.freed_memory import keep_freed_memory
@@ -72,6 +74,7 @@ class ArrayColumn:
 
 
 _Value = TypeVar("_Value")
+_OURS = f"{__name__.partition('.')[0]}."
 _own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
@@ -409,21 +412,34 @@ class Kind:
 
 def _what_makes(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
-    leaf, cook = spec.leaf, spec.cook
+    leaf = spec.leaf
     if isinstance(leaf, ResolvedJoin) or type(leaf.source) is not WebDatasetSource:
         return None
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
-    if cook is not None and isinstance(bound := cook.function, BoundCooker):
-        given = ((name, id(value)) for name, value in bound.given.items())
-        function: Any = (id(bound.cooker), tuple(given), id(bound.primary), bound.through)
-        cook = dataclasses.replace(cook, function=function)
-    samples = leaf.sample_type, fields, leaf.load, id(leaf.decoder)
-    made = read_alike(leaf.source), *samples, cook, spec.hooks, spec.failure_tolerance
-    try:
-        hash(made)
-    except TypeError:  # a hook of the user's
-        return None
-    return made
+    hooks = [(_which(hook.function), dataclasses.replace(hook, function=_nothing)) for hook in spec.hooks]
+    if spec.cook is not None:
+        hooks.append((_which(spec.cook.function), dataclasses.replace(spec.cook, function=_nothing)))
+    samples = leaf.sample_type, fields, _which(leaf.load), id(leaf.decoder)
+    return read_alike(leaf.source), *samples, spec.cook is None, *hooks, spec.failure_tolerance
+
+
+def _nothing(value: Any) -> Any:
+    """In place of a function that is compared by itself."""
+    return value
+
+
+def _which(function: Any) -> Hashable:
+    """Equal for one and the same function. What the user calls equal may differ in what it does."""
+    if isinstance(function, MethodType):
+        return id(function.__self__), id(function.__func__)
+    if isinstance(function, BoundCooker):
+        given = tuple((name, id(value)) for name, value in function.given.items())
+        return id(function.cooker), given, id(function.primary), _which(function.through)
+    made = getattr(type(function), "__dataclass_params__", None)
+    if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
+        # Made anew for each leaf, around what may be the same.
+        return type(function), *(_which(getattr(function, field.name)) for field in dataclasses.fields(function))
+    return id(function)
 
 
 class PureStage:
@@ -439,6 +455,8 @@ class PureStage:
         self._spec = spec
         self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
+        remote = (source.remote_files for source in self.sources if isinstance(source, FetchedAhead))
+        self._remote_files = next(filter(None, remote), ())
         alike: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
             key = _what_makes(leaf)
@@ -481,8 +499,9 @@ class PureStage:
         """
         if len(self._kinds) == 1:
             return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
-        parts = draws.by(self._kind_of[draws.leaf])
-        return [(self._kinds[kind], places, own, self._kinds[kind].read(own)) for kind, places, own in parts]
+        parts = [(self._kinds[kind], places, own) for kind, places, own in draws.by(self._kind_of[draws.leaf])]
+        found = side_by_side(lambda part: part[0].read(part[2]), parts, self._remote_files)
+        return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
     def apply(self, flow: Flow, hook: HookSpec) -> None:
         """The last step, once for each hook of a kind: call it on every sample.

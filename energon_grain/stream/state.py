@@ -23,6 +23,7 @@ Position = tuple[int, int]
 Form = Any
 """One of the classes below, or a tuple of forms, for a tuple of as many values."""
 _TOO_LARGE = 1 << 63
+_POSITIONS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ class _Reader:
             case Place(feed=feed):
                 code = self._next()
                 position = self._last.get(feed, 0) + (-((code + 1) // 2) if code & 1 else code // 2)
-                self._last[feed] = position
+                if position < 0:
+                    raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
+                self._last[feed] = _below(position, _POSITIONS)
                 return position
             case Number(end=end):
                 return _below(self._next(), end)
@@ -191,8 +194,6 @@ def check(form: Form, value: Any) -> None:
         raise ValueError("a number in it is out of range")
     if decode(form, values) != value:
         raise ValueError("it has another shape")
-    if any(position < 0 for _, position in positions(form, value)):
-        raise ValueError("a position in it is negative")
 
 
 def positions(form: Form, value: Any) -> Iterator[Position]:

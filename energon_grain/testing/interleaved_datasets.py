@@ -23,7 +23,7 @@ _TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 
 
 def encode_tensors(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """Return a tensor binary with these arrays. `transforms.array.decode_tenbin` describes the layout.
+    """Return a tensor binary with these arrays. `transforms.decode.decode_tenbin` describes the layout.
 
     Raises:
         ValueError: The format has no such type of array.

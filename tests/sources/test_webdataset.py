@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.testing import write_tars
 
 Sample = tuple[str, str, list[tuple[str, bytes]]]
@@ -164,6 +164,32 @@ def test_a_shard_twice(dataset: Path) -> None:
     source = WebDatasetSource(dataset, shards=[samples[0][0]] * 2, excluded=[samples[1][:2]])
     del samples[1]
     assert told(source, range(len(source))) == expected(samples + samples, range(2 * len(samples)))
+
+
+@pytest.mark.parametrize("parts", [None, ["txt", "empty"]])
+def test_a_group_reads_what_its_sources_read(dataset: Path, parts: Any) -> None:
+    samples = oracle(dataset)
+    names = sorted({shard for shard, _, _ in samples})
+    left_out = [samples[i][:2] for i in (2, 7, 8, 22)]
+    chosen: list[Any] = [
+        {},
+        {"start": 3, "stop": 15, "excluded": left_out},
+        {"shards": [names[2], names[0]]},
+        {"shards": [names[1]] * 2, "excluded": left_out},
+        {"start": 22},
+    ]
+    sources = [WebDatasetSource(dataset, parts=parts, **options) for options in chosen]
+    assert len(set(map(read_alike, sources))) == 1
+    group, lengths, rng = WebDatasetGroup(sources), np.array(list(map(len, sources))), np.random.default_rng(1)
+    for count in (1, 3, 100):
+        which = rng.integers(0, len(sources), count)
+        indices = rng.integers(0, 1 << 30, count) % lengths[which]
+        for raw, number, index in zip(group.read(which, indices), which.tolist(), indices.tolist(), strict=True):
+            assert [(raw.shard, raw.key, dict(raw.parts))] == told(sources[number], [index])
+            assert raw.index == index
+    for index in (-1, 10):
+        with pytest.raises(IndexError, match=f"sample {index} asked for, but there are 10"):
+            group.read(np.array([0, 4, 1]), np.array([0, 0, index]))
 
 
 def test_impossible_selections(dataset: Path) -> None:

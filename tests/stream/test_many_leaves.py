@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 from object_server import ObjectServer
 
 from energon_grain import (
+    BatchDataset,
+    BlendDataset,
     Cooker,
     DefaultTaskEncoder,
+    MapDataset,
     MetadatasetV2,
     ReadError,
     SampleDecoder,
@@ -123,6 +127,25 @@ def test_leaves_that_are_alike_are_decoded_together(tmp_path: Path) -> None:
     assert Counting.calls == 1
 
 
+@dataclass(frozen=True)
+class Named:
+    """Equal to others of its kind, whatever it does."""
+
+    name: str = field(compare=False)
+
+    def __call__(self, sample: Any) -> Any:
+        (source,) = sample.__sources__
+        return self.name, str(source.dataset_path)
+
+
+def test_hooks_that_their_author_calls_equal_stay_apart(tmp_path: Path) -> None:
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=10, shards=1) for i in range(3)]
+    given: Any = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    leaves = [MapDataset(get_train_dataset(path, **given), Named(str(path))) for path in paths]
+    loader = get_savable_loader(BatchDataset(BlendDataset(*leaves), 30, list))
+    assert {sample for batch in islice(loader, 3) for sample in batch} == {(str(path), str(path)) for path in paths}
+
+
 def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
     few, many = ChunkPace(first=32), ChunkPace(first=32, leaves=1000)
     for pace in (few, many):
@@ -137,15 +160,18 @@ def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
 LEAVES = 12
 
 
-@pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("ahead_bytes", "alike"), [(0, True), (0, False), (1 << 20, True)])
 def test_leaves_in_an_object_store_are_asked_side_by_side(
-    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
+    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int, alike: bool
 ) -> None:
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
-    bucket = object_server.make_bucket(f"leaves-{ahead_bytes}")
+    bucket = object_server.make_bucket(f"leaves-{ahead_bytes}-{alike}".lower())
     for number in range(LEAVES):
-        make_text_dataset(tmp_path / f"d{number}", n=3, shards=1)
+        path = make_text_dataset(tmp_path / f"d{number}", n=3, shards=1)
+        if not alike:
+            config = path / ".nv-meta" / "dataset.yaml"
+            config.write_text(config.read_text().replace("text: txt", f"text: txt,other{number}"))
     bucket.upload(tmp_path)
     use_storage(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
     train: Any = {"blend": [{"path": f"{bucket.url}/d{number}", "weight": 1} for number in range(LEAVES)]}

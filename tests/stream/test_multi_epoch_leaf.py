@@ -107,6 +107,15 @@ def test_any_leaf_of_a_metadataset(text_dataset: MakeDataset) -> None:
             train(content, leaf=wrong)
 
 
+def test_an_index_behind_a_leaf_is_not_the_next_one_s(text_dataset: MakeDataset) -> None:
+    content = v2(train={"blend": [{"path": str(text_dataset(n))} for n in (12, 53, 9)]})
+    for leaf, samples in enumerate((12, 53, 9)):
+        found = train(content, leaf=leaf)
+        with pytest.raises(IndexError, match=f"sample {samples} asked for, but there are {samples}"):
+            found.__getitems__([EpochIndex(0, 3), EpochIndex(0, samples)])
+        assert found[EpochIndex(0, samples - 1)].__key__ == f"{samples - 1:06}"
+
+
 def test_batches_are_refused(text_dataset: MakeDataset) -> None:
     with pytest.raises(ConfigError, match="batch_size=None"):
         train(text_dataset(53), batch_size=4)

@@ -98,3 +98,14 @@ def test_samples_that_a_value_is_made_of() -> None:
 def test_what_has_another_form_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError, LookupError, StateError)):
         check((Number(3), Many(Place(0))), value)
+
+
+@pytest.mark.parametrize("position", [-1, -5, 2**62])
+def test_positions_that_no_stream_has_are_refused_wherever_they_stand(position: int) -> None:
+    """Those of `Same` too, which are read later."""
+    form = (Place(0), Same(1, (Number(), Many(Marked(Place(0), Many(Number()))))))
+    value = (7, (0, ((0, 3, ()), (0, position, ()))))
+    with pytest.raises(StateError, match="damaged"):
+        decode(form, encode(form, value))
+    with pytest.raises(StateError, match="damaged"):
+        check(form, value)
