@@ -17,7 +17,7 @@ import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -40,7 +40,6 @@ _OLD_BLOCK_BYTES = 8 << 10
 _SUM_BYTES = 8
 _WITHOUT_SUMS_BYTES = 8 << 10
 _SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the core and is not asked of the system
-_SEEN_SHIFT = 10
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
 _FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
@@ -291,43 +290,6 @@ def rows_of(first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> npt.ND
         return np.arange(first[0], stop[0])
     ends = (stop - first).cumsum()
     return np.arange(int(ends[-1]) if len(ends) else 0) + (stop - ends).repeat(stop - first)
-
-
-class Seen:
-    """Which rows of something were looked at, in windows of 1,024: what is looked at once costs little afterwards.
-
-    Args:
-        rows: How many there are.
-
-    Attributes:
-        all: Whether every row was looked at.
-    """
-
-    __slots__ = ("_rows", "_windows", "all")
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._windows = np.zeros(-(-rows >> _SEEN_SHIFT), np.bool_)
-        self.all = not rows
-
-    def __contains__(self, row: int) -> bool:
-        return self.all or bool(self._windows[row >> _SEEN_SHIFT])
-
-    def unseen(self, rows: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, int]]:
-        """First row, and one past the last, of each window with any of `rows` (None: all) that nobody looked at.
-
-        It counts as seen once the next one is asked for.
-        """
-        if self.all:
-            return
-        windows = np.arange(len(self._windows)) if rows is None else rows >> _SEEN_SHIFT
-        seen = self._windows[windows]
-        if seen.all():
-            return
-        for window in np.unique(windows[~seen]).tolist():
-            yield window << _SEEN_SHIFT, min((window + 1) << _SEEN_SHIFT, self._rows)
-            self._windows[window] = True
-        self.all = bool(self._windows.all())
 
 
 def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytearray | mmap.mmap:
