@@ -131,8 +131,9 @@ class Form(Generic[T]):
 
     def _located(self, error: msgspec.ValidationError, value: Any, place: Place) -> ConfigError:
         """The error with its place, which msgspec gives at the end, in words, and with the value that it met."""
-        message, at, path = str(error).rpartition(" - at `$")
+        message, at, path = str(error).rpartition(" `$")
         message, path = (message, path) if at else (path, "")
+        message, _, of_key = message.rpartition(" - at") if at else (message, "", "")
         steps = [name or int(number) for name, number in _STEP.findall(path.partition("[...]")[0])]
         for step in steps:
             value = value[step]
@@ -140,8 +141,9 @@ class Form(Generic[T]):
         if found is not None:  # else it is the converter's own, which names the value itself
             kinds = [_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
             what = f"{' or '.join(kinds)}{found[2] or ''}"
-            # msgspec does not say which of the values of a mapping it is.
-            message = f"{what} is expected for each value" if "[...]" in path else expected(what, value)
+            # msgspec does not say which of the keys or values of a mapping it is.
+            each = "key" if of_key else "value" if "[...]" in path else ""
+            message = f"{what} is expected for each {each}" if each else expected(what, value)
             message += self._meaning(str(steps[0])) if steps else ""
         elif unknown_key := _UNKNOWN.fullmatch(message):
             return wrong(place.at(*steps, unknown_key[1]), "there is no such key")

@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.tar.index import tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
 
 Sample = tuple[str, dict[str, bytes]]
@@ -33,7 +33,7 @@ def write_dataset(root: Path, shards: dict[str, list[Sample]], *, tar_index: boo
     for shard, samples in shards.items():
         write_tar(root / shard, samples)
         if tar_index:
-            write_tar_index(tar_index_path(root / shard), scan_tar(root / shard, hidden="keep").sample_start)
+            scan_tar(root / shard, hidden="keep").sample_start.tofile(tar_index_path(root / shard))
     info = DatasetInfo(shard_counts={shard: len(samples) for shard, samples in shards.items()})
     write_info(root, info)
     return info

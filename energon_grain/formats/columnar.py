@@ -51,6 +51,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
 _CHECKED_AT_ONCE = 64  # windows, in memory that need not be asked of the system
 _RELEASED_AT_ONCE = 512  # windows, about 10 MB
+_ORDER_AT_ONCE = 1 << 20  # 8 MiB
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
 
@@ -144,9 +145,12 @@ class ColumnarIndex:
             if samples is None and at % _RELEASED_AT_ONCE == 0:
                 self.release()
         if samples is None:
-            self.sums["key_order"].check(0, len(self))
-            if len(self) and not 0 <= self.key_order.min() <= self.key_order.max() < len(self):
-                raise self._wrong_order()
+            for at in range(0, len(self), _ORDER_AT_ONCE):
+                piece = self.key_order[at : at + _ORDER_AT_ONCE]
+                self.sums["key_order"].check(at, at + len(piece))
+                if not 0 <= piece.min() <= piece.max() < len(self):
+                    raise self._wrong_order()
+                release_pages(self.key_order)
             self.release()
 
     def release(self) -> None:

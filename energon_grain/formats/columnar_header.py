@@ -5,9 +5,10 @@ whole number of blocks of 1 KiB, then a sum of 8 bytes for each block, of which 
 
 The sum of a block is that of its 128 words, each multiplied by an odd number of its place, modulo 2**64: one word that
 changed never goes unseen, more of them (a page of zeros, or one of another place) with a chance of about 2**-32. A word
-is xored with its own upper half before, as otherwise the top bits of two words could make up for one another. This is
-no protection from an attacker, who could write the sums as well. numpy sums any blocks of a column in one go, 5 to 10
-GB/s; a cryptographic hash takes 1 ns a byte and 1 µs a call, which reads from all over a large index would feel.
+is xored with its own upper 35 bits before, as otherwise the top bits of two words could make up for one another. (With
+its upper half, a bit that is stuck in every fourth byte would go unseen.) This is no protection from an attacker, who
+could write the sums as well. numpy sums any blocks of a column in one go, 5 to 10 GB/s; a cryptographic hash takes 1 ns
+a byte and 1 µs a call, which reads from all over a large index would feel.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -38,8 +40,8 @@ _OLD_BLOCK_BYTES = 8 << 10
 _SUM_BYTES = 8
 _WITHOUT_SUMS_BYTES = 8 << 10
 _SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the core and is not asked of the system
-_SEEN_SHIFT = 10
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
+_FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
 """How `block_sums` begins. Without it, they are of version 2, BLAKE2b of blocks of 8 KiB: nobody looks at those."""
 READ_INSTEAD_OF_MAP_BYTES = 64 << 10
@@ -51,7 +53,7 @@ def _sums_of(blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     sums = np.empty(len(blocks), np.uint64)
     for at in range(0, len(blocks), _SUMMED_AT_ONCE):
         piece = blocks[at : at + _SUMMED_AT_ONCE]
-        np.dot(piece ^ (piece >> np.uint64(32)), _WEIGHTS, out=sums[at : at + len(piece)])
+        np.dot(piece ^ (piece >> _FOLD), _WEIGHTS, out=sums[at : at + len(piece)])
     return sums
 
 
@@ -208,6 +210,7 @@ class BlockSums:
         fetch_again: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._column, self._fetch_again = path, column, fetch_again
+        self._fetching = Lock()  # who finds a block damaged meanwhile waits, and looks at it again
         self._where, self._mending = where, mending
         self.is_damaged = False
         self._base: bytearray | mmap.mmap | Any = column.base
@@ -252,13 +255,15 @@ class BlockSums:
 
     def _compare(self, blocks: npt.NDArray[np.int64]) -> None:
         wrong = self._wrong(blocks)
-        fetch, self._fetch_again = self._fetch_again, None if len(wrong) else self._fetch_again
-        if len(wrong) and fetch is not None:
-            fetch()
-            if isinstance(self._base, bytearray):  # what is mapped shows it already
-                with open(self._path, "rb") as file:
-                    file.readinto(self._base)
-            wrong = self._wrong(blocks)
+        if len(wrong):
+            with self._fetching:
+                fetch, self._fetch_again = self._fetch_again, None
+                if fetch is not None:
+                    fetch()
+                    if isinstance(self._base, bytearray):  # what is mapped shows it already
+                        with open(self._path, "rb") as file:
+                            file.readinto(self._base)
+                wrong = self._wrong(blocks)
         if len(wrong):
             raise self.damaged(f"bytes of block {wrong[0]} are not those that were written (its checksum differs)")
         self._checked[blocks] = True
@@ -285,43 +290,6 @@ def rows_of(first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> npt.ND
         return np.arange(first[0], stop[0])
     ends = (stop - first).cumsum()
     return np.arange(int(ends[-1]) if len(ends) else 0) + (stop - ends).repeat(stop - first)
-
-
-class Seen:
-    """Which rows of something were looked at, in windows of 1,024: what is looked at once costs little afterwards.
-
-    Args:
-        rows: How many there are.
-
-    Attributes:
-        all: Whether every row was looked at.
-    """
-
-    __slots__ = ("_rows", "_windows", "all")
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._windows = np.zeros(-(-rows >> _SEEN_SHIFT), np.bool_)
-        self.all = not rows
-
-    def __contains__(self, row: int) -> bool:
-        return self.all or bool(self._windows[row >> _SEEN_SHIFT])
-
-    def unseen(self, rows: npt.NDArray[np.int64] | None = None) -> Iterator[tuple[int, int]]:
-        """First row, and one past the last, of each window with any of `rows` (None: all) that nobody looked at.
-
-        It counts as seen once the next one is asked for.
-        """
-        if self.all:
-            return
-        windows = np.arange(len(self._windows)) if rows is None else rows >> _SEEN_SHIFT
-        seen = self._windows[windows]
-        if seen.all():
-            return
-        for window in np.unique(windows[~seen]).tolist():
-            yield window << _SEEN_SHIFT, min((window + 1) << _SEEN_SHIFT, self._rows)
-            self._windows[window] = True
-        self.all = bool(self._windows.all())
 
 
 def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytearray | mmap.mmap:

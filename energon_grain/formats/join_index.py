@@ -46,7 +46,6 @@ from energon_grain.errors import IndexFileError
 from energon_grain.formats.columnar_header import (
     BlockSums,
     Count,
-    Seen,
     column_file_bytes,
     header_digest,
     read_column,
@@ -68,6 +67,7 @@ _MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew
 
 MAGIC = b"JIDX0001"
 _HEADER_BYTES = 16
+_WINDOW_SHIFT = 10
 _FIELDS = 3
 _MOST_ORDERS = 5_040
 """Orders of excludes that `energon_join_names` tries at most: 7!, at about 2 µs each."""
@@ -147,11 +147,11 @@ class JoinIndex:
     header: JoinHeader
     folder: Path | None = None
     url: str | None = None
-    sums: BlockSums | None = None
-    _seen: Seen = field(init=False)
+    sums: BlockSums | None = None  # None: they were looked at already
+    _seen: npt.NDArray[np.bool_] = field(init=False)  # of windows of rows
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_seen", Seen(0 if self.sums is None else len(self.rows)))
+        object.__setattr__(self, "_seen", np.zeros(-(-len(self.rows) >> _WINDOW_SHIFT), np.bool_))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -167,12 +167,16 @@ class JoinIndex:
         Raises:
             IndexFileError: They are not, or name samples that there are not.
         """
-        for first, stop in self._seen.unseen(rows):
-            assert self.sums is not None
+        if self.sums is None:
+            return
+        windows = np.arange(len(self._seen)) if rows is None else rows >> _WINDOW_SHIFT
+        for window in sorted(set(windows[~self._seen[windows]].tolist())):
+            first, stop = window << _WINDOW_SHIFT, min((window + 1) << _WINDOW_SHIFT, len(self))
             self.sums.check(first, stop)
             block, members = self.rows[first:stop], self.header.members
             if (block[:, 0] < 0).any() or (block < -1).any() or (block >= [each.samples for each in members]).any():
                 raise self.sums.damaged("names samples that there are not")
+            self._seen[window] = True
 
     def release(self) -> None:
         """Give back the memory of mapped rows that were read."""

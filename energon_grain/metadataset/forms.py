@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -61,16 +61,19 @@ def _amount(value: Any) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | Fraction):
         raise ConfigError(expected("a number", value))
     text = value.text if isinstance(value, WrittenFloat) else str(value)
-    if not isinstance(value, int | Fraction) and not (math.isfinite(value) and abs(_exponent(text)) < 400):
+    if not isinstance(value, int | Fraction) and not (math.isfinite(value) and _is_usable(text)):
         raise ConfigError(f"{text} is not a usable number")
     if value < 0:
         raise ConfigError(f"{text} is negative; it must be above 0")
     return exact(value.text if isinstance(value, WrittenFloat) else value)
 
 
-def _exponent(text: str) -> int:
-    number = Decimal(text)
-    return number.adjusted() if number else 0
+def _is_usable(text: str) -> bool:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent of 20 digits
+        return False
+    return not number or abs(number.adjusted()) < 400
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -475,12 +478,15 @@ def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Chil
     for number, value in enumerate(values):
         at = place.at(number)
         node = read_node(value, at, extra=form.keys)
-        entry = form.read({key: value[key]} if key in value else {}, at)
+        entry = form.read({} if node is value or key not in value else {key: value[key]}, at)
         amount = getattr(entry, key)
         if amount == 0:
             raise wrong(at.at(key), f"{key} 0: it must be above 0; leave the dataset out instead")
         children.append(Child(node, None if amount is msgspec.UNSET else amount))
     return tuple(children)
+
+
+_LAST_POSITION = 1 << 62
 
 
 def _check_schedule(node: MetadatasetBlend) -> None:
@@ -496,6 +502,8 @@ def _check_schedule(node: MetadatasetBlend) -> None:
             raise wrong(at, f"the schedule must begin at position 0, not {step.from_position}")
         if step.from_position <= before:
             raise wrong(at, f"{step.from_position} must be above {before}, the one before")
+        if step.from_position > _LAST_POSITION:
+            raise wrong(at, f"{step.from_position} is further than any training comes; at most 2**62")
         before = step.from_position
         if len(step.weights) != len(node.blend):
             raise wrong(step.at.at("weights"), f"has {len(step.weights)} weights for {len(node.blend)} datasets")

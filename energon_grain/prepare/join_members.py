@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -108,18 +109,17 @@ class JoinedDataset:
         self.total = int(self._first[-1])
         found = [sample for shard, key in selected.excluded_samples for sample in self._find(numbers[shard], key)]
         self._left_out = np.unique(self.ranks_of(np.array(found, np.int64)))
-        self._words = KeyWords(self.index.key_start, self.index.key_bytes)
         self.columns = (self.index.key_start, self.index.key_bytes, self.index.sample_start)
         self.release()
 
     def __len__(self) -> int:
         return self.total - len(self._left_out)
 
-    @property
+    @cached_property
     def words(self) -> KeyWords:
         """The keys of the whole dataset, by sample. Raises IndexFileError when its index is damaged anywhere."""
         self.index.check()
-        return self._words
+        return KeyWords(self.index.key_start, self.index.key_bytes)
 
     @property
     def identity(self) -> Identity:

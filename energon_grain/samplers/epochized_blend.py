@@ -70,6 +70,8 @@ class EpochizedBlend:
                 f"repetitions {list(repetitions)} of {list(lengths)} samples: an epoch could be empty; "
                 "at least one child must give a sample each epoch"
             )
+        if sum(self.rates) > 1 << 62:
+            raise ConfigError(f"repetitions of {list(lengths)} samples: an epoch would have more than 2**62 of them")
         self.lanes = lanes
         self._key = key
         self._tree = ShareTree(len(lengths))

@@ -275,13 +275,61 @@ def test_changed_bytes_are_found(
     wrong = {at // 128 for at in np.flatnonzero(np.frombuffer(data, "<i8", rows, 128) != np.arange(rows)).tolist()}
     path.write_bytes(data)
     column = read_column(path, "int64", rows, block_sums=writer.block_sums)
-    sums = BlockSums(
-        path, column, checksum=writer.checksum, block_sums=writer.block_sums, where="c.npy", mending="mend it"
-    )
+    sums = sums_of(path, column, writer)
     for block in range(-(-rows // 128)):
         damaged = pytest.raises(IndexFileError, match=rf"c\.npy: bytes of block {block} .*; mend it")
         with damaged if block in wrong else contextlib.nullcontext():
             sums.check(128 * block, min(128 * block + 128, rows))
+
+
+@pytest.mark.parametrize("bit", [7, 30, 31])
+def test_a_bit_that_is_stuck_in_all_numbers_is_found(tmp_path: Path, bit: int) -> None:
+    """As a line of a bus of 32 bits may be: what one word gains must not be what another one loses."""
+    path, right = tmp_path / "c.npy", np.arange(4096, dtype=np.int32)
+    writer = ColumnWriter(path, "int32")
+    writer.append(right)
+    writer.close()
+    with open(path, "r+b") as file:
+        os.pwrite(file.fileno(), (right.view(np.uint32) | np.uint32(1 << bit)).tobytes(), 128)
+    column = read_column(path, "int32", len(right), block_sums=writer.block_sums)
+    for first in range(0, len(right), 256):
+        sums = sums_of(path, column, writer)
+        with pytest.raises(IndexFileError, match=f"block {first // 256} "):
+            sums.check(first, first + 256)
+
+
+def test_who_meets_damage_while_it_is_fetched_again_waits(tmp_path: Path) -> None:
+    path, right = tmp_path / "c.npy", np.arange(2048)
+    writer = ColumnWriter(path, "int64")
+    writer.append(right)
+    writer.close()
+    whole, raised = path.read_bytes(), list[Exception]()
+    path.write_bytes(whole[:128] + b"\1" + whole[129:])
+    column = read_column(path, "int64", len(right), block_sums=writer.block_sums)
+
+    def check() -> None:
+        try:
+            sums.check(0, 1)
+        except IndexFileError as error:
+            raised.append(error)
+
+    other = threading.Thread(target=check)
+
+    def fetch() -> None:
+        other.start()
+        other.join(0.5)  # it meets the damage; the longer it may, the surer a fault is found
+        path.write_bytes(whole)
+
+    sums = sums_of(path, column, writer, fetch_again=fetch)
+    sums.check(0, 1)
+    other.join()
+    assert not raised
+    assert not sums.is_damaged
+
+
+def sums_of(path: Path, column: Any, writer: ColumnWriter, **options: Any) -> BlockSums:
+    known = {"checksum": writer.checksum, "block_sums": writer.block_sums}
+    return BlockSums(path, column, **known, where="c.npy", mending="mend it", **options)
 
 
 def test_appending_casts_and_accepts_strides(tmp_path: Path) -> None:

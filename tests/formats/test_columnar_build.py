@@ -17,7 +17,7 @@ from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import columnar_folder, index_cache_folder, read_header
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.tar.index import check_shards, tar_index_path, write_tar_index
+from energon_grain.formats.tar.index import check_shards, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
 
 
@@ -63,7 +63,7 @@ def test_stale_info_is_refused(tmp_path: Path) -> None:
 def test_stale_tar_index_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path, shards_of(2, 5))
     path = tmp_path / "parts/s1.tar"
-    write_tar_index(tar_index_path(path), scan_tar(path).sample_start + 512)
+    (scan_tar(path).sample_start + 512).tofile(tar_index_path(path))
     with pytest.raises(StaleIndexError, match=r"s1\.tar\.idx"):
         open_columnar(tmp_path)
 

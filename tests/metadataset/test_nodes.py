@@ -105,6 +105,20 @@ def test_forms_nest_inline() -> None:
     assert str(concat.concat[1].place) == "meta.yaml: $.splits.train.blend[0].concat[1]"
 
 
+def test_a_program_may_put_nodes_that_it_was_given_into_mappings() -> None:
+    inner = node("{path: a}")
+    document = MetadatasetV2(splits={"train": {"blend": [inner, {"path": "b", "weight": Decimal("0.3")}]}})
+    blend = document.node("train")
+    assert isinstance(blend, MetadatasetBlend)
+    assert blend.blend[0] == (inner, None)
+    assert blend.blend[1].number == Fraction(3, 10)
+
+
+def test_keys_that_are_no_text_are_told_with_their_place() -> None:
+    with pytest.raises(ConfigError, match=r"splits\.train\.subflavors: text is expected for each key"):
+        MetadatasetV2(splits={"train": {"path": "a", "subflavors": {1: "b"}}})
+
+
 def test_a_schedule_gives_weights_by_position() -> None:
     got = node("""
         blend: [{path: a}, {path: b}]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
+from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.join_index import JoinIndex, read_join_index
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.splits import SplitConfig, write_split_config
@@ -242,6 +243,23 @@ def test_large_joins_spill_and_stay_the_same(made_up: Callable[..., Path], tmp_p
     (one,), (two,) = (list((tmp_path / name).glob("*.bin")) for name in ("memory", "spilled"))
     assert one.read_bytes() == two.read_bytes()
     assert sorted(path.name for path in (tmp_path / "spilled").iterdir()) == [spilled.folder.name, two.name]  # type: ignore[union-attr]
+
+
+def test_each_index_is_compared_once_with_its_checksums(
+    made_up: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look through the whole order of the keys for each of many buckets brings all of it into memory each time."""
+    looked_at: list[ColumnarIndex] = []
+    right = ColumnarIndex.check
+
+    def check(index: ColumnarIndex, samples: Any = None) -> None:
+        looked_at.extend([index] * (samples is None))
+        right(index, samples)
+
+    monkeypatch.setattr(ColumnarIndex, "check", check)
+    members = [JoinedDataset(made_up(name, 10_000, seed), "train") for seed, name in enumerate(("primary", "other"))]
+    assert len(build_join(members, None, memory_bytes=100_000)) == 10_000
+    assert looked_at == [member.index for member in members]
 
 
 def test_windows_are_close_together(made_up: Callable[..., Path]) -> None:

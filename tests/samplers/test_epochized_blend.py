@@ -107,6 +107,7 @@ def test_far_apart_positions_need_no_table_of_all_epochs() -> None:
         ([5, 5], [1, 0], "0 would never"),
         ([5], ["0.1"], "could be empty"),
         ([5], [-1], "repetitions -1 is negative"),
+        ([5, 3], [1e300, 1], r"more than 2\*\*62"),
     ],
 )
 def test_impossible_repetitions_are_refused(lengths: list[int], repetitions: list[int | str], message: str) -> None:

@@ -14,7 +14,6 @@ from energon_grain.errors import IndexFileError, RangeError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.tar.header import BLOCK, NAME, SIZE, checksum_holds, full_name, parse_number, text
-from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.storage.read_whole import read_whole
 
 
@@ -45,23 +44,6 @@ def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
         row, rule = defect
         raise IndexFileError(f"{path} @ {8 * row}: offset {row} is {int(starts[row])}; {rule}. {_WAY_OUT}")
     return starts
-
-
-def write_tar_index(path: str | os.PathLike[str], sample_start: npt.NDArray[np.int64]) -> None:
-    """Write a `.tar.idx`, whole or not at all.
-
-    Args:
-        path: The index file, see `tar_index_path`.
-        sample_start: (n+1,) as in `ShardScan`.
-
-    Raises:
-        IndexFileError: The offsets are not ascending multiples of 512, or there is none.
-        OSError: The file cannot be written.
-    """
-    defect = _defect(sample_start) if len(sample_start) else (0, "there must be at least one offset")
-    if defect is not None:
-        raise IndexFileError(f"{path}: refused to write an index with a wrong offset {defect[0]}: {defect[1]}")
-    atomic_write_bytes(path, sample_start.astype("<i8").tobytes())
 
 
 def _defect(starts: npt.NDArray[np.int64]) -> tuple[int, str] | None:
