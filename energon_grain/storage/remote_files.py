@@ -30,7 +30,7 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import UNVERSIONED, Fetched
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched
 from energon_grain.storage.page_cache import CachedObject, PageCache
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
@@ -202,8 +202,9 @@ class RemoteFiles:
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
         for each in coming:
-            while not each.wait(LOOK_SECONDS) and not given_up():
-                pass
+            while not each.wait(LOOK_SECONDS):
+                if given_up():
+                    raise ReadError(f"reading {paths[wanted[0][0]]} failed: {GIVEN_UP}")
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
         """What to ask for: ranges with what lies between them, none of more bytes than a request may have."""
