@@ -101,7 +101,7 @@ def test_what_another_thread_fetches_is_not_waited_for_any_more(bucket: Bucket, 
     first, second = Over(), Over()
 
     def fetch(over: Over) -> None:
-        with wanted_until(over), pytest.raises(ReadError, match="x.*: nobody waits for it any more"):
+        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: nobody waits for it any more"):
             read(files, url, [(0, 100)])
 
     threads = [threading.Thread(target=fetch, args=(over,)) for over in (first, second)]
