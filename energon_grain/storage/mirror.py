@@ -179,8 +179,8 @@ class Mirror:
                 raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
             if found.size_bytes != size:
                 raise ReadError(
-                    f"{wanted.url}: has {found.size_bytes} bytes, and the index says {size}; run `energon-grain prepare` "
-                    "again"
+                    f"{wanted.url}: has {found.size_bytes} bytes, and the index says {size}; "
+                    "run `energon-grain prepare` again"
                 )
             # Opened anew: after a failure nobody waits for this, and the files are gone.
             with open(path, "r+b", opener=open_unlinked) as file:
