@@ -7,6 +7,7 @@ appear whole or not at all, and one process at a time brings it up to date.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError
+from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
@@ -169,16 +170,22 @@ class Mirror:
             with open(path, "ab", opener=open_unlinked) as file:
                 file.truncate(size)
 
-        def copy(piece: tuple[Path, int]) -> int:
+        def copy(piece: tuple[Path, int]) -> None:
             path, start = piece
             name, size = files[path]
             wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
             found = self._client.read(wanted)
-            if found is None or found.data is None:
+            if found is None or found.view is None:
                 raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
+            if found.size_bytes != size:
+                raise ReadError(
+                    f"{wanted.url}: has {found.size_bytes} bytes, and the index says {size}; "
+                    "run `energon-grain prepare` again"
+                )
             # Opened anew: after a failure nobody waits for this, and the files are gone.
             with open(path, "r+b", opener=open_unlinked) as file:
-                return os.pwrite(file.fileno(), found.data, start)
+                if os.pwrite(file.fileno(), found.view, start) != len(found.view):  # no more room on the disk
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])
         for path in files:

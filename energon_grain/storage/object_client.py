@@ -191,24 +191,25 @@ class ObjectClient:
             _check_wanted()
             self._count(requests=1, repeated=repeated)
             asked = _Asked(ask)
-            self._waiting.call(asked.ask)
-            now = time.monotonic()
-            end, again = now + self.settings.timeout_s, now + max(SECOND_REQUEST_SECONDS, _USUAL_TIMES * self._usual_s)
+            asked.send(self._waiting)
+            now, patience_s = time.monotonic(), max(SECOND_REQUEST_SECONDS, _USUAL_TIMES * self._usual_s)
+            end, again = now + self.settings.timeout_s, now + patience_s
             while True:
                 try:
                     found = asked.result.result(max(0.0, min(LOOK_SECONDS, end - now)))
-                    self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
+                    if twice:  # the others have no first byte before all of their answer
+                        self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
                     return found
                 except TimeoutError:
                     _check_wanted()
                 now = time.monotonic()
                 if now >= end:
                     raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
-                if twice and now >= again and not asked.is_answered:
-                    twice = False
+                if twice and now >= again and asked.waits_for_one:
+                    again = now + patience_s
                     if self.traffic.sent_twice < _SENT_TWICE_ALWAYS + self.traffic.requests * _SENT_TWICE_SHARE:
                         self._count(requests=1, repeated=1, sent_twice=1)
-                        self._waiting.call(asked.ask)
+                        asked.send(self._waiting)
         finally:
             self._slots.release()
 
@@ -219,29 +220,34 @@ class ObjectClient:
 
 
 class _Asked(Generic[_Result]):
-    """A request that may be sent twice.
+    """A request that may be sent again while it is under way.
 
     Attributes:
-        result: What the one gives that is answered first.
+        result: What the one gives that is answered first. A failure that may pass is none while another is under way:
+            a store that refuses the second request may be about to answer the first.
         first_byte_s: How long that took.
     """
 
     def __init__(self, ask: Callable[[Answered], _Result]) -> None:
         self.result: Future[_Result] = Future()
         self._ask = ask
+        self._under_way: list[object] = []
         self._first: dict[str, object] = {}
         self._began_s = time.monotonic()
         self.first_byte_s = 0.0
 
     @property
-    def is_answered(self) -> bool:
-        """Whether a first byte is there."""
-        return bool(self._first)
+    def waits_for_one(self) -> bool:
+        """Whether a single one is under way, and has no first byte yet."""
+        return len(self._under_way) == 1 and not self._first
 
-    def ask(self) -> None:
-        """Send it, and wait."""
+    def send(self, threads: _WaitingThreads) -> None:
+        """Send it, and let a thread wait for the answer."""
         mine = object()
+        self._under_way.append(mine)
+        threads.call(lambda: self._wait(mine))
 
+    def _wait(self, mine: object) -> None:
         def answered() -> None:
             if self._first.setdefault("first", mine) is not mine:
                 raise LateAnswerError
@@ -253,8 +259,11 @@ class _Asked(Generic[_Result]):
             except LateAnswerError:
                 raise
             except BaseException as error:
-                answered()
-                self.result.set_exception(error)
+                self._under_way.remove(mine)  # of two that fail at once the later one sees that it is the last
+                may_pass = isinstance(error, ObjectError) and error.passing
+                if not (may_pass and self._under_way and self._first.get("first") is not mine):
+                    answered()
+                    self.result.set_exception(error)
             else:
                 answered()
                 self.result.set_result(found)
@@ -271,9 +280,9 @@ class _WaitingThreads:
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function in a thread that is idle, or in a new one."""
-        self._calls.put(function)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="object-request", daemon=True).start()
+        self._calls.put(function)  # behind: a call that has no thread would take that of another
 
     def _work(self) -> None:
         while True:

@@ -214,15 +214,16 @@ class CachedObject:
 
         Of pages that this process has checked that is one `pread`.
         """
-        if start >= stop:
-            return b""
-        number = start // self._stretch_bytes
-        end = (number + 1) * self._stretch_bytes
-        data = self._read(number, start, min(stop, end))
-        if stop <= end or data is None:
-            return data
-        rest = self.read(end, stop)
-        return None if rest is None else data + rest
+        parts: list[bytes] = []
+        while start < stop:
+            number = start // self._stretch_bytes
+            end = min(stop, (number + 1) * self._stretch_bytes)
+            part = self._read(number, start, end)
+            if part is None:
+                return None
+            parts.append(part)
+            start = end
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def missing(self, first: int, stop: int) -> list[int]:
         """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
@@ -305,8 +306,8 @@ class CachedObject:
                 return None
             data = os.pread(stretch.descriptor, stop - start, _HEADER_BYTES + start - base)
         except OSError:
-            return None
-        if len(data) != stop - start:  # cut short by somebody
+            data = b""
+        if len(data) != stop - start:  # gone, cut short, or on a bad part of the disk: what was known is not so
             self._cache.forget(path)
             return None
         return data
@@ -368,7 +369,9 @@ class _Stretch:
             return
         try:
             self.descriptor = os.open(path, os.O_RDWR | _FLAGS)
-        except PermissionError:
+        except FileNotFoundError:
+            raise
+        except OSError:  # another user's, or in a file system that may only be read
             self.writable = False
             self.descriptor = os.open(path, os.O_RDONLY | _FLAGS)
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import UNVERSIONED, Fetched
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched
 from energon_grain.storage.page_cache import CachedObject, PageCache
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
@@ -202,8 +202,9 @@ class RemoteFiles:
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
         for each in coming:
-            while not each.wait(LOOK_SECONDS) and not given_up():
-                pass
+            while not each.wait(LOOK_SECONDS):
+                if given_up():
+                    raise ReadError(f"reading {paths[wanted[0][0]]} failed: {GIVEN_UP}")
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
         """What to ask for: ranges with what lies between them, none of more bytes than a request may have."""
@@ -339,6 +340,18 @@ def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
 
 
+_holding = threading.Lock()
+"""Of all ranges that are held. It is had for microseconds."""
+
+
+def _renew_lock() -> None:
+    global _holding
+    _holding = threading.Lock()  # in a forked child nobody is left to release what another thread held
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class HeldRanges:
     """Ranges of objects in memory, those that came last. Thread-safe.
 
@@ -351,11 +364,10 @@ class HeldRanges:
         self._held: dict[str, list[tuple[int, memoryview]]] = {}  # by start, without overlaps
         self._order: deque[tuple[str, int]] = deque()
         self.size_bytes = 0
-        self._lock = threading.Lock()
 
     def add(self, name: str, start: int, data: memoryview) -> None:
         """Hold the bytes of an object from `start` on, as far as they are not held already."""
-        with self._lock:
+        with _holding:
             ranges = self._held.setdefault(name, [])
             for begin, end in _gaps(ranges, start, start + len(data)):
                 ranges.insert(bisect_left(ranges, begin, key=_start), (begin, data[begin - start : end - start]))
@@ -366,12 +378,12 @@ class HeldRanges:
 
     def missing(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of bytes [start, stop) that are not held."""
-        with self._lock:
+        with _holding:
             return _gaps(self._held.get(name, []), start, stop)
 
     def read(self, name: str, start: int, stop: int) -> bytes | None:
         """Bytes [start, stop), or None where they are not all held."""
-        with self._lock:
+        with _holding:
             ranges = self._held.get(name, [])
             if start >= stop or _gaps(ranges, start, stop):
                 return b"" if start >= stop else None
@@ -385,7 +397,7 @@ class HeldRanges:
 
     def discard(self, prefix: str) -> None:
         """Hold nothing of what has a name that begins so."""
-        with self._lock:
+        with _holding:
             for name in [name for name in self._held if name.startswith(prefix)]:
                 self.size_bytes -= sum(len(data) for _, data in self._held.pop(name))
             self._order = deque(entry for entry in self._order if entry[0] in self._held)

@@ -22,6 +22,7 @@ ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
 DEFAULT_CACHE_SHARE = 0.1
 """Of the file system that the cache lies on, where `cache_bytes` says nothing."""
+_LONGEST_S = 1e9
 _SHAPE = "a mapping such as `stores: {'s3://bucket': {region: us-east-1}}`"
 _STORE_SHAPE = "a mapping such as `{region: us-east-1}`"
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -92,10 +93,10 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be {least} or more")
-        if self.timeout_s <= 0 or not 0 <= self.first_pause_s <= self.longest_pause_s:
+        if not (0 < self.timeout_s <= _LONGEST_S and 0 <= self.first_pause_s <= self.longest_pause_s <= _LONGEST_S):
             raise ConfigError(
-                f"timeout_s={self.timeout_s} must be positive, and first_pause_s="
-                f"{self.first_pause_s} between 0 and longest_pause_s={self.longest_pause_s}"
+                f"timeout_s={self.timeout_s} must be positive, first_pause_s={self.first_pause_s} between 0 and "
+                f"longest_pause_s={self.longest_pause_s}, and all of them at most {_LONGEST_S:g}"
             )
         if self.cache_bytes is not None and self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
+from remote_reading import read
+from slow_stores import until
 from stream_hosts import open_share
 
 from energon_grain.errors import ReadError
 from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import make_text_dataset
 
@@ -86,3 +89,32 @@ def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket) -> None:
     first.set()
     threads[0].join(PATIENCE_S)
     assert not threads[0].is_alive()
+
+
+def test_what_another_thread_fetches_is_not_waited_for_any_more(bucket: Bucket, tmp_path: Path) -> None:
+    """A reader that is closed must not wait for the requests of another one of the same pages."""
+    files = RemoteFiles(StorageSettings(timeout_s=LONG_S, cache_dir=str(tmp_path)))
+    bucket.put("x", bytes(100))
+    url = f"{bucket.url}/x"
+    files.size(url)
+    bucket.server.inject(Fault("stall", times=None))
+    first, second = Over(), Over()
+
+    def fetch(over: Over) -> None:
+        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: nobody waits for it any more"):
+            read(files, url, [(0, 100)])
+
+    threads = [threading.Thread(target=fetch, args=(over,)) for over in (first, second)]
+    threads[0].start()
+    until(lambda: bucket.server.requests("x"))
+    threads[1].start()
+    try:
+        threads[1].join(0.5)
+        assert threads[1].is_alive()
+        second.set()
+        threads[1].join(30)
+        assert [thread.is_alive() for thread in threads] == [True, False]
+    finally:
+        first.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)

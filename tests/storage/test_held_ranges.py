@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
 import pytest
+from forking import may_fork
 from hypothesis import given, strategies as st
 from object_server import Bucket
 from patience import PATIENCE_S
@@ -75,3 +78,38 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
     assert held_ranges(ahead_bytes).size_bytes == 1000
     files.close()
     assert held_ranges(ahead_bytes).size_bytes == 0
+
+
+class _Slow:
+    """Bytes that take until a test lets them be had."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_come = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, part: slice) -> memoryview:
+        self.asked.set()
+        assert self.may_come.wait(PATIENCE_S)
+        return memoryview(CONTENT)[part]
+
+
+@may_fork
+def test_a_fork_while_a_thread_adds_does_not_wait_for_it() -> None:
+    held = HeldRanges(100)
+    held.add("a", 0, memoryview(CONTENT)[:10])
+    slow: Any = _Slow()
+    adding = threading.Thread(target=held.add, args=("b", 0, slow))
+    adding.start()
+    assert slow.asked.wait(PATIENCE_S)
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if held.read("a", 0, 10) == CONTENT[:10] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        slow.may_come.set()
+        adding.join(PATIENCE_S)
+    assert held.read("b", 0, 10) == CONTENT[:10]

@@ -191,7 +191,11 @@ def test_a_folder_of_known_sizes_is_copied_whole(bucket: Bucket, mirror_of: Make
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [({"a": 4, "b": 1}, "/columns/b: there is no such object, though the index names it"), ({"a": 9}, "ends before")],
+    [
+        ({"a": 4, "b": 1}, "/columns/b: there is no such object, though the index names it"),
+        ({"a": 9}, "ends before"),
+        ({"a": 3}, r"/columns/a: has 4 bytes, and the index says 3"),
+    ],
 )
 def test_a_folder_that_is_not_as_said_does_not_appear(
     bucket: Bucket, mirror_of: MakeMirror, sizes: dict[str, int], said: str
@@ -200,6 +204,19 @@ def test_a_folder_that_is_not_as_said_does_not_appear(
     mirror = mirror_of(f"{bucket.url}/set")
     with pytest.raises(ReadError, match=said):
         mirror.copy_folder("columns", sizes)
+    assert files(mirror) == {}
+
+
+def test_a_disk_that_becomes_full_in_the_middle_of_a_write_is_an_error(
+    bucket: Bucket, mirror_of: MakeMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel then writes what fits, and says how much that was."""
+    bucket.put("set/columns/a", b"text")
+    mirror = mirror_of(f"{bucket.url}/set")
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, start: pwrite(file, data[:2], start))
+    with pytest.raises(ConfigError, match=r"cannot be mirrored.*No space left on device"), mirror.locked():
+        mirror.copy_folder("columns", {"a": 4})
     assert files(mirror) == {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from patience import PATIENCE_S
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage import object_client
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic
+from energon_grain.storage.object_stores import Fetched, ObjectError, ObjectStores
 from energon_grain.storage.settings import StorageSettings, StoreSettings
 
 CONTENT = bytes(range(256)) * 4096
@@ -220,6 +223,118 @@ def test_what_is_being_sent_is_not_asked_for_a_second_time(
     with pytest.raises(ReadError, match="no answer within 2 s"):
         reader.read(ObjectRange(url))
     assert reader.traffic.sent_twice == 0
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+def test_a_second_request_that_is_refused_does_not_end_the_first(
+    client: Client, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """A store that is too busy refuses the second one at once; the first, if it is lost, is sent once more."""
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.1)
+    asked, refused = itertools.count(), threading.Event()
+
+    def answer(*given: Any) -> Fetched:
+        number = next(asked)
+        if number == 1:
+            refused.set()
+            raise ObjectError("slow down", passing=True)
+        if number != answered:
+            time.sleep(PATIENCE_S)
+        assert refused.wait(PATIENCE_S)
+        time.sleep(0.2)
+        return Fetched(memoryview(b"text"), b"1", 4)
+
+    monkeypatch.setattr(ObjectStores, "read", answer)
+    reader = client(attempts=1, timeout_s=PATIENCE_S)
+    found = reader.read(ObjectRange("memory://x"))
+    assert found is not None
+    assert found.data == b"text"
+    assert reader.traffic.repeated == reader.traffic.sent_twice == reader.traffic.requests - 1 >= 1
+
+
+def test_what_a_store_says_for_good_counts_whichever_request_it_answers(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.1)
+    asked, over = itertools.count(), threading.Event()
+
+    def answer(*given: Any) -> Fetched:
+        if next(asked) == 0:
+            assert over.wait(PATIENCE_S)
+        raise ObjectError("never", passing=False)
+
+    monkeypatch.setattr(ObjectStores, "read", answer)
+    try:
+        with pytest.raises(ReadError, match="never"):
+            client(attempts=1, timeout_s=PATIENCE_S).read(ObjectRange("memory://x"))
+    finally:
+        over.set()
+
+
+def test_both_requests_refused_are_one_failure(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.1)
+    both = threading.Barrier(2)
+
+    def answer(*given: Any) -> Fetched:
+        both.wait(PATIENCE_S)
+        raise ObjectError("slow down", passing=True)
+
+    monkeypatch.setattr(ObjectStores, "read", answer)
+    with pytest.raises(ReadError, match="slow down"):
+        client(attempts=1, timeout_s=PATIENCE_S).read(ObjectRange("memory://x"))
+
+
+def test_an_answer_that_breaks_off_is_a_failure_though_a_second_request_goes_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.1)
+    asked, second, over = itertools.count(), threading.Event(), threading.Event()
+
+    def answer(*given: Any) -> Fetched:
+        if next(asked) == 0:
+            assert second.wait(PATIENCE_S)
+            given[-1]()  # the first byte
+            raise ObjectError("broken off", passing=True)
+        second.set()
+        assert over.wait(PATIENCE_S)
+        given[-1]()
+        raise AssertionError
+
+    monkeypatch.setattr(ObjectStores, "read", answer)
+    try:
+        with pytest.raises(ReadError, match="broken off"):
+            client(attempts=1, timeout_s=PATIENCE_S).read(ObjectRange("memory://x"))
+    finally:
+        over.set()
+
+
+def test_a_thread_that_cannot_be_started_hinders_no_later_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = client(attempts=1)
+    held, may_end, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def hold(*given: Any) -> None:
+        held.set()
+        assert may_end.wait(PATIENCE_S)
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "object-request":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(ObjectStores, "list", hold)
+    first = threading.Thread(target=reader.list, args=("memory://x",))
+    first.start()
+    assert held.wait(PATIENCE_S)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start new thread"):
+        patched.setattr(threading.Thread, "start", refuse)
+        reader.list("memory://x")
+    may_end.set()
+    first.join(PATIENCE_S)
+    both = threading.Barrier(2)
+    monkeypatch.setattr(ObjectStores, "list", lambda *given: both.wait(20.0))
+    reader.map(reader.list, ["memory://x"] * 2)
 
 
 STALLS = """

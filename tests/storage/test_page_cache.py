@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -105,6 +106,47 @@ def test_what_is_evicted_stays_right_for_those_who_have_it_open(tmp_path: Path) 
     assert reader.read(0, 2 * PAGE) == CONTENT[: 2 * PAGE]
     assert keep(reader, 2)  # looks at the file, which is another one by now
     assert reader.missing(0, 3) == [0, 1]
+
+
+def test_a_page_that_the_disk_does_not_give_back_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads fetches what is missing until it is there: what cannot be read must not be said to be there."""
+    cached = opened(tmp_path)
+    keep(cached, 0, 1)
+    pread = os.pread
+
+    def failing(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        if offset <= 4096 + 5000 < offset + size_bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, size_bytes, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    assert cached.read(0, PAGE) is None
+    assert cached.missing(0, 2) == [0]
+    assert cached.read(PAGE, 2 * PAGE) == CONTENT[PAGE : 2 * PAGE]
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    keep(opened(tmp_path), 0)
+    open_file = os.open
+
+    def reading(path: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(reason, os.strerror(reason))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", reading)
+    cached = opened(tmp_path)
+    assert cached.missing(0, 2) == [1]
+    assert cached.read(0, PAGE) == CONTENT[:PAGE]
+    assert not keep(cached, 1)
+
+
+def test_a_range_may_lie_in_thousands_of_files(tmp_path: Path) -> None:
+    content = np.random.default_rng(1).bytes(3000 * 4096)
+    cached = PageCache(str(tmp_path), limit_bytes=PLENTY, page_bytes=4096, stretch_pages=1).open("a", b"", len(content))
+    assert cached.put(0, memoryview(content))
+    assert cached.read(0, len(content)) == content
 
 
 def test_a_page_that_another_thread_fetches_is_waited_for(tmp_path: Path) -> None:
