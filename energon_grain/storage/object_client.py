@@ -155,7 +155,7 @@ class ObjectClient:
 
         futures = [self._threads.submit(call, item) for item in items]
         try:
-            return [future.result() for future in futures]
+            return [_result(future) for future in futures]
         finally:
             for future in futures:
                 future.cancel()
@@ -288,6 +288,18 @@ class _WaitingThreads:
         while True:
             self._calls.get()()
             self._idle.release()
+
+
+def _result(future: Future[_Result]) -> _Result:
+    """What a thread's call gives. Those of others may take all threads for long, and nobody waits for that in vain."""
+    while True:
+        try:
+            return future.result(LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if given_up() and future.cancel():
+                raise ReadError(f"waiting for other requests failed: {GIVEN_UP}") from None
 
 
 def _check_wanted() -> None:

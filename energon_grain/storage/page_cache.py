@@ -106,8 +106,11 @@ class PageCache:
         now = time.monotonic()
         if found is not None and (writing or now > found.known.touch_at):
             status = os.fstat(found.descriptor)
-            if status.st_nlink == 0 or (writing and not (found.writable and status.st_size == self._file_bytes)):
-                found = None  # evicted, of another user, or cut short
+            if status.st_nlink == 0:  # evicted: what lies there by now, if anything, has other pages
+                self.forget(path)
+                found = None
+            elif writing and not (found.writable and status.st_size == self._file_bytes):
+                found = None  # of another user, or cut short
         if found is None:
             self._opened.pop(path, None)
             found = _Stretch(path, self.known(path), self._file_bytes if writing else None)
@@ -142,10 +145,11 @@ class PageCache:
             self._used_bytes += size_bytes
             if self._used_bytes > self.limit_bytes or self._written_bytes > self.limit_bytes * _RECOUNT_SHARE:
                 try:
-                    # Whoever else evicts makes room for this page too, but nobody knows when.
                     with FileLock(os.path.join(self.folder, "evict.lock"), timeout=0):
                         self._used_bytes = self._evicted(size_bytes) + size_bytes
-                except (Timeout, OSError, NotImplementedError):  # the last: a file system without locks
+                except Timeout:  # whoever else evicts makes room for this page too
+                    return self._used_bytes <= self.limit_bytes * (1 + _RECOUNT_SHARE)
+                except (OSError, NotImplementedError):  # the latter: a file system without locks
                     self._used_bytes = self.limit_bytes
                     return False
                 self._written_bytes = size_bytes
@@ -154,6 +158,7 @@ class PageCache:
     def _evicted(self, needed_bytes: int) -> int:
         """Count what is there, and remove the oldest until `needed_bytes` fit in; the bytes that are left."""
         files: list[tuple[float, int, str]] = []
+        being_made = time.time() - _PAUSE_SECONDS  # what is empty and older was left by who was killed
         with contextlib.suppress(OSError), os.scandir(self.folder) as shelves:
             for shelf in shelves:
                 if shelf.is_dir(follow_symlinks=False):
@@ -161,7 +166,8 @@ class PageCache:
                         for entry in entries:
                             with contextlib.suppress(FileNotFoundError):
                                 status = entry.stat(follow_symlinks=False)
-                                files.append((status.st_mtime, status.st_blocks * 512, entry.path))
+                                if status.st_blocks or status.st_mtime < being_made:
+                                    files.append((status.st_mtime, status.st_blocks * 512, entry.path))
         used = sum(size for _, size, _ in files)
         if used + needed_bytes <= self.limit_bytes:
             return used
@@ -231,10 +237,13 @@ class CachedObject:
         return [page for page in range(first, stop) if self.read(page * size, page * size + 1) is None]
 
     def has_checked(self, first: int, stop: int) -> bool:
-        """Whether this process has found pages [first, stop) to be there; it does not look again."""
-        pages = self._cache.stretch_pages
-        known = ((self._cache.known(self._path_of(page // pages)), page % pages) for page in range(first, stop))
-        return all(stretch.sum_of(page) != _NO_SUM for stretch, page in known)
+        """Whether this process has found pages [first, stop) to be there; it looks at a file once a minute."""
+        pages, now = self._cache.stretch_pages, time.monotonic()
+        for page in range(first, stop):
+            known = self._cache.known(self._path_of(page // pages))
+            if known.sum_of(page % pages) == _NO_SUM or (now > known.touch_at and self.missing(page, page + 1)):
+                return False
+        return True
 
     @contextlib.contextmanager
     def fetching(self, pages: Iterable[int]) -> Generator[tuple[list[int], set[threading.Event]]]:

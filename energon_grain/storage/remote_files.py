@@ -37,6 +37,8 @@ from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 BLOCK_BYTES = 256 << 10
 """A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
 _UNLIMITED = 1 << 62
+_ROUNDS = 5
+"""So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
@@ -108,8 +110,12 @@ class RemoteFiles:
                 found.append(self._held.read(self._mark + paths[number], begin, end))
             else:
                 found.append(version.pages.read(begin, end))
-        while None in found:
-            self._fetch(paths, versions, ranges, found)
+        for _ in range(_ROUNDS):
+            if None in found:
+                self._fetch(paths, versions, ranges, found)
+        for place, (number, begin, end) in enumerate(ranges):
+            if found[place] is None:  # what one page of it brings evicts another
+                found[place] = bytes(self.versions.read(paths[number], versions[number], begin, end))
         return found  # type: ignore[return-value]
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from full_disk import size_limit
 from patience import PATIENCE_S
 
@@ -174,6 +175,36 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     missing = opened(tmp_path, limit).missing(0, 11)
     assert missing in ([3, 4, 5], [3, 4, 5, 6, 7, 8])
     assert not keep(opened(tmp_path, PAGE - 1), missing[0])
+
+
+def test_who_writes_while_another_process_evicts_passes_the_limit_by_a_twentieth(tmp_path: Path) -> None:
+    """What is refused once is not fetched ahead any more, so nobody may be refused for a moment's sake."""
+    limit = 100 * PAGE
+    content = memoryview(bytes(200 * PAGE))
+    cache = PageCache(str(tmp_path), limit_bytes=limit, page_bytes=PAGE, stretch_pages=10)
+    cached = cache.open("a", b"1", len(content))
+    cached.put(0, content[:PAGE])
+    with FileLock(tmp_path / "evict.lock"):
+        kept = [cached.put(page, content[page * PAGE :][:PAGE]) for page in range(1, 200)]
+    assert all(kept[:50])
+    assert limit // 2 < taken_bytes(tmp_path) <= limit * 1.05
+    assert not kept[-1]
+    assert cached.put(199, content[199 * PAGE :])
+    assert taken_bytes(tmp_path) <= limit
+
+
+def test_what_another_process_evicted_is_not_taken_to_be_there_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = opened(tmp_path)
+    keep(cached, 0, 1, 3)
+    files_in(tmp_path)[0].unlink()
+    assert cached.has_checked(0, 2)
+    later_s = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert not cached.has_checked(0, 2)
+    assert cached.has_checked(3, 4)
+    assert not cached.has_checked(4, 5)
 
 
 def test_a_full_disk_keeps_nothing_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
