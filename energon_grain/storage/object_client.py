@@ -44,6 +44,9 @@ _SENT_TWICE_ALWAYS = 4
 """So many requests may be sent twice, and the share of all: a store that is slow to answer everybody is not helped by
 twice the requests."""
 
+_IDLE_SECONDS = 10.0
+"""So long a thread that waits for stores is kept for the next request."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
@@ -272,7 +275,10 @@ class _Asked(Generic[_Result]):
 
 
 class _WaitingThreads:
-    """Threads that wait for stores, and that nobody has to wait for, not even the end of the program."""
+    """Threads that wait for stores, and that nobody has to wait for, not even the end of the program.
+
+    One that has had nothing to do for `_IDLE_SECONDS` ends.
+    """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -286,7 +292,13 @@ class _WaitingThreads:
 
     def _work(self) -> None:
         while True:
-            self._calls.get()()
+            try:
+                call = self._calls.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                call = self._calls.get()  # it is on its way
+            call()
             self._idle.release()
 
 

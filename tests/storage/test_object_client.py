@@ -392,3 +392,14 @@ def test_a_prefix_can_be_another_name_of_a_folder(client: Client, bucket: Bucket
     )
     assert found is not None
     assert found.data == CONTENT
+
+
+def test_threads_without_requests_end(client: Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_client, "_IDLE_SECONDS", 0.05)
+    there = set(threading.enumerate())
+    for _ in range(2):
+        assert client().read(ObjectRange(f"{bucket.url}/none")) is None
+        for thread in set(threading.enumerate()) - there:
+            if thread.name == "object-request":
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
