@@ -88,6 +88,10 @@ class Behaviour:
 BEHAVIOUR = Behaviour()
 
 
+_Answer = tuple[str, list[tuple[str, str]], bytes, int]
+"""Status, headers, content, and how many bytes of it are sent."""
+
+
 class Handler(MotoRequestHandler):
     """Keeps connections, which werkzeug's own does not."""
 
@@ -106,23 +110,21 @@ class Handler(MotoRequestHandler):
         concurrent = BEHAVIOUR.begin()
         try:
             time.sleep(BEHAVIOUR.latency_s)
-            self._serve(body, concurrent)
+            fault, answer = self._found(body, concurrent)
+        finally:
+            BEHAVIOUR.end()  # before the answer goes: whoever has it may send the next request at once
+        try:
+            self._send(fault, *answer)
         except ConnectionError:
             self.close_connection = True
-        finally:
-            BEHAVIOUR.end()
 
-    def _serve(self, body: bytes, concurrent: int) -> None:
+    def _found(self, body: bytes, concurrent: int) -> tuple[dict[str, Any], _Answer]:
         ranges = self.headers.get("Range", "")
         fault = BEHAVIOUR.fault(self.command, f"{self.path} {ranges}") or {"kind": None, "sent": 1.0}
         kind, share = fault["kind"], fault["sent"]
         if kind == "status":
-            status, headers, content, share = (
-                f"{fault['status']} Fault",
-                [],
-                b"<Error><Code>SlowDown</Code></Error>",
-                1.0,
-            )
+            status, headers, content = f"{fault['status']} Fault", [], b"<Error><Code>SlowDown</Code></Error>"
+            share = fault["sent"] = 1.0
         elif share is None:
             status, headers, content = "0", [], b""
         else:
@@ -139,10 +141,13 @@ class Handler(MotoRequestHandler):
                 "agent": self.headers.get("User-Agent", ""),
             }
         )
-        awake = BEHAVIOUR.awake
-        if kind == "short":
-            content = content[:length]
-        if share is not None:
+        return fault, (status, headers, content[:length] if kind == "short" else content, length)
+
+    def _send(
+        self, fault: dict[str, Any], status: str, headers: list[tuple[str, str]], content: bytes, length: int
+    ) -> None:
+        kind, awake = fault["kind"], BEHAVIOUR.awake
+        if fault["sent"] is not None:
             self._answer(status, headers, content, length)
         if kind == "stall":
             awake.wait()
