@@ -3,13 +3,6 @@
 from ._version import __version__ as __version__
 from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
 from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.cache_pool import (
-    CachePool as CachePool,
-    DirectLazy as DirectLazy,
-    Lazy as Lazy,
-    MockLazy as MockLazy,
-    NoCachePool as NoCachePool,
-)
 from .datasets.collect_garbage import GcDataset as GcDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
@@ -17,7 +10,6 @@ from .datasets.dataset import (
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
     SavableDataset as SavableDataset,
 )
-from .datasets.draw_context import Draw as Draw, current_draw as current_draw
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
 from .datasets.file_store_views import (
     DecodeFileStore as DecodeFileStore,
@@ -81,11 +73,6 @@ from .datasets.webdataset_factories import (
     VQAOCRWebdataset as VQAOCRWebdataset,
     VQAWebdataset as VQAWebdataset,
 )
-from .datasets.worker_config import (
-    WorkerConfig as WorkerConfig,
-    log_exception as log_exception,
-    reraise_exception as reraise_exception,
-)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
@@ -144,6 +131,13 @@ from .samples.types import (
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
 )
+from .sources.cache_pool import (
+    CachePool as CachePool,
+    DirectLazy as DirectLazy,
+    Lazy as Lazy,
+    MockLazy as MockLazy,
+    NoCachePool as NoCachePool,
+)
 from .sources.file_store import (
     FileStore as FileStore,
     ObjectFileStore as ObjectFileStore,
@@ -163,8 +157,17 @@ from .storage.settings import (
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
+from .stream.hooks import (
+    Draw as Draw,
+    current_draw as current_draw,
+)
 from .stream.replay import SampleRecord as SampleRecord
 from .stream.run import Stream as Stream
+from .stream.worker_config import (
+    WorkerConfig as WorkerConfig,
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

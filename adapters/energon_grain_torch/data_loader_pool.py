@@ -25,7 +25,6 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
 from energon_grain.sources.joined import holds_arrays
 from energon_grain.sources.remote_runs import FetchedAhead
@@ -35,6 +34,7 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.chunk_pace import ChunkPace
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.transport import pickled_spec
+from energon_grain.stream.worker_config import this_is_worker
 from energon_grain.stream.worker_process import WorkerStage
 from energon_grain.stream.workers import worker_death
 from energon_grain_torch.forked_children import belongs_to_this_process

@@ -7,10 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_grain.datasets.cache_pool import CachePool, NoCachePool
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.file_store_views import PrimaryFileStore
 from energon_grain.errors import ConfigError
+from energon_grain.sources.cache_pool import (
+    CachePool,
+    NoCachePool,
+)
 from energon_grain.sources.file_store import FileStore
 
 CookCrudeSample = Callable[[Any, Cooker, dict[str, Any]], Any]

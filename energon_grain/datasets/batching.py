@@ -11,13 +11,17 @@ from energon_grain.datasets.hooks import hook_spec, is_generator, with_own_name
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.making import MadeOfSeveral, Making
 from energon_grain.stream.passes import check_last_batch
-from energon_grain.stream.spec import BatchSpec, HookSpec, LastBatch
+from energon_grain.stream.spec import (
+    BatchSpec,
+    LastBatch,
+)
 from energon_grain.stream.state import Form
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder

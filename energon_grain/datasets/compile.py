@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.passes import RepeatLanes, epoch_length
 from energon_grain.datasets.run_settings import settings_of
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.spec import Program, StreamSpec
 

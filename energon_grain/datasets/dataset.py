@@ -13,14 +13,14 @@ import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.subscripts import OneSubscript
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
-    from energon_grain.datasets.cache_pool import CachePool
     from energon_grain.datasets.lowering import Lowering, Part, Steps
+    from energon_grain.sources.cache_pool import CachePool
     from energon_grain.stream.spec import StreamSpec
 
 _OF_LOADERS = frozenset(

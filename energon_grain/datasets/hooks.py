@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
 from energon_grain.errors import ConfigError
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE, HookSpec
+from energon_grain.stream.hooks import (
+    DEFAULT_FAILURE_TOLERANCE,
+    HookSpec,
+)
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder

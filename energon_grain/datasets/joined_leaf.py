@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
+from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
@@ -21,7 +20,12 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.stream.leaves import (
+    JoinRow,
+    ResolvedArray,
+    ResolvedJoin,
+    ResolvedLeaf,
+)
 
 if TYPE_CHECKING:
     from energon_grain.datasets.lowering import Lowering, Part
@@ -52,19 +56,6 @@ class ArrayDataset:
     def resolve(self) -> ResolvedArray:
         """Read what it is. Raises as `ArraySource`."""
         return ResolvedArray(source=ArraySource(self.path), field=self.field)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedArray:
-    """An array that is there. Picklable.
-
-    Attributes:
-        source: Its rows.
-        field: What the default merge calls it.
-    """
-
-    source: ArraySource
-    field: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,77 +200,10 @@ class JoinedLeafDataset(SavableDataset):
             leaf.check(whole=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedJoin:
-    """A joined leaf whose configuration was read and whose indices are open. Picklable.
-
-    Attributes:
-        source: The rows.
-        members: How samples of each dataset are made, the primary first; and the arrays.
-        row: Makes one sample of a row's.
-        ordering: How rows are ordered.
-    """
-
-    source: JoinedSource
-    members: tuple[ResolvedLeaf | ResolvedArray, ...]
-    row: JoinRow
-    ordering: Ordering
-
-    @property
-    def primary(self) -> ResolvedLeaf:
-        """The first dataset."""
-        primary = self.members[0]
-        assert isinstance(primary, ResolvedLeaf)
-        return primary
-
-    @property
-    def sample_type(self) -> type[Any] | None:
-        """What rows are made into; None for crude samples, which are cooked."""
-        return self.row.sample_type
-
-    @property
-    def subflavors(self) -> dict[str, Any]:
-        """Tags of the primary's samples."""
-        return self.primary.subflavors
-
-    @property
-    def decoder(self) -> SampleDecoder | None:
-        """The primary's."""
-        return self.primary.decoder
-
-    @property
-    def path(self) -> str:
-        """The primary's folder, for provenance."""
-        return os.fspath(self.source.path)
-
-
 def _joinable(member: ResolvedLeaf | ResolvedArray) -> PreparedSource | ArraySource:
     source = member.source
     assert isinstance(source, PreparedSource | ArraySource)  # metadatasets refuse to join others
     return source
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRow:
-    """A joiner, as a function of a row.
-
-    Attributes:
-        function: The user's, or a sample type's `from_joined`.
-        names: Keywords that it gets its samples by; None: by position.
-        sample_type: What it makes, as far as is known; None: crude samples.
-        merges: Whether it is the default merge, of fields by name into `sample_type` or of the parts of crude samples.
-    """
-
-    function: Callable[..., Any]
-    names: tuple[str, ...] | None
-    sample_type: type[Any] | None
-    merges: bool = False
-
-    def __call__(self, row: tuple[Any, ...]) -> Any:
-        """The sample of a row, whose missing samples are None."""
-        if self.names is None:
-            return self.function(*row)
-        return self.function(**dict(zip(self.names, row, strict=True)))
 
 
 def bind_joiner(

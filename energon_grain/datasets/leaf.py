@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.containers import Chosen, Container, SampleDefinition, container_at, container_of
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.forms import Place, asked_at
 from energon_grain.samplers.subset import Subset
-from energon_grain.sources.source import PartFilter, Source
+from energon_grain.sources.source import PartFilter
 from energon_grain.storage.location import is_url
-from energon_grain.transforms.decode import SampleDecoder
-from energon_grain.transforms.field_map import FieldMap
+from energon_grain.stream.leaves import Ordering, ResolvedLeaf
 
 if TYPE_CHECKING:
     from energon_grain.datasets.lowering import Lowering, Part
@@ -158,72 +155,3 @@ class LeafDataset(SavableDataset):
             mixing=self.shuffle_buffer_size,
             blocks_in_lane=asked["parallel_shard_iters"],
         )
-
-
-def check_passes(passes: int | None, said_by: str = "") -> None:
-    """Check a number of passes that are shuffled as one.
-
-    Raises:
-        ConfigError: It is neither a positive number, -1 nor None.
-    """
-    if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
-        raise ConfigError(
-            f"{said_by}shuffle_over_epochs_multiplier={passes!r}: 1 or more, -1 (with replacement) or None (keep order)"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ordering:
-    """How a leaf's samples are ordered, once its own configuration was asked.
-
-    Attributes:
-        said_by: Where the numbers come from, to begin a message with.
-        training: Whether they are shuffled.
-        passes: Passes that are shuffled as one; -1: with replacement; None: no shuffling.
-        block: Consecutive samples that are read together; None: each sample by itself.
-        mixing: Samples that mix at least, where blocks are read.
-        blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
-    """
-
-    said_by: str = ""
-    training: bool
-    passes: int | None
-    block: int | None
-    mixing: int | None
-    blocks_in_lane: int | None
-
-    def __post_init__(self) -> None:
-        check_passes(self.passes, self.said_by)
-        if self.block is not None and self.block < 1:
-            raise ConfigError(f"{self.said_by}max_samples_per_sequence={self.block}: 1 or more, or None")
-        if self.mixing is not None and self.mixing < 0:
-            raise ConfigError(f"{self.said_by}shuffle_buffer_size={self.mixing}: 0 or more, or None")
-        if self.blocks_in_lane is not None and self.blocks_in_lane < 1:
-            raise ConfigError(f"{self.said_by}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedLeaf:
-    """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
-
-    Attributes:
-        sample_type: None for a crude dataset.
-        field_map: Where the fields of `sample_type` are found; None where there is `load`, and for a crude dataset.
-        load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
-        decoder: None leaves parts as bytes.
-        subflavors: Tags of every sample.
-        ordering: How the samples are ordered.
-    """
-
-    source: Source
-    sample_type: type[Any] | None
-    field_map: FieldMap | None
-    load: Callable[[Any], Any] | None
-    decoder: SampleDecoder | None
-    subflavors: dict[str, Any]
-    ordering: Ordering
-
-    @property
-    def path(self) -> str:
-        """The dataset's folder or file, for provenance."""
-        return os.fspath(self.source.path)

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 from energon_grain.datasets.aux_cooking import bind_cooker
 from energon_grain.datasets.aux_stores import open_aux, open_primary
-from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.hooks import hook_spec, overridden_hook, require_one_value, with_own_name
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafOrder, window_blocks
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.stream.spec import HookSpec, LeafSpec
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.leaves import LeafSpec
 
 if TYPE_CHECKING:
-    from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
-    from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
+    from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+    from energon_grain.datasets.leaf import LeafDataset
+    from energon_grain.stream.leaves import ResolvedJoin, ResolvedLeaf
 
 BLOCKS_IN_LANE = 16
 """Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""

@@ -20,16 +20,17 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import Router, RouteTree
 from energon_grain.samplers.window_shuffle import Passes
-from energon_grain.stream.feed import Feed
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
-from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.spec import BatchSpec, HookSpec
+from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.spec import BatchSpec
 
 if TYPE_CHECKING:
     from energon_grain.datasets.dataset import SavableDataset
-    from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
-    from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
+    from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+    from energon_grain.datasets.leaf import LeafDataset
     from energon_grain.datasets.passes import EpochizeDataset
+    from energon_grain.stream.leaves import ResolvedJoin, ResolvedLeaf
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from energon_grain.datasets.dataset import SavableDataset, check_function, descr
 from energon_grain.datasets.hooks import hook_spec, is_generator, require_one_value
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_size, describe
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Limit
 from energon_grain.samplers.weights import exact
 from energon_grain.stream.index_map import EqualPasses, FractionalPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, init=False)

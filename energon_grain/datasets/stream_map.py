@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
 from energon_grain.datasets.hooks import hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
-from energon_grain.stream.hooks import Batches, HookGenerator
+from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Marked, Number, Same
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder

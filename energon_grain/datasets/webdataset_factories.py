@@ -14,7 +14,6 @@ from energon_grain.datasets.aux_stores import open_primary
 from energon_grain.datasets.containers import SampleDefinition
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
 from energon_grain.samplers.subset import Subset
@@ -34,6 +33,7 @@ from energon_grain.samples.types import (
     VQASample,
 )
 from energon_grain.sources.file_store import FileStore
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

@@ -17,16 +17,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
 from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.datasets.leaf_parts import wanted_block
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures, StoreFigures
 from energon_grain.measurement.planned_reads import PlannedReads, plan_reads, settled_pace
 from energon_grain.measurement.storage import measure_storage, read_chunk, read_rate
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import FetchedAhead
 from energon_grain.sources.source import Source
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic, shared_client
@@ -37,10 +35,12 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.feed import joined_draws
+from energon_grain.stream.leaves import ResolvedLeaf
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 
 _COPIED_BYTES = 64 << 20

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
@@ -31,6 +30,7 @@ from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.sources.source import Source
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draws:
@@ -44,3 +46,13 @@ class Draws:
         return Draws(
             leaf=self.leaf[places], child=self.child[places], index=self.index[places], epoch=self.epoch[places]
         )
+
+
+def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
+    """(n,) bytes that reading each draw takes."""
+    if len(sources) == 1:
+        return sources[0].sizes(draws.index)
+    sizes = np.empty(len(draws), np.int64)
+    for leaf, places, own in draws.by_leaf():
+        sizes[places] = sources[leaf].sizes(own.index)
+    return sizes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from energon_grain.datasets.worker_config import named
 from energon_grain.errors import (
     ConfigError,
     FatalSampleError,
@@ -14,6 +13,7 @@ from energon_grain.errors import (
     SkipSample,
     UntrustedCodeError,
 )
+from energon_grain.stream.worker_config import named
 
 FATAL = (
     SystemError,

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from energon_grain.datasets.draw_context import Draw, current
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import RawBatch
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.dropped import Dropped, raise_if_fatal, release_frames
-from energon_grain.stream.hooks import seeded_globals
-from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.hooks import (
+    Draw,
+    HookSpec,
+    current,
+    seeded_globals,
+)
 
 _hook_key = lru_cache(maxsize=4096)(fold)
 """64-bit key of a hook's random numbers on a leaf."""

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from typing import Any, Protocol
 
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, merge_cursors
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 class HostProcesses(Protocol):

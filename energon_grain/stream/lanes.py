@@ -15,18 +15,18 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from energon_grain.datasets.draw_context import Positions
-from energon_grain.datasets.worker_config import ErrorHandler
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
+from energon_grain.stream.draws import Draws
 from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hooks import Batches, HookGenerator, MakesItems, call_hook
-from energon_grain.stream.spec import HookSpec
-from energon_grain.stream.state import Form, Position, positions
-
-if TYPE_CHECKING:
-    from energon_grain.stream.feed import Feed
+from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
+from energon_grain.stream.index_map import IndexMap
+from energon_grain.stream.state import Form, Number, Place, Position, positions
+from energon_grain.stream.worker_config import ErrorHandler
 
 Reference = Any
 State = Any
@@ -35,6 +35,7 @@ Item = tuple[Reference, Any]
 Samples = dict[Position, list[Any]]
 """Encoded samples by position, as many as there are uses of it."""
 _EMPTY_PASSES = 1000
+_ENDLESS = 1 << 62
 
 
 class Items(Protocol):
@@ -121,6 +122,86 @@ class LaneOperator:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The value of an item again; the samples that its reference is made of are among `lane.samples`."""
         return self.child.rebuild(reference, lane)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed(LaneOperator):
+    """An index map at the bottom of the operators.
+
+    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions: S is 1,
+    or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
+
+    Attributes:
+        index: Number of the feed.
+        order: From positions to draws of this feed's leaves, counted from 0.
+        first_leaf: Number of its first leaf among all.
+        leaf_sizes: Samples of each of its leaves.
+        lanes: L.
+        stripe: S.
+    """
+
+    index: int
+    order: IndexMap
+    first_leaf: int
+    leaf_sizes: tuple[int, ...]
+    lanes: int
+    stripe: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether its passes end."""
+        return self.order.passes is not None
+
+    def items(self) -> int:
+        """Samples of a pass; endless: of one pass over what is repeated."""
+        return self.order.samples
+
+    def rounds(self, lane: int, pass_number: int) -> int:
+        """Rounds that a lane has in a pass."""
+        length = self.order.length(pass_number)
+        if length is None:
+            return _ENDLESS
+        whole, rest = divmod(length, self.lanes * self.stripe)
+        return whole * self.stripe + min(max(rest - lane * self.stripe, 0), self.stripe)
+
+    def in_stream(self, lane: int, pass_number: int, rounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) positions, among those of all passes, of rounds of a lane."""
+        stripe, place = np.divmod(rounds, self.stripe)
+        return (stripe * self.lanes + lane) * self.stripe + place + self.order.start(pass_number)
+
+    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
+        draws = self.order.draw_in_stream(positions)
+        return Draws(
+            leaf=draws.leaf + np.int32(self.first_leaf), child=draws.child, index=draws.index, epoch=draws.epoch
+        )
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """A lane's end of the feed."""
+        return lane.reader.open(self, lane, state)
+
+    @property
+    def state_form(self) -> Form:
+        """Pass and rounds; what was read ahead is read again."""
+        return Number(), Number()
+
+    @property
+    def reference_form(self) -> Form:
+        """The position."""
+        return Place(self.index)
+
+    def number(self, reference: int) -> int:
+        """The position."""
+        return reference
+
+    def rebuild(self, reference: int, lane: Lane) -> Any:
+        """The sample."""
+        return lane.sample((self.index, reference))
+
+    @property
+    def children(self) -> tuple[()]:
+        """None."""
+        return ()
 
 
 class NumberOf:

@@ -6,9 +6,8 @@ from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.hooks import HookGenerator
+from energon_grain.stream.hooks import HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Lane, LaneOperator, Reference
-from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Number
 
 Members = tuple[Reference, ...]

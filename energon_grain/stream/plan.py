@@ -12,7 +12,7 @@ import numpy.typing as npt
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunk import BatchNumbers, Chunk
 from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.draws import Draws
+from energon_grain.stream.draws import Draws, draw_sizes
 from energon_grain.stream.read_ahead import Coming, ReadAhead
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
@@ -139,13 +139,3 @@ def local_end(spec: StreamSpec, share: Share, pass_number: int) -> int | None:
     """Positions that a pass has for this host; None: endless."""
     length = spec.length(pass_number)
     return None if length is None else share.first_at(length)
-
-
-def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
-    """(n,) bytes that reading each draw takes."""
-    if len(sources) == 1:
-        return sources[0].sizes(draws.index)
-    sizes = np.empty(len(draws), np.int64)
-    for leaf, places, own in draws.by_leaf():
-        sizes[places] = sources[leaf].sizes(own.index)
-    return sizes

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
@@ -26,6 +25,7 @@ from energon_grain.stream.share import Share
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Drops, Statistics
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import ThreadPool, WorkerPool
 
 

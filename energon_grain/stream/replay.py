@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import StateError
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import Source
 from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -34,6 +33,7 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import check
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.worker_config import ErrorHandler
 
 POSITIONS = 1 << 62
 """The order has so many positions."""

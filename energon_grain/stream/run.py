@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
@@ -33,6 +32,7 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import BoundedBuffer, MakePool, ProcessPool, ThreadPool, WorkerPool
 
 _logger = logging.getLogger("energon_grain")

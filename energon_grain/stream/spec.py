@@ -5,68 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.leaf_order import LeafOrder
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.joined_leaf import ResolvedJoin
-    from energon_grain.datasets.leaf import ResolvedLeaf
-    from energon_grain.stream.feed import Feed
-    from energon_grain.stream.lanes import LaneOperator
+from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.leaves import LeafSpec
 
 LastBatch = Literal["keep", "drop", "pad"]
 """What becomes of an incomplete last batch of a pass: delivered short, left out, or filled up, with a mask."""
-DEFAULT_FAILURE_TOLERANCE = 100
-"""Failures of one hook in a row that end a run, where nothing else is said."""
 _SHOWN = 4
 """Leaves that a representation names."""
 _PASS_BITS = 40
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HookSpec:
-    """A user function, and how it is to be called.
-
-    Attributes:
-        name: In random keys, failure budgets and statistics.
-        function: Takes a sample, a list of samples, or a batch.
-        failure_tolerance: Failures in a row that are survived; 0: any number.
-        restore_seeds: Seed the global generators around each call.
-        concurrent: Whether calls may overlap in time.
-    """
-
-    name: str
-    function: Callable[[Any], Any]
-    failure_tolerance: int
-    restore_seeds: bool
-    concurrent: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeafSpec:
-    """One leaf: its source, how its samples are made, and its order.
-
-    Attributes:
-        key: The leaf's identity in random keys.
-        hook_key: 64-bit key of the random numbers of hooks on its samples.
-        cook: Hook that turns crude samples into samples; None where the leaf has a sample type, or nobody cooks.
-        hooks: Hooks on each sample, in order, after it was made (and cooked). No two have the same name.
-        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
-    """
-
-    key: tuple[str, ...]
-    leaf: ResolvedLeaf | ResolvedJoin
-    order: LeafOrder
-    hook_key: int
-    cook: HookSpec | None
-    hooks: tuple[HookSpec, ...]
-    failure_tolerance: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,14 +15,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.aux_cooking import BoundCooker
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
-from energon_grain.datasets.leaf import ResolvedLeaf
 from energon_grain.errors import DecodingError
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import FetchedAhead, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
@@ -33,7 +30,15 @@ from energon_grain.stream.chunk import Chunk, Encoded
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.draws import Draws
 from energon_grain.stream.flow import Flow, Numbers
-from energon_grain.stream.spec import HookSpec, LeafSpec, StreamSpec
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.leaves import (
+    JoinRow,
+    LeafSpec,
+    ResolvedArray,
+    ResolvedJoin,
+    ResolvedLeaf,
+)
+from energon_grain.stream.spec import StreamSpec
 from energon_grain.transforms.batching import kind_of
 
 
@@ -432,9 +437,8 @@ def _which(function: Any) -> Hashable:
     """Equal for one and the same function. What the user calls equal may differ in what it does."""
     if isinstance(function, MethodType):
         return id(function.__self__), id(function.__func__)
-    if isinstance(function, BoundCooker):
-        given = tuple((name, id(value)) for name, value in function.given.items())
-        return id(function.cooker), given, id(function.primary), _which(function.through)
+    if isinstance(function, Mapping):  # what a cooker takes beside the sample
+        return tuple((name, _which(value)) for name, value in cast("Mapping[str, Any]", function).items())
     made = getattr(type(function), "__dataclass_params__", None)
     if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
         # Made anew for each leaf, around what may be the same.

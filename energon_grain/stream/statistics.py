@@ -8,10 +8,16 @@ import threading
 from collections import Counter, defaultdict
 from typing import Any
 
-from energon_grain.datasets.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
 from energon_grain.errors import FatalSampleError
 from energon_grain.stream.dropped import Dropped, release_frames
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.worker_config import (
+    ErrorHandler,
+    forget_traceback,
+    log_exception,
+    named,
+    traceback_text,
+)
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""

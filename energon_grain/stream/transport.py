@@ -23,12 +23,12 @@ from typing import Any, cast
 
 import cloudpickle
 
-from energon_grain.datasets.worker_config import IN_A_WORKER
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.source import LazySources, Source
 from energon_grain.stream.chunk import Encoded
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_config import IN_A_WORKER
 from energon_grain.transforms.batching import reducers
 
 HEADER = struct.Struct("<Q")

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_log import this_is_worker
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
 from energon_grain.stream.collection import paused_collection
@@ -36,6 +35,7 @@ from energon_grain.stream.transport import (
     with_portable_errors,
     write_parts,
 )
+from energon_grain.stream.worker_config import this_is_worker
 
 
 class WorkerStage:
