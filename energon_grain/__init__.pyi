@@ -2,6 +2,11 @@
 
 from ._version import __version__ as __version__
 from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
+from .datasets.aux_stores import (
+    DecodeFileStore as DecodeFileStore,
+    FileStoreDecoder as FileStoreDecoder,
+    PrimaryFileStore as PrimaryFileStore,
+)
 from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.collect_garbage import GcDataset as GcDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
@@ -11,11 +16,6 @@ from .datasets.dataset import (
     SavableDataset as SavableDataset,
 )
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.file_store_views import (
-    DecodeFileStore as DecodeFileStore,
-    FileStoreDecoder as FileStoreDecoder,
-    PrimaryFileStore as PrimaryFileStore,
-)
 from .datasets.get_datasets import (
     get_dataset_from_config as get_dataset_from_config,
     get_train_dataset as get_train_dataset,
@@ -23,6 +23,7 @@ from .datasets.get_datasets import (
     get_val_datasets as get_val_datasets,
 )
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
+from .datasets.hooks import stateless as stateless
 from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
 from .datasets.jsonl_factories import (
     CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
@@ -52,7 +53,6 @@ from .datasets.passes import (
     RepeatDataset as RepeatDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
-from .datasets.stateless import stateless as stateless
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
 from .datasets.webdataset_factories import (

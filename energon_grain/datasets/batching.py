@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.hooks import hook_spec, is_generator, with_own_name
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, with_own_name
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
@@ -22,9 +22,6 @@ from energon_grain.stream.spec import (
 )
 from energon_grain.stream.state import Form
 from energon_grain.stream.worker_config import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:
@@ -73,7 +70,7 @@ class BatchDataset(SavableDataset):
     batcher: Callable[[list[Any]], Any]
     last_batch: LastBatch
     hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     failure_tolerance: int | None
 
     def __init__(
@@ -85,7 +82,7 @@ class BatchDataset(SavableDataset):
         drop_last: bool = False,
         last_batch: LastBatch | None = None,
         hook: str = "batch",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
         batcher_stateless: bool = False,
         batcher_config: Any = None,

@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.forms import Place, asked_at
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, Nonmatch
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.leaves import (
     JoinRow,
     ResolvedArray,
@@ -27,11 +32,6 @@ from energon_grain.stream.leaves import (
     ResolvedLeaf,
 )
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.lowering import Lowering, Part
-    from energon_grain.datasets.task_encoder import TaskEncoder
-
-Nonmatch = Literal["error", "skip", "none"]
 _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
 
 
@@ -56,6 +56,10 @@ class ArrayDataset:
     def resolve(self) -> ResolvedArray:
         """Read what it is. Raises as `ArraySource`."""
         return ResolvedArray(source=ArraySource(self.path), field=self.field)
+
+    def joined(self, nonmatch: Nonmatch) -> JoinedArray:
+        """What a join is made of it. Raises as `JoinedArray`."""
+        return JoinedArray(self.path, self.keys, nonmatch=nonmatch, written=self.written)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +153,7 @@ class JoinedLeafDataset(SavableDataset):
         return self.primary.subflavors
 
     @property
-    def task_encoder(self) -> TaskEncoder:
+    def task_encoder(self) -> SampleMaker:
         """The primary's."""
         return self.primary.task_encoder
 
@@ -161,6 +165,20 @@ class JoinedLeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
         return to.leaf(self)
+
+    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+        """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
+        return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
+
+    def inputs(self) -> tuple[JoinedDataset | JoinedArray, ...]:
+        """Open the datasets and arrays that are joined.
+
+        Raises:
+            DatasetNotFoundError: A dataset is missing or not prepared.
+            SplitError: A dataset has no such split part.
+            EmptyDatasetError: A split part is empty.
+        """
+        return tuple(member.leaf.joined(member.nonmatch) for member in self.members)
 
     def resolve(self) -> ResolvedJoin:
         """Read the datasets' configurations and open the join index.

@@ -8,8 +8,8 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.samplers.subset import Subset

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.extras import needed_for
 from energon_grain.samples.registration import register_value

@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf_parts import wanted_block
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures, StoreFigures
 from energon_grain.measurement.planned_reads import PlannedReads, plan_reads, settled_pace
@@ -35,7 +34,7 @@ from energon_grain.stream.chunk import Chunk
 from energon_grain.stream.collection import paused_collection
 from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.feed import joined_draws
-from energon_grain.stream.leaves import ResolvedLeaf
+from energon_grain.stream.leaves import ResolvedLeaf, wanted_block
 from energon_grain.stream.read_ahead import ReadAhead
 from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import StreamSpec

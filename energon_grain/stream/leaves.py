@@ -11,6 +11,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Source
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.transforms.decode import SampleDecoder
@@ -185,3 +186,10 @@ class LeafSpec:
     cook: HookSpec | None
     hooks: tuple[HookSpec, ...]
     failure_tolerance: int
+
+
+def wanted_block(leaf: ResolvedLeaf | ResolvedJoin) -> int | None:
+    """Consecutive samples to read together where there are enough of them; None: each by itself."""
+    if leaf.ordering.block is None and isinstance(leaf.source, ReadInRuns):
+        return leaf.source.run_samples
+    return leaf.ordering.block
