@@ -13,13 +13,9 @@ from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.errors import ConfigError
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, MadeOfSeveral, Making, Reference, State
 from energon_grain.stream.passes import check_last_batch
-from energon_grain.stream.spec import (
-    BatchSpec,
-    LastBatch,
-)
+from energon_grain.stream.spec import BatchSpec, LastBatch
 from energon_grain.stream.state import Form
 from energon_grain.stream.worker_config import WorkerConfig
 

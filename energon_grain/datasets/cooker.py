@@ -17,7 +17,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.sources.cache_pool import CachePool, NoCachePool
 from energon_grain.sources.file_store import FileStore
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.leaves import ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -30,8 +30,7 @@ from energon_grain.metadataset.documents import (
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.storage.location import check_url
-from energon_grain.stream.leaves import check_passes
-from energon_grain.stream.spec import LastBatch
+from energon_grain.stream.spec import LastBatch, check_passes
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 

@@ -12,8 +12,17 @@ from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making
+from energon_grain.stream.lanes import (
+    Item,
+    Items,
+    Lane,
+    LaneOperator,
+    MadeOfSeveral,
+    Making,
+    NumberOf,
+    Reference,
+    State,
+)
 from energon_grain.stream.state import Form, Many
 from energon_grain.stream.worker_config import WorkerConfig
 

@@ -12,10 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 from energon_grain.errors import ConfigError
-from energon_grain.stream.hooks import (
-    DEFAULT_FAILURE_TOLERANCE,
-    HookSpec,
-)
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, HookSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -25,12 +25,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.leaves import (
-    JoinRow,
-    ResolvedArray,
-    ResolvedJoin,
-    ResolvedLeaf,
-)
+from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
 
 _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
 

@@ -8,11 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from energon_grain.datasets.joined_leaf import (
-    JoinedLeafDataset,
-    Joiner,
-    JoinMember,
-)
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, Joiner, JoinMember
 from energon_grain.datasets.webdataset_factories import BaseWebdatasetFactory
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Place

@@ -34,7 +34,7 @@ from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import is_url, located
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.leaves import Ordering, ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

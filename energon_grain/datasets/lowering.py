@@ -26,8 +26,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
-from energon_grain.stream.leaves import LeafSpec, ResolvedJoin, ResolvedLeaf, wanted_block
-from energon_grain.stream.spec import BatchSpec, Program, StreamSpec
+from energon_grain.stream.spec import BatchSpec, LeafSpec, Program, ResolvedJoin, ResolvedLeaf, StreamSpec, wanted_block
 from energon_grain.stream.worker_config import WorkerConfig
 
 DEFAULT_LANES = 48

@@ -17,8 +17,18 @@ from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making, Members
+from energon_grain.stream.lanes import (
+    Item,
+    Items,
+    Lane,
+    LaneOperator,
+    MadeOfSeveral,
+    Making,
+    Members,
+    NumberOf,
+    Reference,
+    State,
+)
 from energon_grain.stream.state import Form, Many, Number
 from energon_grain.stream.worker_config import WorkerConfig
 

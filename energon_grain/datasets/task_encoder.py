@@ -36,10 +36,7 @@ from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.errors import ConfigError
-from energon_grain.sources.cache_pool import (
-    CachePool,
-    active_cache,
-)
+from energon_grain.sources.cache_pool import CachePool, active_cache
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig

@@ -20,16 +20,14 @@ import numpy.typing as npt
 
 from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.feed import AheadReader, DirectReader, read_positions
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
+from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
-from energon_grain.stream.share import Share
+from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
@@ -244,7 +242,7 @@ class LaneProgram:
         *,
         program: Program,
         share: Share,
-        reader: AheadReader,
+        reader: LaneChunks,
         around: Surroundings,
         pass_number: int,
         states: tuple[State, ...] | None,

@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
 from energon_grain.stream.hooks import HookSpec, call_hook
 from energon_grain.stream.spec import BatchSpec
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 
 RestoreKey = tuple[Any, ...]
 """See `stream.replay`."""

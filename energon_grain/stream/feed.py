@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.sources.source import Source
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
-from energon_grain.stream.draws import Draws, draw_sizes
-from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
+from energon_grain.stream.index_map import Draws, draw_sizes
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
-from energon_grain.stream.read_ahead import Arrival, ReadAhead
+from energon_grain.stream.prefetch import Arrival, Prefetch
 from energon_grain.stream.state import Position
+from energon_grain.stream.statistics import Dropped
 
 FeedState = tuple[int, int]
 """(pass, rounds of it that were taken)."""
@@ -118,7 +117,7 @@ class FeedLane:
         return self.node.in_stream(self.lane.number, self.pass_number, np.arange(first, stop))
 
 
-class AheadReader:
+class LaneChunks:
     """Reads ahead for all lanes of a host.
 
     It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
@@ -132,10 +131,10 @@ class AheadReader:
         ahead: Fetches what lies in object stores.
     """
 
-    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: ReadAhead) -> None:
+    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: Prefetch) -> None:
         self._sources = sources
         self._pace = pace
-        self._ahead = LaneReadAhead(ahead, sources)
+        self._ahead = LanePrefetch(ahead, sources)
         self._feeds: list[FeedLane] = []
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
@@ -162,7 +161,7 @@ class AheadReader:
                 at = stop
         self._urgent = None
 
-    def __iter__(self) -> AheadReader:
+    def __iter__(self) -> LaneChunks:
         return self
 
     def __next__(self) -> Chunk:
@@ -305,7 +304,7 @@ class _Step:
     arrival: Arrival
 
 
-class LaneReadAhead:
+class LanePrefetch:
     """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
 
     How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
@@ -315,7 +314,7 @@ class LaneReadAhead:
         sources: Of all leaves.
     """
 
-    def __init__(self, ahead: ReadAhead, sources: list[Source]) -> None:
+    def __init__(self, ahead: Prefetch, sources: list[Source]) -> None:
         self._ahead = ahead
         self._sources = sources
         self._ends: dict[int, tuple[int, int]] = {}

@@ -13,20 +13,15 @@ from energon_grain.errors import EmptyDatasetError
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.end_of_life import UnderWay, interrupts_held
-from energon_grain.stream.feed import AheadReader
-from energon_grain.stream.passes import PassPlan, Progress
-from energon_grain.stream.plan import local_end, plan_chunks
-from energon_grain.stream.read_ahead import ReadAhead
-from energon_grain.stream.share import Share
+from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
+from energon_grain.stream.feed import LaneChunks
+from energon_grain.stream.passes import PassPlan, Progress, Share
+from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Drops, Statistics
+from energon_grain.stream.statistics import Dropped, Drops, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import ThreadPool, WorkerPool
+from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +85,7 @@ class Production:
         self._finish = finish
         self._under_way = under_way
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
-        self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        self._ahead = Prefetch(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         if self._ahead:
             under_way.add(self._ahead.close)
         self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
@@ -143,7 +138,7 @@ class Production:
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
         start = self._progress
-        reader = AheadReader(self._stage.sources, self._pace, self._ahead)
+        reader = LaneChunks(self._stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
         around = surroundings(
             program,
