@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, HostsError
 
 Int64Array = npt.NDArray[np.int64]
+_Numbers = TypeVar("_Numbers", int, Int64Array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Share:
         """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
         return max(0, -(-(item - self.host) // self.hosts))
 
-    def to_global(self, local: Int64Array) -> Int64Array:
+    def to_global(self, local: _Numbers) -> _Numbers:
         """Global numbers of local items (or positions)."""
         return local * self.hosts + self.host
 
