@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,7 @@ from energon_grain.stream.worker_config import ErrorHandler
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """Some consecutive items.
 
     Attributes:
@@ -127,8 +125,7 @@ class LaneAssembly:
                     low, high = first - base, first - base + count
                     taken = self._slice(low, high)
                     # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
-                    del self._window[:high], self._keys[:high]
-                    self._base += high
+                    self._window[low:high] = [None] * count
                     return taken
                 self._take_apart()
                 offsets = (places - base).tolist()

@@ -18,6 +18,7 @@ from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 
 RestoreKey = tuple[Any, ...]
 """See `stream.replay`."""
+_NO_LOCK = nullcontext()
 NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""
 
@@ -78,7 +79,7 @@ class BatchMaker:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                lock = nullcontext() if hook.concurrent else self._lock
+                lock = _NO_LOCK if hook.concurrent else self._lock
                 value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error

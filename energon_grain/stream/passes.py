@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +15,15 @@ Segment = tuple[int, int, int, int, int]
 """(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Progress:
+class Progress(NamedTuple):
     """A place between two steps.
 
     Attributes:
+        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         step: Steps delivered since the start of the run.
         pass_number: Pass that the next step belongs to (finite streams: also the pass over the data).
         pass_step: Steps delivered in this pass.
         item: Number, in the pass of a finite stream or in the endless stream, of the next item.
-        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         lanes: State of each of this host's lanes, where lanes have a program; None: nothing was made yet.
         ended: Whether the pass is over, so that the next iteration begins another one.
         history: Where each run of equal steps began. It begins at step 0, or where it last became impossible to tell
@@ -33,11 +31,11 @@ class Progress:
         skipped: (first step, steps) of each range that was jumped over.
     """
 
+    drops: npt.NDArray[np.int64]
     step: int = 0
     pass_number: int = 0
     pass_step: int = 0
     item: int = 0
-    drops: npt.NDArray[np.int64]
     lanes: tuple[Any, ...] | None = None
     ended: bool = False
     history: tuple[Segment, ...] = ()
@@ -46,11 +44,11 @@ class Progress:
     def forgetting(self, global_batch: int) -> Progress:
         """The same place with a history that begins here."""
         segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
-        return dataclasses.replace(self, history=(segment,))
+        return self._replace(history=(segment,))
 
     def without(self, steps: int) -> Progress:
         """The same place, the last steps not counted."""
-        return dataclasses.replace(self, step=self.step - steps, pass_step=self.pass_step - steps)
+        return self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +147,7 @@ def first_pass_steps(spec: StreamSpec, hosts: int) -> int:
 
 
 Int64Array = npt.NDArray[np.int64]
+_Numbers = TypeVar("_Numbers", int, Int64Array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ class Share:
         """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
         return max(0, -(-(item - self.host) // self.hosts))
 
-    def to_global(self, local: Int64Array) -> Int64Array:
+    def to_global(self, local: _Numbers) -> _Numbers:
         """Global numbers of local items (or positions)."""
         return local * self.hosts + self.host
 

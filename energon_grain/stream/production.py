@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """A step, made.
 
     Attributes:
@@ -204,13 +202,13 @@ class Production:
                         "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
                         "would have made a full batch). loader.stats() tells what was dropped and why"
                     )
-                self._progress = dataclasses.replace(self._progress, item=next_item, ended=True)
+                self._progress = self._progress._replace(item=next_item, ended=True)
                 return None
             pass_number = self._progress.pass_number
             batch = self._batches.make(
                 samples,
                 keys,
-                item=spec.first_item(pass_number) + int(self._share.to_global(np.array(self._share.first_at(item)))),
+                item=spec.first_item(pass_number) + self._share.to_global(self._share.first_at(item)),
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
@@ -232,8 +230,7 @@ class Production:
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""
         before, assembly = self._progress, self._assembly
-        return dataclasses.replace(
-            before,
+        return before._replace(
             step=before.step + made,
             pass_step=before.pass_step + made,
             item=item,

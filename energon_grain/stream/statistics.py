@@ -105,6 +105,8 @@ def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
 
+_NONE: Drops = Counter()
+
 PATIENCE_BATCHES = 1000
 """Batches in a row that hooks may drop, on purpose or not."""
 
@@ -162,8 +164,10 @@ class Statistics:
 
     def made(self) -> Drops:
         """What was dropped for the step that was just made."""
-        with self._lock:
-            drops, self._open = self._open, Counter()
+        drops = _NONE
+        if self._open:
+            with self._lock:
+                drops, self._open = self._open, Counter()
         self._in_a_row.pop("batch", None)
         self._batches_in_a_row = 0
         self._untried = False
@@ -174,7 +178,8 @@ class Statistics:
         with self._lock:
             self._samples += samples
             self._batches += 1
-            self._dropped.update(drops)
+            if drops:
+                self._dropped.update(drops)
             self._failed.clear()
 
     def failed(self) -> None:
