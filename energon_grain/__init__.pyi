@@ -162,7 +162,7 @@ from .stream.hooks import (
     current_draw as current_draw,
 )
 from .stream.replay import SampleRecord as SampleRecord
-from .stream.run import Stream as Stream
+from .stream.stream import Stream as Stream
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import with_agreement
-from energon_grain.stream.run import Stream, config_to_run
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import IdleArguments, check_idle
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool

@@ -64,7 +64,7 @@ class SavableDataset(OneSubscript):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Any]:
-        from energon_grain.stream.run import Stream
+        from energon_grain.stream.stream import Stream
 
         stream = Stream.of(self, num_workers=0)
         try:

@@ -10,7 +10,7 @@ from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, with_agreement
-from energon_grain.stream.run import Stream, config_to_run
+from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import IdleArguments, StreamLoader, check_idle
 from energon_grain.stream.worker_config import WorkerConfig
 

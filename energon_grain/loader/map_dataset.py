@@ -16,9 +16,9 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.passes import PassPlan, Share
-from energon_grain.stream.run import config_to_run
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.stream import config_to_run
 
 with needed_for("BatchMapDataset"):
     import grain

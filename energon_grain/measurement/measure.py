@@ -34,10 +34,10 @@ from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.feed import joined_draws
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.prefetch import Prefetch
-from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import ResolvedLeaf, StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 

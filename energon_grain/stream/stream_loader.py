@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NoReturn, Self, TypedDict
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
 from energon_grain.stream.replay import SampleRecord
-from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.stream import Stream
 
 
 class IdleArguments(TypedDict, total=False):

@@ -24,12 +24,12 @@ from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, pass_steps
-from energon_grain.stream.production import Production, Step
 from energon_grain.stream.replay import POSITIONS, SampleRecord, SampleRestorer, history_holds, which
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     BoundedBuffer,
