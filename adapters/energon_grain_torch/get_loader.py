@@ -13,10 +13,10 @@ from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import IdleArguments, check_idle
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
-from energon_grain_torch.data_loader_pool import DataLoaderPool
 from energon_grain_torch.group_processes import group_processes
 from energon_grain_torch.loader import SavableDataLoader
 from energon_grain_torch.pinning import pinning
+from energon_grain_torch.worker_processes import process_pool
 
 
 def get_savable_loader(
@@ -51,8 +51,8 @@ def get_savable_loader(
     config = config_to_run(dataset, worker_config)
     config = with_agreement(config, group_processes(config.data_parallel_group))
 
-    def data_loader(spec: StreamSpec, stage: PureStage) -> WorkerPool:
-        return DataLoaderPool(spec, stage.sources, config.num_workers, multiprocessing_context)
+    def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
+        return process_pool(spec, stage.sources, config.num_workers, config.prefetch_bytes, multiprocessing_context)
 
     return SavableDataLoader(
         Stream.of(
@@ -60,7 +60,7 @@ def get_savable_loader(
             worker_config=config,
             prefetch_factor=prefetch_factor,
             cache_pool=cache_pool,
-            make_pool=data_loader if str(config.worker_type) == "dataloader" else None,
+            make_pool=processes if str(config.worker_type) == "dataloader" else None,
             finish=pinning(pin_memory),
         )
     )

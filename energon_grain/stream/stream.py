@@ -39,6 +39,7 @@ from energon_grain.stream.workers import (
     UnderWay,
     WorkerPool,
     close_with,
+    interpreters,
     interrupts_held,
 )
 
@@ -75,7 +76,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
     """So many workers of the configured kind; None: hooks may not run in threads."""
     if config.worker_type == "process":
-        return ProcessPool(spec, stage.sources, workers, config.prefetch_bytes)
+        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
     if spec.stage_seeds_globals:
         _logger.warning(
             "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
