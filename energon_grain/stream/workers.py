@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from energon_grain.errors import WorkerError
@@ -164,47 +165,87 @@ def interrupts_held() -> Generator[None]:
 T = TypeVar("T")
 
 
-class BoundedBuffer(Generic[T]):
-    """At most `capacity` entries wait; `put` blocks while it is full, `get` while it is empty."""
+class Background(Generic[T]):
+    """An iterator over what another one yields, which runs in a thread of its own, a few entries ahead.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = max(1, capacity)
-        self._entries: deque[T] = deque()
-        self._closed = False
+    Args:
+        entries: What runs.
+        capacity: Entries that wait to be taken at most.
+        budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
+        weigh: Tells the memory of an entry.
+        over: Ends it, with `stop`.
+    """
+
+    def __init__(
+        self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
+    ) -> None:
+        self._waiting: deque[T] = deque()
+        self._end: BaseException | None = None  # behind those that wait
+        self._over = over
         self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(entries, max(1, capacity), budget_bytes, weigh),
+            name="energon-grain-batches",
+            daemon=True,
+        )
+        self._thread.start()
 
-    def narrow(self, capacity: int) -> None:
-        """Let at most `capacity` entries wait from now on, one at the least."""
+    def _run(self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int]) -> None:
+        end: BaseException = StopIteration()
+        measured = False
+        try:
+            with wanted_until(self._over):
+                for entry in entries:
+                    if not measured:
+                        capacity = max(1, min(capacity, budget_bytes // max(1, weigh(entry))))
+                        measured = True
+                    with self._changed:
+                        while len(self._waiting) >= capacity and not self._over.is_set():
+                            self._changed.wait()
+                        if self._over.is_set():
+                            return
+                        self._waiting.append(entry)
+                        self._changed.notify_all()
+                    del entry  # or it would live until the next one is made
+        except GivenUp:
+            return
+        except BaseException as error:
+            end = error
         with self._changed:
-            self._capacity = max(1, min(capacity, self._capacity))
-
-    def put(self, entry: T) -> None:
-        """Append an entry. Raises GivenUp."""
-        with self._changed:
-            while len(self._entries) >= self._capacity and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                raise GivenUp
-            self._entries.append(entry)
+            self._end = end
             self._changed.notify_all()
 
-    def get(self) -> T:
-        """Remove the first entry. Raises GivenUp, even when entries are left."""
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
         with self._changed:
-            while not self._entries and not self._closed:
+            while not self._waiting and self._end is None and not self._over.is_set():
                 self._changed.wait()
-            if self._closed:
+            if self._over.is_set():
                 raise GivenUp
-            entry = self._entries.popleft()
+            if self._waiting:
+                entry = self._waiting.popleft()
+                self._changed.notify_all()
+                return entry
+            end, self._end = self._end, StopIteration()
+        assert end is not None
+        try:
+            raise end
+        finally:
+            del end  # the traceback refers to this frame
+
+    def stop(self) -> None:
+        """Wake whoever waits, now that `over` is set."""
+        with self._changed:
+            self._waiting.clear()
             self._changed.notify_all()
-            return entry
 
     def close(self) -> None:
-        """Wake whoever waits; what is left in the buffer is dropped."""
-        with self._changed:
-            self._closed = True
-            self._entries.clear()
-            self._changed.notify_all()
+        """Wait for the thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 Run = Callable[[Chunk], Encoded]
@@ -237,7 +278,7 @@ class OrderedWorkers(Generic[T]):
         self._under_way: deque[_Task] = deque()
         self._expansion: float | None = None
         self._next: Chunk | None = None
-        self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
         self._done = threading.Condition()
         self._threads = [
@@ -299,7 +340,8 @@ class OrderedWorkers(Generic[T]):
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
         self._over.set()
-        self._tasks.close()
+        for _ in self._threads:
+            self._tasks.put(None)
         with self._done:
             self._done.notify_all()
 
@@ -312,12 +354,8 @@ class OrderedWorkers(Generic[T]):
         self._under_way.clear()  # results that nobody takes may be open files
 
 
-def _work(run: Callable[[Chunk], Any], tasks: BoundedBuffer[_Task], over: Over, done: threading.Condition) -> None:
-    while True:
-        try:
-            task = tasks.get()
-        except GivenUp:
-            return
+def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
+    while (task := tasks.get()) is not None and not over.is_set():
         try:
             with wanted_until(over):
                 task.result = run(task.chunk)
