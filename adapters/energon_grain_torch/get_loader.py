@@ -38,7 +38,7 @@ def get_savable_loader(
         cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
             `NoCachePool`.
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
-        multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
+        multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
             arrays among the data or data in an object store. The order does not depend on it.
         **idle: See `IdleArguments`.
