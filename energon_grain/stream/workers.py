@@ -5,7 +5,7 @@ does not import the user's script again, so scripts need no `__main__` guard. It
 cloudpickle, so hooks may be defined in the script) and then one chunk after the other. Results come back as files in
 memory: nothing is written to `/dev/shm`, so nothing stays behind when a process is killed.
 
-One thread of the parent waits for each worker; assembly and state stay in the parent. Workers live as long as their
+Threads of the parent wait for each worker; assembly and state stay in the parent. Workers live as long as their
 pool, through passes and restores. Backends start them in other ways.
 
 What runs for a stream ends when the stream is closed, when nobody has it any more, or with the program.
@@ -261,7 +261,7 @@ class _Task:
 class OrderedWorkers(Generic[T]):
     """An iterator over encoded chunks, computed by several threads; `taken` makes them of what those return.
 
-    As many chunks are under way as keep all threads busy and fit into `budget_bytes`, what they will hold being
+    As many chunks are under way as `most` and fit into `budget_bytes`, what they will hold being
     estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
     larger decoding makes it.
 
@@ -269,12 +269,15 @@ class OrderedWorkers(Generic[T]):
         runs: One function a thread.
         chunks: In order.
         budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
+        most: Bound on their number.
     """
 
-    def __init__(self, runs: Sequence[Callable[[Chunk], T]], chunks: Iterator[Chunk], budget_bytes: int) -> None:
+    def __init__(
+        self, runs: Sequence[Callable[[Chunk], T]], chunks: Iterator[Chunk], budget_bytes: int, most: int
+    ) -> None:
         self._chunks = chunks
         self._budget_bytes = budget_bytes
-        self._most = 2 * len(runs) + 1
+        self._most = most
         self._under_way: deque[_Task] = deque()
         self._expansion: float | None = None
         self._next: Chunk | None = None
@@ -426,7 +429,8 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ChunkWorkers:
         """See `WorkerPool.start`."""
-        return OrderedWorkers([pace.timed(self._stage.run)] * self.workers, chunks, self._budget_bytes)
+        runs = [pace.timed(self._stage.run)] * self.workers
+        return OrderedWorkers(runs, chunks, self._budget_bytes, 2 * self.workers + 1)
 
     def close(self) -> None:
         """Nothing is left: threads end with what they were started for."""
@@ -555,7 +559,7 @@ class ProcessPool:
 
 
 class ProcessWorkers(OrderedWorkers[Answer]):
-    """Encoded chunks from worker processes, each of which a thread waits for.
+    """Encoded chunks from worker processes, each of which two threads wait for.
 
     What they made is unpickled by whoever takes it, so that none of them waits for that.
     """
@@ -571,7 +575,8 @@ class ProcessWorkers(OrderedWorkers[Answer]):
         self._pool = pool
         self._processes = processes
         self._pace = pace
-        super().__init__([process.run for process in processes], chunks, budget_bytes)
+        runs = [process.run for process in processes for _ in range(2)]
+        super().__init__(runs, chunks, budget_bytes, 2 * len(processes) + 1)
 
     def taken(self, chunk: Chunk, result: Answer) -> Encoded:
         """The chunk, unpickled.
@@ -595,7 +600,7 @@ class ProcessWorkers(OrderedWorkers[Answer]):
 
 
 class WorkerProcess:
-    """One worker process, driven by one thread at a time.
+    """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
 
     Args:
         number: Of the worker, for messages.
@@ -606,8 +611,10 @@ class WorkerProcess:
     def __init__(self, number: int, start: StartProcess, import_script: bool) -> None:
         self._number = number
         self._import_script = import_script
-        self._lock = threading.Lock()
-        self._busy = False
+        self._sending = threading.Lock()
+        self._turn = threading.Condition()
+        self._sent = self._answered = 0
+        self._lost = False
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         try:
@@ -626,29 +633,39 @@ class WorkerProcess:
         """
         if chunk.arrival is not None:
             chunk.arrival.wait()
-        with self._lock:
-            self._busy = True
-            try:
-                self._channel.send(pickle.dumps(chunk, protocol=5))
-                message, file = self._channel.receive()
-            except (EOFError, OSError) as error:
-                self._process.ended(_END_SECONDS)
-                dead = self._number, self._process.pid or 0, self._process.code
-                raise worker_death([dead], import_script=self._import_script) from error
-            self._busy = False
+        message = pickle.dumps(chunk, protocol=5)
+        try:
+            with self._sending:
+                place, self._sent = self._sent, self._sent + 1
+                self._channel.send(message)
+            with self._turn:
+                self._turn.wait_for(lambda: self._answered == place or self._lost)
+            message, file = self._channel.receive()
+            self._tell(answered=1)
+        except (EOFError, OSError) as error:
+            self._tell(lost=True)
+            self._process.ended(_END_SECONDS)
+            dead = self._number, self._process.pid or 0, self._process.code
+            raise worker_death([dead], import_script=self._import_script) from error
         assert file is not None
         return Answer(file, *pickle.loads(message))  # the worker is ours; its socket is private
 
+    def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
+        with self._turn:
+            self._answered += answered
+            self._lost = self._lost or lost
+            self._turn.notify_all()
+
     @property
     def idle(self) -> bool:
-        """Whether it can take a chunk: it lives, and has answered the last one."""
-        return not self._busy and not self._process.ended(0)
+        """Whether it can take a chunk: it lives, and has answered all that it was sent."""
+        return self._answered == self._sent and not self._process.ended(0)
 
     def interrupt(self, patience_s: float) -> None:
-        """End the process if it works on a chunk and goes on to; whoever waits for that chunk gets a WorkerError."""
-        if self._lock.acquire(timeout=patience_s):
-            self._lock.release()
-        else:
+        """End the process if it works on chunks and goes on to; whoever waits for these gets a WorkerError."""
+        with self._turn:
+            done = self._turn.wait_for(lambda: self._answered == self._sent or self._lost, patience_s)
+        if not done:
             self._process.kill()
 
     def dismiss(self) -> None:
