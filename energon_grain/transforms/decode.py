@@ -520,9 +520,9 @@ class SampleDecoder:
 def _hint_at_layout() -> None:
     """Say once what images are by default, to programs with JAX that did not choose. See decisions/image-layout.md."""
     _logger.warning(
-        "images are decoded as in Energon: float32 in 0..1, channels first. With JAX, uint8 and channels last are usual "
-        "and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. To keep images as they are, "
-        "without this hint, choose image_decode='torchrgb'"
+        "images are decoded as in Energon: float32 in 0..1, channels first. With JAX, uint8 with channels last is "
+        "usual and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. To keep images as they "
+        "are, without this hint, choose image_decode='torchrgb'"
     )
 
 

@@ -87,7 +87,7 @@ def code_blocks(text: str) -> Iterator[CodeBlock]:
 
 
 def blocks_of(page: Path) -> Iterator[CodeBlock]:
-    """The blocks of a page or notebook, in order; lines of a notebook are counted from that of each cell's beginning."""
+    """The blocks of a page or notebook, in order; lines of a notebook are counted in each cell."""
     if page.suffix == ".ipynb":
         cells = json.loads(page.read_text())["cells"]
         return (CodeBlock("python", None, "".join(cell["source"]), 1) for cell in cells if cell["cell_type"] == "code")
