@@ -370,7 +370,7 @@ class SampleDecoder:
                 come as the rows of one array.
 
         Raises:
-            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` tells.
+            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` says.
         """
         codec = self.decoder_for(part)
         if codec is None:
