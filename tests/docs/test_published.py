@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def pages() -> str:
-    return "".join(page.read_text() for page in [REPOSITORY / "README.md", *DOCS.rglob("*.md")])
+    return "".join(page.read_text() for page in [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def project() -> dict[str, Any]:
@@ -64,14 +64,21 @@ def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
 
 
 def paths_in(text: str) -> set[str]:
-    """What is written as code and looks like a path of the repository."""
-    return {path for path in re.findall(r"`([\w./-]+)`", text) if "/" in path and not path.startswith("/")}
+    """Paths of the repository that are written as code."""
+    return set(re.findall(r"`((?:energon_grain|adapters|tests|benchmarks|examples|docs)/[\w./-]+)`", text))
 
 
-def test_paths_on_the_architecture_page_exist() -> None:
-    paths = paths_in((DOCS / "architecture.md").read_text())
-    assert len(paths) > 20
-    assert [path for path in sorted(paths) if not (REPOSITORY / path).exists()] == []
+def test_paths_on_pages_exist() -> None:
+    assert [path for path in sorted(paths_in(pages())) if not (REPOSITORY / path).exists()] == []
+
+
+def test_the_architecture_page_keeps_to_its_figures() -> None:
+    """From YAML to an open source at most 12 files, from a position to a batch at most 16."""
+    _, to_source, to_batch, *_ = re.split(r"^\*\*From .*$", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
+    for text, most in ((to_source, 12), (to_batch, 16)):
+        steps = re.findall(r"^\d+\. (.*)$", text, re.MULTILINE)
+        assert len(steps) <= most
+        assert all(len(paths_in(step)) == 1 for step in steps)
 
 
 def test_the_floors_that_are_drawn_are_those_of_the_package() -> None:
