@@ -1,7 +1,7 @@
 """Packages that not everybody needs: which extra of `pip install 'energon-grain[…]'` brings each.
 
 The core asks for none of them. They are imported where their work is done, inside of `needed_for`, which names the
-extra to whoever lacks it.
+extra where it is missing.
 """
 
 from __future__ import annotations
