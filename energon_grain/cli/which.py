@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
-from energon_grain.cli.print_json import print_json
+from energon_grain.cli.terminal import Answer, own_modules, table
+
+if TYPE_CHECKING:
+    from energon_grain.stream.replay import SampleRecord
 
 _PLAIN_ENDINGS = (".tar", ".jsonl")
 """Of files whose bytes are those of their samples."""
@@ -35,8 +38,7 @@ def which(
     trust_module: Annotated[
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """List shard, key and byte range of the samples of a global batch, from arithmetic, without reading data.
 
     Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
@@ -80,11 +82,18 @@ def which(
         )
     with Stream.of(dataset) as stream:
         records = stream.which(step)
-    if as_json:
-        print_json(records)
-        return
+    return Answer(document=records, lines=_lines(records))
+
+
+def _lines(records: list[SampleRecord]) -> list[str]:
+    """A table; it names the datasets where they are several, shortened by what they have in common."""
     in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
-    typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes' if in_files else 'bytes, uncompressed':25} sample")
+    datasets = sorted({record.dataset for record in records})
+    several = len(datasets) > 1
+    common = os.path.commonprefix(datasets).rpartition("/")[0] if several else "".join(datasets)  # noqa: RUF071
+    rows = [("item", "host", "epoch", "bytes" if in_files else "bytes, uncompressed", "sample")]
     for record in records:
+        place = f"{record.dataset[len(common) :].lstrip('/')}/{record.shard}/{record.key}".lstrip("/")
         extent = f"{record.start}-{record.stop}"
-        typer.echo(f"{record.item:8} {record.host:4} {record.epoch:5}  {extent:25} {record.shard}/{record.key}")
+        rows.append((f"{record.item}", f"{record.host}", f"{record.epoch}", extent, place))
+    return [*([f"Below {common}/"] if several else []), *table(rows, ">>><<")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cli_runs import run
 
-from energon_grain.cli.sizes import format_bytes
+from energon_grain.cli.terminal import format_bytes
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset
 
 
