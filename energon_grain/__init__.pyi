@@ -163,8 +163,8 @@ from .storage.settings import (
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
-from .stream.replay import SampleRecord as SampleRecord
 from .stream.run import Stream as Stream
+from .stream.which import SampleRecord as SampleRecord
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

@@ -56,6 +56,11 @@ class Feed(LaneOperator):
     stripe: int
 
     @property
+    def looks(self) -> bool:
+        """It stands at the bottom."""
+        return False
+
+    @property
     def finite(self) -> bool:
         """Whether its passes end."""
         return self.order.passes is not None

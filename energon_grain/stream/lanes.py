@@ -79,6 +79,11 @@ class LaneOperator:
         return (self.child,)
 
     @property
+    def looks(self) -> bool:
+        """Whether its items depend on what is in those below, and not on positions alone."""
+        return not self.chooses
+
+    @property
     def finite(self) -> bool:
         """Whether its passes end."""
         return self.child.finite
