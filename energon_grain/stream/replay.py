@@ -26,7 +26,7 @@ from energon_grain.stream.dropped import Dropped
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.state import check
+from energon_grain.stream.state import Codec
 from energon_grain.stream.statistics import Statistics
 
 _PATIENCE = 100_000
@@ -82,7 +82,7 @@ class SampleRestorer:
             _number(pass_number)
             if self._spec.program is None or _number(lane) >= self._spec.lanes:
                 raise ValueError("there is no such lane")
-            check(self._spec.program.root.reference_form, reference)
+            Codec(self._spec.program.root.reference_form).check(reference)
         elif kind == "batch":
             pass_number, step, item, padding, *members = rest
             if padding is not None and not isinstance(padding, tuple):

@@ -31,7 +31,7 @@ from energon_grain.stream.replay import SampleRestorer
 from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
-from energon_grain.stream.state import encode_lanes, pack_integers
+from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.workers import BoundedBuffer, MakePool, ProcessPool, ThreadPool, WorkerPool
@@ -136,7 +136,7 @@ class Stream:
                 f"is set on any; or make it endless (repeat=True)"
             )
         self._any_host = config.any_host if agrees else None
-        self._written: tuple[Any, str] = (None, "")
+        self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
         self._empty_steps = 0
         self._progress = self._beginning()
         self._history = History(spec=spec, stage=self._stage, config=config, share=self.share)
@@ -397,16 +397,10 @@ class Stream:
         manifest = self._manifest if with_manifest else None
         if with_manifest:
             self._history.save(self._progress)
-        return to_cursor(self._progress, self.share, self._fingerprint, held=self._held(), manifest=manifest)
-
-    def _held(self) -> str:
-        """The states of lanes as a text, made once a step."""
-        lanes, program = self._progress.lanes, self.spec.program
-        if lanes is None or program is None:
-            return ""
-        if self._written[0] is not lanes:
-            self._written = lanes, pack_integers(encode_lanes(program.root.state_form, lanes))
-        return self._written[1]
+        progress, held = self._progress, ""
+        if self._lane_states is not None and progress.lanes is not None:
+            held = self._lane_states.text(progress.lanes)
+        return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.

@@ -50,8 +50,8 @@ class SampleRecord:
     """One sample of a global batch.
 
     Attributes:
-        item: Its number in the stream (in its pass, where passes are finite); of a sample that became part of a batch,
-            group or pack in a lane, or was made into several, the number of that.
+        item: Its number in the stream (in its pass, where passes are finite). Where lanes make items of samples: of
+            the item that this one was given for. A hook that makes several items of several samples had all of them.
         host: Host that delivers it, with the current number of hosts.
         dataset: Folder of the leaf.
         shard: Shard, relative to the dataset.
