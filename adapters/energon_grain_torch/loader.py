@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from energon_grain.errors import StateError
-from energon_grain.stream.run import Stream
+from energon_grain.stream.stream import Stream
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain_torch.group_processes import GroupProcesses, group_processes
 

@@ -15,11 +15,9 @@ from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.declared_keywords import call_declared
-from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
@@ -32,7 +30,8 @@ from energon_grain.metadataset.documents import (
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.storage.location import check_url
-from energon_grain.stream.spec import LastBatch
+from energon_grain.stream.spec import LastBatch, check_passes
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 
 

@@ -18,22 +18,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.sources.source import Source
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import Chunk, Encoded
+from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import Cursor, restored
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.end_of_life import UnderWay
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, next_pass, place_of
-from energon_grain.stream.production import Production, Step
-from energon_grain.stream.share import Share
-from energon_grain.stream.spec import HookSpec, Program, StreamSpec
+from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, next_pass, place_of
+from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.steps import Production, Step
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import UnderWay
 
 _MOST_READ = 1 << 20
 _MOST_REPLAYED = 1 << 24
@@ -307,7 +307,7 @@ class History:
                 continue
             if jump := skipped.pop(step, 0):
                 behind = {"step": step + jump, "pass_step": places[0].pass_step + jump}
-                places = [dataclasses.replace(place, item=place.item + jump * size, **behind) for place in places]
+                places = [place._replace(item=place.item + jump * size, **behind) for place in places]
                 yield places, None
                 continue
             stop = min((at for at in (*(segment[0] for segment in segments), *skipped) if at > step), default=math.inf)
@@ -320,7 +320,7 @@ class History:
                     ended = False
                     break
             if ended:
-                places = [dataclasses.replace(place, ended=True) for place in places]
+                places = [place._replace(ended=True) for place in places]
 
     def _cut_to(self, global_batch: int) -> tuple[StreamSpec, int]:
         """The dataset with batches of this size in all, and on how many hosts."""
@@ -374,7 +374,7 @@ class History:
                 elif len(there) < hosts:
                     return
                 else:
-                    yield [dataclasses.replace(step, progress=step.progress.without(empty)) for step in there]
+                    yield [step._replace(progress=step.progress.without(empty)) for step in there]
         finally:
             under_way.close()
 

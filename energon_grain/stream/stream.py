@@ -17,24 +17,31 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
-from energon_grain.stream.end_of_life import UnderWay, close_with, interrupts_held
-from energon_grain.stream.passes import PassPlan, Progress, check_last_batch, next_pass, pass_steps
-from energon_grain.stream.production import Production, Step
+from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, next_pass, pass_steps
 from energon_grain.stream.replay import SampleRestorer
-from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.which import History, StepSamples
-from energon_grain.stream.workers import BoundedBuffer, MakePool, ProcessPool, ThreadPool, WorkerPool
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import (
+    BoundedBuffer,
+    MakePool,
+    ProcessPool,
+    ThreadPool,
+    UnderWay,
+    WorkerPool,
+    close_with,
+    interrupts_held,
+)
 
 _logger = logging.getLogger("energon_grain")
 
@@ -253,12 +260,12 @@ class Stream:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
             self._statistics.settle()
-            self._go_to(dataclasses.replace(self._progress, ended=True))
+            self._go_to(self._progress._replace(ended=True))
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
         if step.progress.skipped != skipped:
-            self._progress = dataclasses.replace(step.progress, skipped=skipped)
+            self._progress = step.progress._replace(skipped=skipped)
         return step
 
     def _read(self) -> Step:
@@ -300,7 +307,7 @@ class Stream:
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:
-                    self._coming[-1] = dataclasses.replace(self._coming[-1], progress=agreed)
+                    self._coming[-1] = self._coming[-1]._replace(progress=agreed)
                 else:
                     self._progress = agreed
                 raise
@@ -310,7 +317,7 @@ class Stream:
                 return step
             if any_host(step is not None and step.samples > 0):
                 assert step is not None
-                return dataclasses.replace(step, progress=step.progress.without(self._empty_steps))
+                return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
@@ -395,9 +402,9 @@ class Stream:
         if with_manifest and self._manifest is None:
             self._manifest = pack_manifest(self.spec.manifest())
         manifest = self._manifest if with_manifest else None
-        if with_manifest:
-            self._history.save(self._progress)
         progress, held = self._progress, ""
+        if with_manifest:
+            self._history.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
         return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
@@ -453,8 +460,7 @@ class Stream:
             return
         pass_step, item = before.pass_step + steps, before.item + steps * self.plan.global_batch
         self._go_to(
-            dataclasses.replace(
-                before,
+            before._replace(
                 step=before.step + steps,
                 pass_step=pass_step,
                 item=item,
@@ -479,7 +485,7 @@ class Stream:
         finally:
             if done:
                 skipped = (*before.skipped, (before.step, done))
-                self._progress = dataclasses.replace(self._progress, skipped=skipped)
+                self._progress = self._progress._replace(skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.replay.SampleRestorer`."""
