@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.terminal import Answer, format_bytes, own_modules
+from energon_grain.cli.terminal import Answer, format_bytes, own_modules, own_task_encoder
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, ReadRate
 from energon_grain.measurement.significant import significant
@@ -222,29 +222,10 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
     """
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 
-    encoder = DefaultTaskEncoder() if named is None else _imported(named)
+    encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:
         if encoder.decoder is None:
             raise ConfigError(f"--image-decode {image_decode}: {named} decodes nothing (its decoder is None)")
         arguments: dict[str, Any] = {**encoder.decoder.config(), "image_decode": image_decode}
         encoder.decoder = type(encoder.decoder)(**arguments)
-    return encoder
-
-
-def _imported(named: str) -> TaskEncoder:
-    import importlib
-
-    from energon_grain.datasets.task_encoder import TaskEncoder
-
-    module, _, name = named.partition(":")
-    if not module or not name:
-        raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
-    own_modules([module])
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--task-encoder {named}: {error}") from error
-    encoder = found() if isinstance(found, type) else found
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
     return encoder
