@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
-from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
+from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import names_of_leaves
 
@@ -32,8 +32,8 @@ _OF_LOADERS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
-class SavableDataset(OneSubscript):
-    """Base of dataset nodes.
+class SavableDataset(OneSubscript[Item]):
+    """Base of dataset nodes; `SavableDataset[Batch]` yields batches of that type, to a type checker.
 
     `for batch in dataset` runs one pass (for ever, where the dataset is endless) in this process without any backend;
     each `iter` starts from the beginning. `get_loader` and `get_savable_loader` add threads and state.
@@ -66,7 +66,7 @@ class SavableDataset(OneSubscript):
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         from energon_grain.stream.run import Stream
 
         stream = Stream.of(self, num_workers=0)
