@@ -2,14 +2,12 @@
 
 from ._version import __version__ as __version__
 from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
-from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.cache_pool import (
-    CachePool as CachePool,
-    DirectLazy as DirectLazy,
-    Lazy as Lazy,
-    MockLazy as MockLazy,
-    NoCachePool as NoCachePool,
+from .datasets.aux_stores import (
+    DecodeFileStore as DecodeFileStore,
+    FileStoreDecoder as FileStoreDecoder,
+    PrimaryFileStore as PrimaryFileStore,
 )
+from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.collect_garbage import GcDataset as GcDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
@@ -17,13 +15,7 @@ from .datasets.dataset import (
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
     SavableDataset as SavableDataset,
 )
-from .datasets.draw_context import Draw as Draw, current_draw as current_draw
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.file_store_views import (
-    DecodeFileStore as DecodeFileStore,
-    FileStoreDecoder as FileStoreDecoder,
-    PrimaryFileStore as PrimaryFileStore,
-)
 from .datasets.get_datasets import (
     get_dataset_from_config as get_dataset_from_config,
     get_train_dataset as get_train_dataset,
@@ -31,6 +23,7 @@ from .datasets.get_datasets import (
     get_val_datasets as get_val_datasets,
 )
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
+from .datasets.hooks import stateless as stateless
 from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
 from .datasets.jsonl_factories import (
     CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
@@ -60,7 +53,6 @@ from .datasets.passes import (
     RepeatDataset as RepeatDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
-from .datasets.stateless import stateless as stateless
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
 from .datasets.webdataset_factories import (
@@ -80,11 +72,6 @@ from .datasets.webdataset_factories import (
     VidQAWebdataset as VidQAWebdataset,
     VQAOCRWebdataset as VQAOCRWebdataset,
     VQAWebdataset as VQAWebdataset,
-)
-from .datasets.worker_config import (
-    WorkerConfig as WorkerConfig,
-    log_exception as log_exception,
-    reraise_exception as reraise_exception,
 )
 from .errors import (
     ConfigError as ConfigError,
@@ -144,6 +131,13 @@ from .samples.types import (
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
 )
+from .sources.cache_pool import (
+    CachePool as CachePool,
+    DirectLazy as DirectLazy,
+    Lazy as Lazy,
+    MockLazy as MockLazy,
+    NoCachePool as NoCachePool,
+)
 from .sources.file_store import (
     FileStore as FileStore,
     ObjectFileStore as ObjectFileStore,
@@ -163,8 +157,17 @@ from .storage.settings import (
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
+from .stream.hooks import (
+    Draw as Draw,
+    current_draw as current_draw,
+)
 from .stream.replay import SampleRecord as SampleRecord
-from .stream.run import Stream as Stream
+from .stream.stream import Stream as Stream
+from .stream.worker_config import (
+    WorkerConfig as WorkerConfig,
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import (
-    Sample,
-    SkipSample,
-    TaskEncoder,
-    current_draw,
-    stateless,
-)
+from energon_grain import Sample, SkipSample, TaskEncoder, current_draw, stateless
 
 
 @dataclass(kw_only=True)

@@ -25,17 +25,15 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from energon_grain.datasets.worker_log import this_is_worker
 from energon_grain.errors import ConfigError
 from energon_grain.sources.joined import holds_arrays
-from energon_grain.sources.remote_runs import FetchedAhead
+from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.transport import pickled_spec
-from energon_grain.stream.worker_process import WorkerStage
+from energon_grain.stream.worker_config import this_is_worker
+from energon_grain.stream.worker_process import WorkerStage, pickled_spec
 from energon_grain.stream.workers import worker_death
 from energon_grain_torch.forked_children import belongs_to_this_process
 from energon_grain_torch.shared_result import SharedResult
@@ -117,7 +115,7 @@ class _ChunkSampler:
 def _way_to_start(sources: Sequence[Source], context: Any) -> Any:
     """How to start workers: what reads object stores and arrays does not outlive a fork."""
     if not any(
-        holds_arrays(source) or (isinstance(source, FetchedAhead) and source.remote_files) for source in sources
+        holds_arrays(source) or (isinstance(source, RemoteSource) and source.remote_files) for source in sources
     ):
         return context
     if _is_fork(multiprocessing if context is None else context):

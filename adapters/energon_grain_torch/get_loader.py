@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
-from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.samples.subscripts import Item
-from energon_grain.stream.host_processes import with_agreement
-from energon_grain.stream.run import Stream, config_to_run
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stream import Stream, config_to_run
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
 from energon_grain_torch.data_loader_pool import DataLoaderPool
 from energon_grain_torch.group_processes import group_processes

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item
-from energon_grain.stream.run import Stream
+from energon_grain.stream.stream import Stream
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain_torch.group_processes import GroupProcesses, group_processes
 

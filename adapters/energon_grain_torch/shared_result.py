@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from energon_grain.sources.source import Source
-from energon_grain.stream.transport import SampleUnpickler, memory_file, part_offsets, write_parts
+from energon_grain.stream.worker_process import SampleUnpickler, memory_file, part_offsets, write_parts
 
 
 class SharedResult:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch.distributed as dist
 
-from energon_grain.datasets import worker_config
+from energon_grain.stream import worker_config
 
 
 @dataclass

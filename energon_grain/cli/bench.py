@@ -179,9 +179,9 @@ def bench(
     from energon_grain.cli.bench import figure_lines
     from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.measurement.advice import advise
     from energon_grain.measurement.measure import measure_dataset
+    from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store
     block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]

@@ -44,8 +44,8 @@ def which(
     Give the settings of the run. Samples that the run dropped are not known here: ask the loader, restored from a
     saved state.
     """
-    from energon_grain.datasets.worker_config import WorkerConfig
-    from energon_grain.stream.run import Stream
+    from energon_grain.stream.stream import Stream
+    from energon_grain.stream.worker_config import WorkerConfig
 
     trusted_modules = own_modules(trust_module)
     config = WorkerConfig(rank=0, world_size=world_size, num_workers=0)

@@ -20,10 +20,8 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import check_passes
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
@@ -39,7 +37,8 @@ from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.storage.location import check_url
-from energon_grain.stream.spec import LastBatch
+from energon_grain.stream.spec import LastBatch, check_passes
+from energon_grain.stream.worker_config import WorkerConfig
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 

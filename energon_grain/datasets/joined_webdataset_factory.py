@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, Joiner, JoinMember, Nonmatch
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, Joiner, JoinMember
 from energon_grain.datasets.webdataset_factories import BaseWebdatasetFactory
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Place
+from energon_grain.prepare.join_members import Nonmatch
 from energon_grain.samplers.subset import Subset
+from energon_grain.stream.worker_config import WorkerConfig
 
 T_sample = TypeVar("T_sample")
 Inner = BaseWebdatasetFactory[Any]

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from energon_grain.datasets.containers import SampleDefinition
+from energon_grain.datasets.leaf import SampleDefinition
 from energon_grain.datasets.webdataset_factories import BaseWebdatasetFactory, Parts
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.samples.types import CrudeSample
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()

@@ -24,23 +24,22 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from energon_grain.datasets.batching import BatchDataset
-from energon_grain.datasets.cache_pool import CachePool, active_cache
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.draw_context import current_draw
 from energon_grain.datasets.grouping import GroupBatchDataset
-from energon_grain.datasets.hooks import idle, overridden_hook, owner_of_hook
+from energon_grain.datasets.hooks import idle, overridden_hook, owner_of_hook, stateless
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
 from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.mapping import MapDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.stateless import stateless
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE, LastBatch
+from energon_grain.sources.cache_pool import CachePool, active_cache
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw
+from energon_grain.stream.spec import LastBatch
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.batching import batch_samples, generic_batch
 from energon_grain.transforms.decode import SampleDecoder
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import open_primary
-from energon_grain.datasets.containers import SampleDefinition
-from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, SampleFactory
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
 from energon_grain.samplers.subset import Subset
@@ -34,6 +32,7 @@ from energon_grain.samples.types import (
     VQASample,
 )
 from energon_grain.sources.file_store import FileStore
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -42,7 +41,7 @@ Parts = Callable[[str], bool] | Collection[str]
 _DECODER = SampleDecoder()
 
 
-class BaseWebdatasetFactory(Generic[T_sample]):
+class BaseWebdatasetFactory(SampleFactory, Generic[T_sample]):
     """One split part of a prepared dataset. A subclass says in `load_sample` what a sample is made of.
 
     Args:
@@ -186,6 +185,8 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         FieldMapError: The field map does not fit the type.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("subflavors",)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -241,6 +242,8 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
         **kwargs: See there.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("subflavors", "decoder")
+
     def __init__(
         self, path: str | os.PathLike[str], *, decoder: SampleDecoder | None = _DECODER, **kwargs: Any
     ) -> None:
@@ -284,6 +287,7 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
         **kwargs: See there.
     """
 
+    crude: ClassVar[bool] = True
     __sample_type__ = CrudeSample
 
     def __init__(self, path: str | os.PathLike[str], *, part_filter: Parts | None = None, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader, get_savable_loader
 from energon_grain.samples.subscripts import EncodedBatch
-from energon_grain.stream.run import config_to_run
+from energon_grain.stream.stream import config_to_run
 
 with needed_for("BatchIterDataset"):
     import grain

@@ -6,16 +6,15 @@ from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
-from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.samples.subscripts import Item
-from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.host_processes import with_agreement
-from energon_grain.stream.run import Stream, config_to_run
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.cursor import Cursor, with_agreement
+from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     import grain

@@ -17,7 +17,6 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
@@ -45,6 +44,7 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
 from energon_grain.storage.read_whole import read_whole
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()

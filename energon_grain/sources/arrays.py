@@ -26,14 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import (
-    ConfigError,
-    EmptyDatasetError,
-    FormatError,
-    ReadError,
-    StaleIndexError,
-    WorkerError,
-)
+from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError, WorkerError
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, HostsError
 from energon_grain.stream.spec import LastBatch, StreamSpec
 
 Segment = tuple[int, int, int, int, int]
 """(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Progress:
+class Progress(NamedTuple):
     """A place between two steps.
 
     Attributes:
+        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         step: Steps delivered since the start of the run.
         pass_number: Pass that the next step belongs to (finite streams: also the pass over the data).
         pass_step: Steps delivered in this pass.
         item: Number, in the pass of a finite stream or in the endless stream, of the next item.
-        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         lanes: State of each of this host's lanes, where lanes have a program; None: nothing was made yet.
         ended: Whether the pass is over, so that the next iteration begins another one.
         history: Where each run of equal steps began. It begins at step 0, or where it last became impossible to tell
@@ -33,11 +31,11 @@ class Progress:
         skipped: (first step, steps) of each range that was jumped over.
     """
 
+    drops: npt.NDArray[np.int64]
     step: int = 0
     pass_number: int = 0
     pass_step: int = 0
     item: int = 0
-    drops: npt.NDArray[np.int64]
     lanes: tuple[Any, ...] | None = None
     ended: bool = False
     history: tuple[Segment, ...] = ()
@@ -46,11 +44,11 @@ class Progress:
     def forgetting(self, global_batch: int) -> Progress:
         """The same place with a history that begins here."""
         segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
-        return dataclasses.replace(self, history=(segment,))
+        return self._replace(history=(segment,))
 
     def without(self, steps: int) -> Progress:
         """The same place, the last steps not counted."""
-        return dataclasses.replace(self, step=self.step - steps, pass_step=self.pass_step - steps)
+        return self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +144,66 @@ def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
 def first_pass_steps(spec: StreamSpec, hosts: int) -> int:
     """Steps per host of the first pass."""
     return pass_steps(spec, PassPlan.of(spec, hosts), Progress(drops=np.zeros(1, np.int64)))
+
+
+Int64Array = npt.NDArray[np.int64]
+_Numbers = TypeVar("_Numbers", int, Int64Array)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the stream that one host reads.
+
+    Host h of H takes the items q with `q mod H == h`. They are counted m = 0, 1, 2, …: local item m is item `h + H·m`.
+    Where H divides the lanes, these are the items of the lanes `l mod H == h`, and local item m belongs to the host's
+    local lane `m mod (L div H)`.
+
+    Attributes:
+        host: h.
+        hosts: H.
+        lanes: L.
+    """
+
+    host: int
+    hosts: int
+    lanes: int
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1 or not 0 <= self.host < self.hosts:
+            raise ConfigError(f"host {self.host} of {self.hosts}: the host must lie in [0, hosts)")
+
+    @property
+    def whole_lanes(self) -> bool:
+        """Whether this host's items are those of some whole lanes."""
+        return self.lanes % self.hosts == 0
+
+    @property
+    def fitting_hosts(self) -> list[int]:
+        """Numbers of hosts that each own whole lanes."""
+        return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
+
+    @property
+    def local_lanes(self) -> int:
+        """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
+        return self.lanes // self.hosts if self.whole_lanes else 1
+
+    def first_at(self, item: int) -> int:
+        """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
+        return max(0, -(-(item - self.host) // self.hosts))
+
+    def to_global(self, local: _Numbers) -> _Numbers:
+        """Global numbers of local items (or positions)."""
+        return local * self.hosts + self.host
+
+    def require_whole_lanes(self, why: str) -> None:
+        """Check that this host owns whole lanes.
+
+        Raises:
+            HostsError: The number of hosts does not divide the lanes.
+        """
+        if not self.whole_lanes:
+            raise HostsError(
+                f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
+                f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
+            )

@@ -17,23 +17,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import StateError
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import Source
 from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.index_map import IndexMap
-from energon_grain.stream.passes import PassPlan, Progress, Segment
-from energon_grain.stream.share import Share
+from energon_grain.stream.chunks import Chunk, ChunkPace
+from energon_grain.stream.index_map import Draws, IndexMap
+from energon_grain.stream.passes import PassPlan, Progress, Segment, Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import check
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.worker_config import ErrorHandler
 
 POSITIONS = 1 << 62
 """The order has so many positions."""

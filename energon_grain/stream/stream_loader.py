@@ -7,11 +7,10 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item, OneSubscript
-from energon_grain.stream.cursor import Cursor, merge_cursors
-from energon_grain.stream.host_processes import HostProcesses, broadcast_state, gather_cursor
+from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
 from energon_grain.stream.replay import SampleRecord
-from energon_grain.stream.run import Stream
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.stream import Stream
 
 
 class StreamLoader(OneSubscript[Item]):

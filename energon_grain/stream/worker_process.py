@@ -4,38 +4,254 @@ Where the order is arithmetic, the samples of a batch lie beside each other in a
 Then the worker runs the batch hooks too, and sends batches in place of samples: collating is work that belongs in
 workers, and one batch crosses to the main process at a fraction of the price of its samples. It is a guess that costs
 little: where it does not hold (something was dropped before), the main process makes the chunk again, which is pure.
+
+What goes between processes: the compiled dataset to workers, encoded chunks back, large buffers beside the pickle.
+
+Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.batching`).
+Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
+the receiver's own source again. Classes that the user's script defines are sent by name: in a worker, `__main__` is not
+that script.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pickle
 import signal
+import struct
 import sys
+import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Iterable
 from io import TextIOWrapper
+from operator import attrgetter
 from typing import Any, BinaryIO, cast
 
+import cloudpickle
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_log import this_is_worker
+from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.sources.cache_pool import using_cache
+from energon_grain.sources.source import LazySources, Source
 from energon_grain.stream.batches import BatchMaker
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.collection import paused_collection
+from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
+from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.transport import (
-    HEADER,
-    packed,
-    part_offsets,
-    pickled_parts,
-    portable_error,
-    with_portable_errors,
-    write_parts,
-)
+from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
+from energon_grain.transforms.batching import reducers
+
+HEADER = struct.Struct("<Q")
+"""Begins each message in a pipe: its length."""
+_ALIGNMENT = 64
+
+
+class SamplePickler(pickle.Pickler):
+    """Pickles a result; arrays go to `buffers`."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._stream = io.BytesIO()
+        self._numbers = {id(source): number for number, source in enumerate(sources)}
+        self.buffers: list[pickle.PickleBuffer] = []
+        # Not a method of ours: a cycle with buffers in it is what the garbage collector of CPython 3.11 crashes on.
+        super().__init__(self._stream, protocol=5, buffer_callback=self.buffers.append)
+        table = reducers()
+        if table is not None:
+            self.dispatch_table = table
+
+    def reducer_override(self, obj: Any) -> Any:
+        """(source, index) in place of provenance; what the script defines by name, with its slots."""
+        # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
+        if type(obj) is LazySources:
+            number = self._numbers.get(id(obj.source))
+            return NotImplemented if number is None else (_bound, (number, obj.index))
+        if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
+            return _class_of_script, (obj.__qualname__,)
+        if type(obj).__module__ == "__main__" and hasattr(type(obj), "__slots__"):
+            return _by_attributes(obj)
+        return NotImplemented
+
+    def payload(self, result: Any) -> memoryview:
+        """The pickle itself."""
+        self.dump(result)
+        return self._stream.getbuffer()
+
+
+class SampleUnpickler(pickle.Unpickler):
+    """Reads what `SamplePickler` wrote."""
+
+    def __init__(self, payload: Any, buffers: Iterable[Any], sources: list[Source]) -> None:
+        super().__init__(io.BytesIO(payload), buffers=buffers)
+        self._sources = sources
+
+    def load(self) -> Any:
+        """The result, its provenance bound to this process's sources."""
+        _receiving.sources = self._sources
+        try:
+            return super().load()
+        finally:
+            _receiving.sources = None
+
+
+_receiving = threading.local()
+
+
+def _bound(number: int, index: int) -> LazySources:
+    return LazySources(_receiving.sources[number], index)
+
+
+def _by_attributes(value: Any) -> tuple[Any, ...]:
+    """An instance of a class with `__slots__`. In a worker it has a `__dict__` too: cloudpickle made the class."""
+    make, arguments, *rest = cast("tuple[Any, ...]", value.__reduce_ex__(5))
+    if rest and isinstance(rest[0], tuple) and not hasattr(value, "__setstate__"):
+        state, slots = cast("tuple[dict[str, Any] | None, dict[str, Any]]", rest[0])
+        rest[0] = None, {**(state or {}), **slots}  # which is set one by one
+    return make, arguments, *rest
+
+
+def _class_of_script(name: str) -> Any:
+    try:
+        return attrgetter(name)(sys.modules["__main__"])
+    except AttributeError as error:
+        raise WorkerError(
+            f"a hook returned an instance of {name}, which the script does not define at its top level, so that "
+            f"it cannot be found in the main process; define it at the top level, or in a module"
+        ) from error
+
+
+def with_portable_errors(encoded: Encoded) -> Encoded:
+    """The chunk with errors that arrive in another process; with what was given to hooks only where a handler asks."""
+    if not encoded.drops:
+        return encoded
+    outcomes = [_portable(outcome) if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
+    return dataclasses.replace(encoded, outcomes=outcomes)
+
+
+def _portable(dropped: Dropped) -> Dropped:
+    sample = None if dropped.skipped or not _pickles(dropped.sample) else dropped.sample
+    return dataclasses.replace(dropped, error=portable_error(dropped.error), sample=sample)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        SamplePickler([]).payload(value)
+    except Exception:
+        return False
+    return True
+
+
+def portable_error(error: BaseException) -> Any:
+    """The error with its traceback as a note, or a namesake where it cannot be pickled and made again."""
+    if not isinstance(error, SkipSample):
+        error.add_note(IN_A_WORKER + "".join(traceback.format_exception(error)))
+    if _pickles(error) and _can_be_made_again(error):
+        return error
+    return _Namesake(type(error).__name__, str(error), isinstance(error, SkipSample), getattr(error, "__notes__", []))
+
+
+def _can_be_made_again(error: BaseException) -> bool:
+    """Whether the class takes the arguments that pickle calls it with; one with its own `__init__` may not."""
+    try:
+        make, arguments, *_ = cast("tuple[Any, ...]", error.__reduce_ex__(5))
+        make(*arguments)
+    except Exception:
+        return False
+    return True
+
+
+class _Namesake:
+    """Is pickled as an error of a class of this name."""
+
+    def __init__(self, name: str, text: str, skips: bool, notes: list[str]) -> None:
+        self._arguments = (name, text, skips, notes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_namesake, self._arguments
+
+
+def _make_namesake(name: str, text: str, skips: bool, notes: list[str]) -> Exception:
+    error = cast("Exception", type(name, (SkipSample if skips else RuntimeError,), {})(text))
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def packed(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it the large buffers that it refers to, as `SampleUnpickler` takes them.
+
+    A result that cannot be pickled becomes an error that says so.
+    """
+    try:
+        return pickled_parts(result, sources)
+    except Exception as error:
+        return pickled_parts(
+            WorkerError(
+                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
+                f"arrays, texts and instances of classes of a module or of the script, or let hooks run in the main "
+                f"process (no workers, or worker_type='thread')"
+            ),
+            sources,
+        )
+
+
+def pickled_parts(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it its large buffers, as `SampleUnpickler` takes them. Raises as `pickle`."""
+    pickler = SamplePickler(sources)
+    payload = pickler.payload(result)
+    return [payload, *(buffer.raw() for buffer in pickler.buffers)]
+
+
+def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes lie in one piece of memory, aligned for any array in them; and how large it is."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def write_parts(file: int, parts: list[memoryview]) -> None:
+    """Write parts to their `part_offsets` in a file in memory.
+
+    Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
+    """
+    for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
+        done = 0
+        while done < part.nbytes:
+            done += os.pwrite(file, part[done:], offset + done)
+
+
+def memory_file() -> int:
+    """Descriptor of an anonymous file in memory (or of an unlinked one on disk, where the system has no memfd)."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
+    """Pickle a dataset for a worker process; hooks may be defined in the script.
+
+    Args:
+        spec: The compiled dataset, without what workers do not need.
+        otherwise: What else to do about hooks that cannot be pickled.
+
+    Raises:
+        WorkerError: It cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(spec)
+    except Exception as error:
+        raise WorkerError(
+            f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
+            f"encoder holds something that cannot be pickled. Create it inside the hook, or {otherwise}"
+        ) from error
 
 
 class WorkerStage:

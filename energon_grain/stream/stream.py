@@ -17,23 +17,30 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import CachePool
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
-from energon_grain.stream.end_of_life import UnderWay, close_with, interrupts_held
-from energon_grain.stream.passes import PassPlan, Progress, check_last_batch, pass_steps
-from energon_grain.stream.production import Production, Step
+from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, pass_steps
 from energon_grain.stream.replay import POSITIONS, SampleRecord, SampleRestorer, history_holds, which
-from energon_grain.stream.share import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import encode_lanes, pack_integers
 from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.workers import BoundedBuffer, MakePool, ProcessPool, ThreadPool, WorkerPool
+from energon_grain.stream.steps import Production, Step
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import (
+    BoundedBuffer,
+    MakePool,
+    ProcessPool,
+    ThreadPool,
+    UnderWay,
+    WorkerPool,
+    close_with,
+    interrupts_held,
+)
 
 _logger = logging.getLogger("energon_grain")
 
@@ -87,14 +94,14 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
         plan: Of that pass.
         hosts: Number of hosts.
     """
-    progress = dataclasses.replace(before, pass_number=before.pass_number + 1, pass_step=0, ended=False)
+    progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
         lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
-        progress = dataclasses.replace(progress, item=0, drops=np.zeros_like(before.drops), lanes=lanes)
+        progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
         if before.drops.any() or spec.program is not None:
             progress = progress.forgetting(plan.global_batch)
     # Of passes that differ in length, one may have no complete batch.
-    return dataclasses.replace(progress, ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
 
 
 def restored(
@@ -128,9 +135,9 @@ def restored(
     if progress.history[-1][4] != now.global_batch:
         segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
         kept = tuple(old for old in progress.history if old[0] < progress.step)
-        progress = dataclasses.replace(progress, history=(*kept, segment))
+        progress = progress._replace(history=(*kept, segment))
     if not progress.ended and plan.over(progress.pass_step, progress.item):
-        progress = dataclasses.replace(progress, ended=True)
+        progress = progress._replace(ended=True)
     if not history_holds(spec, share.hosts, progress):
         # Passes before this one were cut in another way (limit, last_batch) than they would be now.
         progress = progress.forgetting(now.global_batch)
@@ -329,12 +336,12 @@ class Stream:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
             self._statistics.settle()
-            self._go_to(dataclasses.replace(self._progress, ended=True))
+            self._go_to(self._progress._replace(ended=True))
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
         if step.progress.skipped != skipped:
-            self._progress = dataclasses.replace(step.progress, skipped=skipped)
+            self._progress = step.progress._replace(skipped=skipped)
         return step
 
     def _read(self) -> Step:
@@ -376,7 +383,7 @@ class Stream:
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:
-                    self._coming[-1] = dataclasses.replace(self._coming[-1], progress=agreed)
+                    self._coming[-1] = self._coming[-1]._replace(progress=agreed)
                 else:
                     self._progress = agreed
                 raise
@@ -386,7 +393,7 @@ class Stream:
                 return step
             if any_host(step is not None and step.samples > 0):
                 assert step is not None
-                return dataclasses.replace(step, progress=step.progress.without(self._empty_steps))
+                return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
@@ -532,8 +539,7 @@ class Stream:
             return
         pass_step, item = before.pass_step + steps, before.item + steps * self.plan.global_batch
         self._go_to(
-            dataclasses.replace(
-                before,
+            before._replace(
                 step=before.step + steps,
                 pass_step=pass_step,
                 item=item,
@@ -558,7 +564,7 @@ class Stream:
         finally:
             if done:
                 skipped = (*before.skipped, (before.step, done))
-                self._progress = dataclasses.replace(self._progress, skipped=skipped)
+                self._progress = self._progress._replace(skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `stream.replay.SampleRestorer`."""

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError
-from energon_grain.sources.remote_runs import FetchedAhead, RemoteExtents, side_by_side
+from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.stream.draws import Draws
+from energon_grain.stream.index_map import Draws
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
@@ -30,7 +30,7 @@ _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
 
 
-class ReadAhead:
+class Prefetch:
     """Fetches the bytes of coming draws, in the order of need: into the block cache, or into memory if there is none.
 
     Where that fails nothing is said: whoever reads the bytes will meet the failure.
@@ -44,10 +44,10 @@ class ReadAhead:
     """
 
     def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
-        self._sources: dict[int, FetchedAhead] = {}
+        self._sources: dict[int, RemoteSource] = {}
         limits: list[int] = []
         for leaf, source in enumerate(sources):
-            if not isinstance(source, FetchedAhead):
+            if not isinstance(source, RemoteSource):
                 continue
             kept = [files.ahead_bytes for files in source.remote_files if in_process or files.keeps_on_disk]
             if kept:
@@ -179,7 +179,7 @@ class Coming:
         needed: (n,) how many of them the draws up to each one need.
     """
 
-    def __init__(self, ahead: ReadAhead, futures: list[Future[None]], needed: Int64Array) -> None:
+    def __init__(self, ahead: Prefetch, futures: list[Future[None]], needed: Int64Array) -> None:
         self._ahead = ahead
         self._futures = futures
         self._needed = needed

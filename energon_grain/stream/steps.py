@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import EmptyDatasetError
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import BatchNumbers, Chunk, Encoded, MadeBatch
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.end_of_life import UnderWay, interrupts_held
-from energon_grain.stream.feed import AheadReader
-from energon_grain.stream.passes import PassPlan, Progress
-from energon_grain.stream.plan import local_end, plan_chunks
-from energon_grain.stream.read_ahead import ReadAhead
-from energon_grain.stream.share import Share
+from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
+from energon_grain.stream.feed import LaneChunks
+from energon_grain.stream.passes import PassPlan, Progress, Share
+from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Drops, Statistics
-from energon_grain.stream.workers import ThreadPool, WorkerPool
+from energon_grain.stream.statistics import Dropped, Drops, Statistics
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """A step, made.
 
     Attributes:
@@ -90,7 +83,7 @@ class Production:
         self._finish = finish
         self._under_way = under_way
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
-        self._ahead = ReadAhead(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        self._ahead = Prefetch(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         if self._ahead:
             under_way.add(self._ahead.close)
         self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
@@ -143,7 +136,7 @@ class Production:
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
         start = self._progress
-        reader = AheadReader(self._stage.sources, self._pace, self._ahead)
+        reader = LaneChunks(self._stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
         around = surroundings(
             program,
@@ -209,13 +202,13 @@ class Production:
                         "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
                         "would have made a full batch). loader.stats() tells what was dropped and why"
                     )
-                self._progress = dataclasses.replace(self._progress, item=next_item, ended=True)
+                self._progress = self._progress._replace(item=next_item, ended=True)
                 return None
             pass_number = self._progress.pass_number
             batch = self._batches.make(
                 samples,
                 keys,
-                item=spec.first_item(pass_number) + int(self._share.to_global(np.array(self._share.first_at(item)))),
+                item=spec.first_item(pass_number) + self._share.to_global(self._share.first_at(item)),
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
@@ -237,8 +230,7 @@ class Production:
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""
         before, assembly = self._progress, self._assembly
-        return dataclasses.replace(
-            before,
+        return before._replace(
             step=before.step + made,
             pass_step=before.pass_step + made,
             item=item,
