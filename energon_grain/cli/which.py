@@ -13,7 +13,7 @@ import typer
 from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder, table
 
 if TYPE_CHECKING:
-    from energon_grain.stream.replay import SampleRecord
+    from energon_grain.stream.which import SampleRecord
 
 _PLAIN_ENDINGS = (".tar", ".jsonl")
 """Of files whose bytes are those of their samples."""
