@@ -19,24 +19,22 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf_parts import wanted_block
-from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.remote_runs import FetchedAhead
+from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.plan import draw_sizes, plan_chunks
-from energon_grain.stream.read_ahead import ReadAhead
-from energon_grain.stream.run import Stream
-from energon_grain.stream.share import Share
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
+from energon_grain.stream.index_map import draw_sizes
+from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.passes import Share
+from energon_grain.stream.prefetch import Prefetch
+from energon_grain.stream.spec import StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stream import Stream
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 
 _SAMPLES = 20_000
@@ -178,13 +176,13 @@ def measure(
         stage = stack.enter_context(contextlib.closing(PureStage(spec)))
         samples = sum(map(len, stage.sources))
         parts = {part for source in stage.sources if len(source) for part in source.locate(0).parts}
-        in_store = any(isinstance(source, FetchedAhead) and source.remote_files for source in stage.sources)
+        in_store = any(isinstance(source, RemoteSource) and source.remote_files for source in stage.sources)
         show("storage")
         if in_store:
             with using_storage(msgspec.structs.replace(storage_settings(), cache_bytes=0)):
                 past = compile_dataset(dataset)
             past_stage = stack.enter_context(contextlib.closing(PureStage(past)))
-            ahead = stack.enter_context(contextlib.closing(ReadAhead(past_stage.sources, in_process=True)))
+            ahead = stack.enter_context(contextlib.closing(Prefetch(past_stage.sources, in_process=True)))
             chunks, first = _read(past_stage, _chunks(past, past_stage, _CHUNK, ahead), seconds)
         else:
             chunks = list(_chunks(spec, stage, _CHUNK))
@@ -227,7 +225,7 @@ def measure(
     )
 
 
-def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: ReadAhead | None = None) -> Iterator[Chunk]:
+def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: Prefetch | None = None) -> Iterator[Chunk]:
     """Chunks of the first samples of the stream, about one pass over the data: what comes again may take nothing.
 
     Where lanes have a program, which alone knows its order, chunks of its feeds take turns.

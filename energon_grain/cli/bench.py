@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.terminal import Answer, format_bytes, note, own_modules, progress_bar, significant, table
+from energon_grain.cli.terminal import (
+    Answer,
+    format_bytes,
+    note,
+    own_modules,
+    own_task_encoder,
+    progress_bar,
+    significant,
+    table,
+)
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import is_url
 
@@ -79,8 +88,8 @@ def bench(
     import msgspec
 
     from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.measurement import measure
+    from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store
     block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]
@@ -189,23 +198,9 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
     Raises:
         ConfigError: There is no such class, it is no task encoder, or it does not decode.
     """
-    import importlib
+    from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 
-    from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
-
-    encoder: Any = DefaultTaskEncoder()
-    if named is not None:
-        module, _, name = named.partition(":")
-        if not module or not name:
-            raise ConfigError(f"--task-encoder {named}: expected module:Class, as my_training.data:Encoder")
-        own_modules([module])
-        try:
-            encoder = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"--task-encoder {named}: {error}") from error
-        encoder = encoder() if isinstance(encoder, type) else encoder
-        if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
+    encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:
         if encoder.decoder is None:
             raise ConfigError(f"--image-decode {image_decode}: {named} decodes nothing (its decoder is None)")

@@ -174,7 +174,7 @@ def _leaves(
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], Leaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
-    from energon_grain.datasets.compile import compile_dataset
+    from energon_grain.datasets.lowering import compile_dataset
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
     from energon_grain.metadataset.documents import leaf_maker, load_metadataset
     from energon_grain.metadataset.flat import leaves_of

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.cli.terminal import counted, table
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_config import WorkerConfig
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
 MILLION = 1_000_000

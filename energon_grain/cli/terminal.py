@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import math
 import os
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from energon_grain.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from energon_grain.conversion import ConversionReport
+    from energon_grain.datasets.task_encoder import TaskEncoder
     from energon_grain.prepare.preparation import PrepareReport
 
 
@@ -217,3 +221,25 @@ def own_sample_type(name: str | None) -> None:
     """Do so for a sample type, if it is written as `package.module:Class`."""
     module, colon, _ = (name or "").partition(":")
     own_modules([module] if colon else None)
+
+
+def own_task_encoder(named: str) -> TaskEncoder:
+    """The task encoder that is written as `package.module:Class`, made without arguments.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    from energon_grain.datasets.task_encoder import TaskEncoder
+
+    module, _, name = named.partition(":")
+    if not module or not name:
+        raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
+    own_modules([module])
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--task-encoder {named}: {error}") from error
+    encoder = found() if isinstance(found, type) else found
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
+    return encoder
