@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,29 +30,15 @@ _LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
 _FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
 
 
-class Shuffle(StrEnum):
-    """How samples are shuffled."""
-
-    FULL = "full"
-    BLOCK = "block"
-
-
-class WorkerType(StrEnum):
-    """What workers are."""
-
-    THREAD = "thread"
-    PROCESS = "process"
-
-
 def bench(
     path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
     split_part: Annotated[str, typer.Option(help="Split part.")] = "train",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
-    worker_type: Annotated[WorkerType, typer.Option(help="What workers are.")] = WorkerType.THREAD,
+    worker_type: Annotated[Literal["thread", "process"], typer.Option(help="What workers are.")] = "thread",
     seconds: Annotated[float, typer.Option(min=1e-3, help="For each measurement; there are about ten.")] = 2.0,
     shuffle: Annotated[
-        Shuffle | None,
+        Literal["full", "block"] | None,
         typer.Option(
             help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, blocks of about "
             "4 MiB. Where blocks are fewer than lanes (48), the shuffle is full."
@@ -79,7 +64,7 @@ def bench(
     the files that are read from memory; what lies in an object store is read past the cache on local disk, and then out
     of it. Nothing is written but that cache.
     """
-    if max_samples_per_sequence is not None and shuffle is not Shuffle.BLOCK:
+    if max_samples_per_sequence is not None and shuffle != "block":
         raise ConfigError("--max-samples-per-sequence is the size of blocks; add --shuffle block")
     if not all(number.isdecimal() for number in workers.split(",")):
         raise ConfigError(f"--workers {workers}: expected numbers with commas between them, as 0,1,2,4")
@@ -92,12 +77,12 @@ def bench(
     from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store
-    block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]
+    block = {None: None, "full": full, "block": max_samples_per_sequence or 100}[shuffle]
     encoder = _encoder(task_encoder, image_decode)
     dataset = get_train_dataset(
         path,
         split_part=split_part,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type.value),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type),
         batch_size=batch_size,
         shuffle_buffer_size=block,
         max_samples_per_sequence=block,
