@@ -88,6 +88,8 @@ class PageCache:
         self.coming: dict[tuple[int, str, int], threading.Event] = {}
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
+        # One thread sums and writes at a time: dozens that do would mostly pass the interpreter's lock round.
+        self.writing = threading.Lock()
         self._space = threading.Lock()
         self._used_bytes = limit_bytes  # so that the first write counts
         self._written_bytes = 0
@@ -203,15 +205,19 @@ class CachedObject:
         cache: Where they are.
         path: What the paths of its files begin with.
         size_bytes: Of the object.
+
+    Attributes:
+        size_bytes: As given.
+        page_bytes: Of all pages but the last.
     """
 
-    __slots__ = ("_cache", "_path", "_paths", "_size_bytes", "_stretch_bytes", "page_bytes")
+    __slots__ = ("_cache", "_path", "_paths", "_stretch_bytes", "page_bytes", "size_bytes")
 
     def __init__(self, cache: PageCache, path: str, size_bytes: int) -> None:
         self._cache = cache
         self._path = path
         self._paths: dict[int, str] = {}
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         self._stretch_bytes = cache.page_bytes * cache.stretch_pages
         self.page_bytes = cache.page_bytes
 
@@ -268,18 +274,15 @@ class CachedObject:
                 del coming[process, self._path, page]
             mine.set()
 
-    def put(self, first: int, data: memoryview) -> bool:
-        """Keep whole pages from `first` on, and let others have them.
-
-        Returns:
-            False: not all of them are kept.
-        """
-        size, pages = self.page_bytes, self._cache.stretch_pages
+    def put(self, first: int, data: bytes | memoryview) -> bool:
+        """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
+        data, size, pages = memoryview(data), self.page_bytes, self._cache.stretch_pages
         kept = True
         for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
             page = max(first, number * pages)
             part = data[(page - first) * size : ((number + 1) * pages - first) * size]
-            kept = self._put(number, page - number * pages, part) and kept
+            with self._cache.writing:
+                kept = self._put(number, page - number * pages, part) and kept
         return kept
 
     def _put(self, number: int, page: int, data: memoryview) -> bool:
@@ -331,13 +334,42 @@ class CachedObject:
                 return False
             if found != stretch.known.sum_of(page):
                 start = number * self._stretch_bytes + page * self.page_bytes
-                size = min(self.page_bytes, self._size_bytes - start)
+                size = min(self.page_bytes, self.size_bytes - start)
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
-                if len(data) != size or _sum(memoryview(data)) != found:
+                if len(data) != size or _sum(data) != found:
                     return False
                 stretch.known.sums[place] = found
             stretch.there |= 1 << page
         return True
+
+
+class PageWriter:
+    """Pages of an object, one behind the other, that are kept as their bytes come.
+
+    Args:
+        pages: Where they go.
+        page: The first one.
+
+    Attributes:
+        kept: Whether all are kept so far.
+    """
+
+    __slots__ = ("_page", "_pages", "_rest", "kept")
+
+    def __init__(self, pages: CachedObject, page: int) -> None:
+        self.kept = True
+        self._pages = pages
+        self._page = page
+        self._rest = b""
+
+    def append(self, piece: bytes, /) -> None:
+        """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
+        data, size = self._rest + piece, self._pages.page_bytes
+        is_end = self._page * size + len(data) == self._pages.size_bytes
+        whole = len(data) if is_end else len(data) - len(data) % size
+        if whole:
+            self.kept = self._pages.put(self._page, memoryview(data)[:whole]) and self.kept
+        self._page, self._rest = self._page + whole // size, data[whole:]
 
 
 @dataclass(slots=True)
@@ -428,5 +460,5 @@ def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _sum(page: memoryview) -> bytes:
+def _sum(page: bytes | memoryview) -> bytes:
     return (zlib.crc32(page) or 1).to_bytes(_SUM_BYTES, "little")
