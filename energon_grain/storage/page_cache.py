@@ -28,7 +28,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from filelock import FileLock, Timeout
@@ -222,20 +222,55 @@ class CachedObject:
         self.page_bytes = cache.page_bytes
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of the object, or None where a page of theirs is missing.
+        """Bytes [start, stop) of the object, or None where a page of theirs is missing."""
+        return self.read_each([start], [stop])[0]
 
-        Of pages that this process has checked that is one `pread`.
+    def read_each(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
+        """Bytes [starts[i], stops[i]) of the object for every i, or None where a page of theirs is missing.
+
+        Of pages that this process has checked that is one `pread` each. What follows in the same stretch, as far as
+        the page that is next missing or not checked, costs nothing besides.
         """
-        parts: list[bytes] = []
-        while start < stop:
-            number = start // self._stretch_bytes
-            end = min(stop, (number + 1) * self._stretch_bytes)
-            part = self._read(number, start, end)
-            if part is None:
-                return None
-            parts.append(part)
-            start = end
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        found: list[bytes | None] = []
+        stretch, low, high, shift = (
+            None,
+            0,
+            0,
+            0,
+        )  # of the stretch, bytes [low, high) of the object are known to be there
+        for start, stop in zip(starts, stops, strict=True):
+            if low > start or stop > high:
+                number = start // self._stretch_bytes
+                base = number * self._stretch_bytes
+                if start >= stop:
+                    found.append(b"")
+                    continue
+                if stop > base + self._stretch_bytes:
+                    cuts = [start, *range(base + self._stretch_bytes, stop, self._stretch_bytes), stop]
+                    parts = self.read_each(cuts[:-1], cuts[1:])
+                    found.append(None if None in parts else b"".join(parts))  # type: ignore[arg-type]
+                    continue
+                first, end = (start - base) // self.page_bytes, -((base - stop) // self.page_bytes)
+                stretch = self._checked(number, first, end)
+                if stretch is None:
+                    low = high = 0
+                    found.append(None)
+                    continue
+                absent = ~stretch.there >> end
+                low = base + first * self.page_bytes
+                high = base + (end + (absent & -absent).bit_length() - 1) * self.page_bytes
+                shift = _HEADER_BYTES - base
+            try:
+                data = os.pread(stretch.descriptor, stop - start, start + shift) if stretch else b""
+            except OSError:
+                data = b""
+            if len(data) != stop - start:  # cut short, or on a bad part of the disk: what was known is not so
+                self._cache.forget(self._path_of(start // self._stretch_bytes))
+                stretch, low, high = None, 0, 0
+                found.append(None)
+            else:
+                found.append(data)
+        return found
 
     def missing(self, first: int, stop: int) -> list[int]:
         """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
@@ -306,23 +341,16 @@ class CachedObject:
             found = self._paths[number] = f"{self._path}-{number:06x}"
         return found
 
-    def _read(self, number: int, start: int, stop: int) -> bytes | None:
-        """Bytes of a single stretch."""
+    def _checked(self, number: int, first: int, stop: int) -> _Stretch | None:
+        """A stretch of which pages [first, stop) are there, or None."""
         path = self._path_of(number)
         try:
             stretch = self._cache.stretch(path)
-            base = number * self._stretch_bytes
-            first, end = (start - base) // self.page_bytes, -((base - stop) // self.page_bytes)
-            wanted = (1 << end) - (1 << first)
-            if stretch.there & wanted != wanted and not self._check(stretch, number, first, end):
-                return None
-            data = os.pread(stretch.descriptor, stop - start, _HEADER_BYTES + start - base)
+            wanted = (1 << stop) - (1 << first)
+            return stretch if stretch.there & wanted == wanted or self._check(stretch, number, first, stop) else None
         except OSError:
-            data = b""
-        if len(data) != stop - start:  # gone, cut short, or on a bad part of the disk: what was known is not so
             self._cache.forget(path)
             return None
-        return data
 
     def _check(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
         """Whether pages [first, stop) of a stretch are there. A page is summed once a process, whatever is reopened."""

@@ -96,24 +96,29 @@ class RemoteFiles:
     ) -> list[bytes]:
         """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
         numbers: list[int] = file.tolist()
-        ranges: list[_Range] = list(zip(numbers, start.tolist(), stop.tolist(), strict=True))
+        starts: list[int] = start.tolist()
+        stops: list[int] = stop.tolist()
         versions = {number: self.versions.of(paths[number]) for number in dict.fromkeys(numbers)}
         found: list[bytes | None] = []
-        for number, begin, end in ranges:
-            version = versions[number]
-            if end > version.size_bytes:
+        cuts: list[int] = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(numbers)] if numbers else []
+        for at, upto in itertools.pairwise(cuts):  # of one object each
+            path, version, ends = paths[numbers[at]], versions[numbers[at]], stops[at:upto]
+            if (end := max(ends)) > version.size_bytes:
                 raise ReadError(
-                    f"{paths[number]} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
+                    f"{path} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
             if version.pages is None:
-                found.append(self._held.read(self._mark + paths[number], begin, end))
+                found += map(functools.partial(self._held.read, self._mark + path), starts[at:upto], ends)
             else:
-                found.append(version.pages.read(begin, end))
+                found += version.pages.read_each(starts[at:upto], ends)
+        ranges: list[_Range] = []
         for _ in range(_ROUNDS):
-            if None in found:
-                self._fetch(paths, versions, ranges, found)
+            if None not in found:
+                return found  # type: ignore[return-value]
+            ranges = ranges or list(zip(numbers, starts, stops, strict=True))
+            self._fetch(paths, versions, ranges, found)
         for place, (number, begin, end) in enumerate(ranges):
             if found[place] is None:  # what one page of it brings evicts another
                 found[place] = bytes(self.versions.read(paths[number], versions[number], begin, end))
