@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched, Pieces
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
@@ -41,7 +41,6 @@ _ROUNDS = 5
 """So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
-_Into = TypeVar("_Into", bound=Pieces)
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
 
 
@@ -160,9 +159,7 @@ class RemoteFiles:
         if version.pages is None:
             gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
-                for piece in self.versions.read_into(path, version, begin, end, list[bytes]):
-                    self._held.add(mark + path, begin, memoryview(piece))
-                    begin += len(piece)
+                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end))
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
                 self._held.discard(mark)
             return True
@@ -288,7 +285,7 @@ class ObjectVersions:
         assert view is not None
         return view
 
-    def read_into(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Into]) -> _Into:
+    def read_into(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], PageWriter]) -> PageWriter:
         """Read bytes [start, stop) of a version in pieces as they come, past the cache.
 
         Args:
@@ -308,7 +305,7 @@ class ObjectVersions:
             StaleIndexError: It was replaced.
         """
 
-        def begin(generation: bytes) -> _Into:
+        def begin(generation: bytes) -> PageWriter:
             if generation != version.generation:
                 raise _changed(path, version.generation, generation)
             return pieces()

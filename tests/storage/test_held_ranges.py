@@ -57,14 +57,14 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
     assert files.size(url) == 1000
     bucket.server.reset()
     began, go = threading.Event(), threading.Event()
-    read = files.versions.read_into
+    read = files.versions.read
 
-    def waiting(*args: Any) -> Any:
+    def waiting(*args: Any) -> memoryview:
         began.set()
         go.wait(PATIENCE_S)
         return read(*args)
 
-    monkeypatch.setattr(files.versions, "read_into", waiting)
+    monkeypatch.setattr(files.versions, "read", waiting)
     keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
     keeping.start()
     assert began.wait(PATIENCE_S)
