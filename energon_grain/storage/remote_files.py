@@ -285,7 +285,9 @@ class ObjectVersions:
         assert view is not None
         return view
 
-    def read_into(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], PageWriter]) -> PageWriter:
+    def read_into(
+        self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], PageWriter]
+    ) -> PageWriter:
         """Read bytes [start, stop) of a version in pieces as they come, past the cache.
 
         Args:
