@@ -122,7 +122,7 @@ class ObjectClient:
         """
 
         def ask(answered: Answered) -> Fetched | None:
-            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, answered, begin)
+            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, begin, answered)
 
         found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
         if found is not None:

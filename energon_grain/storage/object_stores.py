@@ -44,9 +44,9 @@ class Pieces(Protocol):
 Begin = Callable[[bytes], Pieces]
 """Told the generation of an object before its first byte, gives what takes the bytes of this one answer: a request that
 is made again begins anew, and one that is given up may go on for a while. May raise: then none are read."""
-_PIECE_BYTES = 256 << 10
-"""Small enough to be summed and written while it lies in the processor's cache. Answers of 8 MiB in one piece cost half
-as much again: each is put together in memory that must be had from the system."""
+_PIECE_BYTES = 1 << 20
+"""An answer of 8 MiB in one piece is put together in memory that must be had from the system, and cold when it is
+summed and written: half as much again a byte. Of smaller pieces than this each wakes a thread."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ class ObjectStores:
         start: int | None,
         stop: int | None,
         known: bytes | None,
-        answered: Answered = _nothing,
         begin: Begin | None = None,
+        answered: Answered = _nothing,
     ) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
 
@@ -205,8 +205,8 @@ class ObjectStores:
             start: Negative: counted from the end (then without `stop`).
             stop: None: to the end.
             known: The generation that the caller has: where it still is that one, no bytes come.
-            answered: See `Answered`.
             begin: Gives what takes the bytes; None: they come as a whole.
+            answered: See `Answered`.
         """
         from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
 

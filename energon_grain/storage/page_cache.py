@@ -88,6 +88,8 @@ class PageCache:
         self.coming: dict[tuple[int, str, int], threading.Event] = {}
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
+        # One thread sums and writes at a time: dozens that do would mostly pass the interpreter's lock round.
+        self.writing = threading.Lock()
         self._space = threading.Lock()
         self._used_bytes = limit_bytes  # so that the first write counts
         self._written_bytes = 0
@@ -203,37 +205,72 @@ class CachedObject:
         cache: Where they are.
         path: What the paths of its files begin with.
         size_bytes: Of the object.
+
+    Attributes:
+        size_bytes: As given.
+        page_bytes: Of all pages but the last.
     """
 
-    __slots__ = ("_cache", "_path", "_paths", "_size_bytes", "_stretch_bytes", "page_bytes")
+    __slots__ = ("_cache", "_path", "_paths", "_stretch_bytes", "page_bytes", "size_bytes")
 
     def __init__(self, cache: PageCache, path: str, size_bytes: int) -> None:
         self._cache = cache
         self._path = path
         self._paths: dict[int, str] = {}
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         self._stretch_bytes = cache.page_bytes * cache.stretch_pages
         self.page_bytes = cache.page_bytes
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of the object, or None where a page of theirs is missing.
+        """Bytes [start, stop) of the object, or None where a page of theirs is missing."""
+        return self.read_each([start], [stop])[0]
 
-        Of pages that this process has checked that is one `pread`.
+    def read_each(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
+        """Bytes [starts[i], stops[i]) of the object for every i, or None where a page of theirs is missing.
+
+        Of pages that this process has checked that is one `pread` each. What follows in the same stretch, as far as
+        the page that is next missing or not checked, costs nothing besides.
         """
-        parts: list[bytes] = []
-        while start < stop:
-            number = start // self._stretch_bytes
-            end = min(stop, (number + 1) * self._stretch_bytes)
-            part = self._read(number, start, end)
-            if part is None:
-                return None
-            parts.append(part)
-            start = end
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def size_of(self, page: int) -> int:
-        """Bytes of a page."""
-        return min(self.page_bytes, self._size_bytes - page * self.page_bytes)
+        found: list[bytes | None] = []
+        stretch, low, high, shift = (
+            None,
+            0,
+            0,
+            0,
+        )  # of the stretch, bytes [low, high) of the object are known to be there
+        for start, stop in zip(starts, stops, strict=True):
+            if low > start or stop > high:
+                number = start // self._stretch_bytes
+                base = number * self._stretch_bytes
+                if start >= stop:
+                    found.append(b"")
+                    continue
+                if stop > base + self._stretch_bytes:
+                    cuts = [start, *range(base + self._stretch_bytes, stop, self._stretch_bytes), stop]
+                    parts = self.read_each(cuts[:-1], cuts[1:])
+                    found.append(None if None in parts else b"".join(parts))  # type: ignore[arg-type]
+                    continue
+                first, end = (start - base) // self.page_bytes, -((base - stop) // self.page_bytes)
+                stretch = self._checked(number, first, end)
+                if stretch is None:
+                    low = high = 0
+                    found.append(None)
+                    continue
+                absent = ~stretch.there >> end
+                low = base + first * self.page_bytes
+                high = base + (end + (absent & -absent).bit_length() - 1) * self.page_bytes
+                shift = _HEADER_BYTES - base
+            try:
+                data = os.pread(stretch.descriptor, stop - start, start + shift) if stretch else b""
+            except OSError:
+                data = b""
+            if len(data) != stop - start:  # cut short, or on a bad part of the disk: what was known is not so
+                self._cache.forget(self._path_of(start // self._stretch_bytes))
+                stretch, low, high = None, 0, 0
+                found.append(None)
+            else:
+                found.append(data)
+        return found
 
     def missing(self, first: int, stop: int) -> list[int]:
         """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
@@ -274,24 +311,28 @@ class CachedObject:
 
     def put(self, first: int, data: bytes | memoryview) -> bool:
         """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
-        writer = PageWriter(self, first)
-        writer.append(data)
-        return writer.kept
+        data, size, pages = memoryview(data), self.page_bytes, self._cache.stretch_pages
+        kept = True
+        for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
+            page = max(first, number * pages)
+            part = data[(page - first) * size : ((number + 1) * pages - first) * size]
+            with self._cache.writing:
+                kept = self._put(number, page - number * pages, part) and kept
+        return kept
 
-    def put_page(self, page: int, parts: Sequence[memoryview]) -> bool:
-        """Keep a page, of which the parts follow each other; whether it is kept."""
-        size_bytes = sum(map(len, parts))
-        if not self._cache.make_room(size_bytes):
+    def _put(self, number: int, page: int, data: memoryview) -> bool:
+        if not self._cache.make_room(len(data)):
             return False
-        number, page = divmod(page, self._cache.stretch_pages)
+        size = self.page_bytes
+        sums = b"".join(_sum(data[at : at + size]) for at in range(0, len(data), size))
         try:
             stretch = self._cache.stretch(self._path_of(number), writing=True)
-            _write(stretch.descriptor, parts, _HEADER_BYTES + page * self.page_bytes)
-            _write(stretch.descriptor, [found := _sum(*parts)], page * _SUM_BYTES)
+            _write(stretch.descriptor, data, _HEADER_BYTES + page * size)
+            _write(stretch.descriptor, sums, page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
             return False
-        stretch.known.sums[page * _SUM_BYTES : (page + 1) * _SUM_BYTES] = found
+        stretch.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
         return True
 
     def _path_of(self, number: int) -> str:
@@ -300,23 +341,16 @@ class CachedObject:
             found = self._paths[number] = f"{self._path}-{number:06x}"
         return found
 
-    def _read(self, number: int, start: int, stop: int) -> bytes | None:
-        """Bytes of a single stretch."""
+    def _checked(self, number: int, first: int, stop: int) -> _Stretch | None:
+        """A stretch of which pages [first, stop) are there, or None."""
         path = self._path_of(number)
         try:
             stretch = self._cache.stretch(path)
-            base = number * self._stretch_bytes
-            first, end = (start - base) // self.page_bytes, -((base - stop) // self.page_bytes)
-            wanted = (1 << end) - (1 << first)
-            if stretch.there & wanted != wanted and not self._check(stretch, number, first, end):
-                return None
-            data = os.pread(stretch.descriptor, stop - start, _HEADER_BYTES + start - base)
+            wanted = (1 << stop) - (1 << first)
+            return stretch if stretch.there & wanted == wanted or self._check(stretch, number, first, stop) else None
         except OSError:
-            data = b""
-        if len(data) != stop - start:  # gone, cut short, or on a bad part of the disk: what was known is not so
             self._cache.forget(path)
             return None
-        return data
 
     def _check(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
         """Whether pages [first, stop) of a stretch are there. A page is summed once a process, whatever is reopened."""
@@ -327,7 +361,8 @@ class CachedObject:
             if len(found) < _SUM_BYTES or found == _NO_SUM:
                 return False
             if found != stretch.known.sum_of(page):
-                size = self.size_of(number * self._cache.stretch_pages + page)
+                start = number * self._stretch_bytes + page * self.page_bytes
+                size = min(self.page_bytes, self.size_bytes - start)
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
                 if len(data) != size or _sum(data) != found:
                     return False
@@ -347,27 +382,22 @@ class PageWriter:
         kept: Whether all are kept so far.
     """
 
-    __slots__ = ("_page", "_pages", "_parts", "_to_come", "kept")
+    __slots__ = ("_page", "_pages", "_rest", "kept")
 
     def __init__(self, pages: CachedObject, page: int) -> None:
         self.kept = True
         self._pages = pages
         self._page = page
-        self._parts: list[memoryview] = []
-        self._to_come = pages.size_of(page)
+        self._rest = b""
 
-    def append(self, piece: bytes | memoryview, /) -> None:
+    def append(self, piece: bytes, /) -> None:
         """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
-        at = 0
-        while at < len(piece):
-            part = memoryview(piece)[at : at + self._to_come]
-            self._parts.append(part)
-            self._to_come -= len(part)
-            at += len(part)
-            if self._to_come == 0:
-                self.kept = self._pages.put_page(self._page, self._parts) and self.kept
-                self._page, self._parts = self._page + 1, []
-                self._to_come = self._pages.size_of(self._page)
+        data, size = self._rest + piece, self._pages.page_bytes
+        is_end = self._page * size + len(data) == self._pages.size_bytes
+        whole = len(data) if is_end else len(data) - len(data) % size
+        if whole:
+            self.kept = self._pages.put(self._page, memoryview(data)[:whole]) and self.kept
+        self._page, self._rest = self._page + whole // size, data[whole:]
 
 
 @dataclass(slots=True)
@@ -453,13 +483,10 @@ def _made(path: str, size_bytes: int) -> int:
         return descriptor
 
 
-def _write(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
-    if os.pwritev(descriptor, parts, offset) != sum(map(len, parts)):
+def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    if os.pwrite(descriptor, data, offset) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _sum(*parts: bytes | memoryview) -> bytes:
-    found = 0
-    for part in parts:
-        found = zlib.crc32(part, found)
-    return (found or 1).to_bytes(_SUM_BYTES, "little")
+def _sum(page: bytes | memoryview) -> bytes:
+    return (zlib.crc32(page) or 1).to_bytes(_SUM_BYTES, "little")

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched, Pieces
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
@@ -41,7 +41,6 @@ _ROUNDS = 5
 """So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
-_Into = TypeVar("_Into", bound=Pieces)
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
 
 
@@ -96,24 +95,29 @@ class RemoteFiles:
     ) -> list[bytes]:
         """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
         numbers: list[int] = file.tolist()
-        ranges: list[_Range] = list(zip(numbers, start.tolist(), stop.tolist(), strict=True))
+        starts: list[int] = start.tolist()
+        stops: list[int] = stop.tolist()
         versions = {number: self.versions.of(paths[number]) for number in dict.fromkeys(numbers)}
         found: list[bytes | None] = []
-        for number, begin, end in ranges:
-            version = versions[number]
-            if end > version.size_bytes:
+        cuts: list[int] = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(numbers)] if numbers else []
+        for at, upto in itertools.pairwise(cuts):  # of one object each
+            path, version, ends = paths[numbers[at]], versions[numbers[at]], stops[at:upto]
+            if (end := max(ends)) > version.size_bytes:
                 raise ReadError(
-                    f"{paths[number]} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
+                    f"{path} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
             if version.pages is None:
-                found.append(self._held.read(self._mark + paths[number], begin, end))
+                found += map(functools.partial(self._held.read, self._mark + path), starts[at:upto], ends)
             else:
-                found.append(version.pages.read(begin, end))
+                found += version.pages.read_each(starts[at:upto], ends)
+        ranges: list[_Range] = []
         for _ in range(_ROUNDS):
-            if None in found:
-                self._fetch(paths, versions, ranges, found)
+            if None not in found:
+                return found  # type: ignore[return-value]
+            ranges = ranges or list(zip(numbers, starts, stops, strict=True))
+            self._fetch(paths, versions, ranges, found)
         for place, (number, begin, end) in enumerate(ranges):
             if found[place] is None:  # what one page of it brings evicts another
                 found[place] = bytes(self.versions.read(paths[number], versions[number], begin, end))
@@ -155,9 +159,7 @@ class RemoteFiles:
         if version.pages is None:
             gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
-                for piece in self.versions.read_into(path, version, begin, end, list[bytes]):
-                    self._held.add(mark + path, begin, memoryview(piece))
-                    begin += len(piece)
+                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end))
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
                 self._held.discard(mark)
             return True
@@ -283,7 +285,9 @@ class ObjectVersions:
         assert view is not None
         return view
 
-    def read_into(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Into]) -> _Into:
+    def read_into(
+        self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], PageWriter]
+    ) -> PageWriter:
         """Read bytes [start, stop) of a version in pieces as they come, past the cache.
 
         Args:
@@ -303,7 +307,7 @@ class ObjectVersions:
             StaleIndexError: It was replaced.
         """
 
-        def begin(generation: bytes) -> _Into:
+        def begin(generation: bytes) -> PageWriter:
             if generation != version.generation:
                 raise _changed(path, version.generation, generation)
             return pieces()
