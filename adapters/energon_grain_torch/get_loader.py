@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import Stream, config_to_run
-from energon_grain.stream.stream_loader import IdleArguments, check_idle
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
 from energon_grain_torch.group_processes import group_processes
@@ -20,7 +21,7 @@ from energon_grain_torch.worker_processes import process_pool
 
 
 def get_savable_loader(
-    dataset: SavableDataset,
+    dataset: SavableDataset[Item],
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
@@ -28,7 +29,7 @@ def get_savable_loader(
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
     **idle: Unpack[IdleArguments],
-) -> SavableDataLoader:
+) -> SavableDataLoader[Item]:
     """A loader for a dataset, with workers, read-ahead and state.
 
     Args:
@@ -66,6 +67,6 @@ def get_savable_loader(
     )
 
 
-def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:
+def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
     """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
     return get_savable_loader(dataset, **options)
