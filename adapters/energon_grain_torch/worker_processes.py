@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import _utils
 
@@ -118,6 +119,7 @@ def _serve(end: socket.socket, number: int, workers: int, spec: StreamSpec | Non
     """What runs in a worker, which looks to hooks as a `DataLoader`'s does."""
     torch.set_num_threads(1)
     random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 (forked workers would all have the state of the parent)
     torch.manual_seed(number)
     torch_worker = cast("Any", _utils.worker)
     torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=number, dataset=None)

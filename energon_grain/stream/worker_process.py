@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from operator import attrgetter
@@ -50,6 +51,8 @@ from energon_grain.transforms.batching import reducers
 _HEADER = struct.Struct("<Q")
 """Begins each message in a pipe: its length."""
 _ALIGNMENT = 64
+_PIECES = 1024
+"""So many pieces of memory one call of `preadv` takes on Linux."""
 
 
 class SamplePickler(pickle.Pickler):
@@ -340,21 +343,21 @@ class Channel:
             EOFError, OSError: The other process has ended, or closed its end.
         """
         begun, files, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+        if not begun:
+            raise EOFError
         for file in files:
             os.set_inheritable(file, False)
-        header = begun + self._exactly(_HEADER.size - len(begun)) if begun else b""
-        return self._exactly(_HEADER.unpack(header)[0] if header else -1), next(iter(files), None)
+        header = begun + self._exactly(_HEADER.size - len(begun))
+        return self._exactly(_HEADER.unpack(header)[0]), next(iter(files), None)
 
     def _exactly(self, size: int) -> bytearray:
-        if size < 0:
-            raise EOFError
         data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            count = self._end.recv_into(view)
+        rest = memoryview(data)
+        while rest:
+            count = self._end.recv_into(rest)
             if not count:
                 raise EOFError
-            view = view[count:]
+            rest = rest[count:]
         return data
 
     def close(self) -> None:
@@ -362,47 +365,26 @@ class Channel:
         self._end.close()
 
 
-class Answer:
-    """What a worker made of a chunk, in a file in memory: nothing is in `/dev/shm`, or left behind by a kill.
-
-    Args:
-        file: Its descriptor, closed together with this.
-        sizes: Of the parts in it, for `SampleUnpickler`.
-        seconds: What making it took.
-    """
-
-    def __init__(self, file: int, sizes: list[int], seconds: float) -> None:
-        self._file = file
-        self._sizes = sizes
-        self.seconds = seconds
-
-    def read(self, sources: list[Source], received: Received) -> Any:
-        """What the worker returned.
-
-        Args:
-            sources: This process's, which provenance of samples is bound to.
-            received: Gives the parts.
-        """
-        parts = received(self._file, self._sizes)
-        return SampleUnpickler(parts[0], parts[1:], sources).load()
-
-    def __del__(self) -> None:
-        os.close(self._file)
-
-
 Received = Callable[[int, list[int]], list[Any]]
-"""The parts in a file, of these sizes: writable, and each to be had without the others, or without being copied."""
+"""The parts in a file, of these sizes, writable: copied out of it, or where they lie in a file that is sent once."""
 
 
 def copied(file: int, sizes: list[int]) -> list[Any]:
     """The parts, each in memory of its own."""
-    parts: list[Any] = []
-    for offset, size in zip(part_offsets(sizes)[0], sizes, strict=True):
-        part = np.empty(size, np.uint8).data
-        done = 0
-        while done < size:
-            done += os.preadv(file, [part[done:]], offset + done)
-        parts.append(part)
+    parts = [np.empty(size, np.uint8).data for size in sizes]
+    gap = memoryview(bytearray(_ALIGNMENT))
+    # As few calls as possible: each lets another thread have the interpreter, and waits until it gets it back.
+    pieces = [piece for part in parts for piece in (part, gap[: -part.nbytes % _ALIGNMENT]) if piece.nbytes]
+    offset = 0
+    while pieces:
+        here = pieces[:_PIECES]
+        done = os.preadv(file, here, offset)
+        offset += done
+        while here and done >= here[0].nbytes:
+            done -= here.pop(0).nbytes
+            del pieces[0]
+        if done:
+            pieces[0] = pieces[0][done:]
     return parts
 
 
@@ -416,16 +398,18 @@ def main() -> None:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
         return
-    serve(channel, number)
+    serve(channel, number, again=True)
 
 
-def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
+def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, again: bool = False) -> None:
     """Serve chunks until the parent sends an empty message, closes its end, or ends.
 
     Args:
         channel: To the parent.
         number: Of the worker.
         spec: The compiled dataset; None: it is the first message.
+        again: Whether results are copied when they arrive, so that every second one may lie in the same file: its
+            memory is there and warm.
     """
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -438,23 +422,26 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
             stage = WorkerStage(pickle.loads(first) if spec is None and first else cast("StreamSpec", spec))
         except BaseException as error:
             failed = portable_error(error)
+        files: deque[int] = deque()
         while message := channel.receive()[0]:
             began = time.perf_counter()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
-            _answer(channel, parts, time.perf_counter() - began)
+            # Two chunks are sent at most before a result is taken in.
+            files.append(files.popleft() if again and len(files) == 2 else memory_file())
+            _answer(channel, files[-1], parts, time.perf_counter() - began)
+            if not again:
+                os.close(files.pop())
     except (EOFError, OSError):  # the parent was closed, or has ended, and wants no more answers
         return
 
 
-def _answer(channel: Channel, parts: list[memoryview], seconds: float) -> None:
+def _answer(channel: Channel, file: int, parts: list[memoryview], seconds: float) -> None:
     sizes = [part.nbytes for part in parts]
-    file = memory_file()
-    try:
-        os.ftruncate(file, part_offsets(sizes)[1])
-        write_parts(file, parts)
-        channel.send(pickle.dumps((sizes, seconds)), file)
-    finally:
-        os.close(file)
+    _, total = part_offsets(sizes)
+    if os.fstat(file).st_size < total:
+        os.ftruncate(file, total)
+    write_parts(file, parts)
+    channel.send(pickle.dumps((sizes, seconds)), file)
 
 
 def _end_with_parent(parent: int) -> None:

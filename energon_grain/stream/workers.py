@@ -41,7 +41,7 @@ from energon_grain.storage.given_up import GivenUp, Over, program_ends, wanted_u
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.worker_process import Answer, Channel, Received, copied, pickled_spec
+from energon_grain.stream.worker_process import Channel, Received, SampleUnpickler, copied, pickled_spec
 
 
 class UnderWay:
@@ -354,7 +354,7 @@ class OrderedWorkers(Generic[T]):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._under_way.clear()  # results that nobody takes may be open files
+        self._under_way.clear()  # and what nobody takes
 
 
 def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
@@ -531,7 +531,7 @@ class ProcessPool:
     ) -> None:
         self.workers = workers
         self.sources = sources
-        self.received = received
+        self._received = received
         self._budget_bytes = budget_bytes
         self._start = start
         self._import_script = import_script
@@ -544,7 +544,7 @@ class ProcessPool:
             if process is not None and not process.idle:
                 self._processes.pop(number).close()
             if number not in self._processes:
-                self._processes[number] = WorkerProcess(number, self._start, self._import_script)
+                self._processes[number] = WorkerProcess(number, self._start, self._received, self._import_script)
         processes = [self._processes[number] for number in range(self.workers)]
         return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
 
@@ -558,7 +558,11 @@ class ProcessPool:
             del self._processes[number]
 
 
-class ProcessWorkers(OrderedWorkers[Answer]):
+_Answer = tuple[list[Any], float]
+"""The parts of a result, for `SampleUnpickler`, and what making it took in seconds."""
+
+
+class ProcessWorkers(OrderedWorkers[_Answer]):
     """Encoded chunks from worker processes, each of which two threads wait for.
 
     What they made is unpickled by whoever takes it, so that none of them waits for that.
@@ -578,16 +582,17 @@ class ProcessWorkers(OrderedWorkers[Answer]):
         runs = [process.run for process in processes for _ in range(2)]
         super().__init__(runs, chunks, budget_bytes, 2 * len(processes) + 1)
 
-    def taken(self, chunk: Chunk, result: Answer) -> Encoded:
+    def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
         """The chunk, unpickled.
 
         Raises:
             Exception: What the stage raised in the worker.
         """
-        encoded: Any = result.read(self._pool.sources, self._pool.received)
+        parts, seconds = result
+        encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
         if isinstance(encoded, BaseException):
             raise encoded
-        self._pace.learn(chunk, encoded, result.seconds)
+        self._pace.learn(chunk, encoded, seconds)
         return cast("Encoded", encoded)
 
     def close(self) -> None:
@@ -605,11 +610,13 @@ class WorkerProcess:
     Args:
         number: Of the worker, for messages.
         start: Starts it.
+        received: How results are taken in.
         import_script: Whether it begins by importing the user's script.
     """
 
-    def __init__(self, number: int, start: StartProcess, import_script: bool) -> None:
+    def __init__(self, number: int, start: StartProcess, received: Received, import_script: bool) -> None:
         self._number = number
+        self._received = received
         self._import_script = import_script
         self._sending = threading.Lock()
         self._turn = threading.Condition()
@@ -625,7 +632,7 @@ class WorkerProcess:
         finally:
             theirs.close()
 
-    def run(self, chunk: Chunk) -> Answer:
+    def run(self, chunk: Chunk) -> _Answer:
         """Let the worker encode a chunk. It begins when what is fetched ahead is there.
 
         Raises:
@@ -640,15 +647,23 @@ class WorkerProcess:
                 self._channel.send(message)
             with self._turn:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
-            message, file = self._channel.receive()
-            self._tell(answered=1)
+            answer, file = self._channel.receive()
+            assert file is not None
+            sizes, seconds = pickle.loads(answer)  # the worker is ours; its socket is private
+            try:
+                parts = self._received(file, sizes)
+            finally:
+                os.close(file)
+            self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
+            return parts, seconds
         except (EOFError, OSError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)
             dead = self._number, self._process.pid or 0, self._process.code
             raise worker_death([dead], import_script=self._import_script) from error
-        assert file is not None
-        return Answer(file, *pickle.loads(message))  # the worker is ours; its socket is private
+        except BaseException:
+            self._tell(lost=True)
+            raise
 
     def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
         with self._turn:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import get_worker_info
 from torch_encoders import Everything, Groups, Packs, Several, told
 
 from energon_grain import SavableDataset
@@ -40,7 +43,6 @@ def steps(loader: SavableDataLoader, count: int) -> list[tuple[Any, Any]]:
         ("process", 1, {}),
     ],
 )
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_workers_change_nothing(train: Train, worker_type: str, num_workers: int, options: Any) -> None:
     def run(**arguments: Any) -> Any:
         dataset = train(broken=BROKEN, task_encoder=Everything(), **arguments)
@@ -105,6 +107,25 @@ def test_samples_and_batches_are_made_again(train: Train) -> None:
             assert told(again) == told(batch)
         with get_loader(train(task_encoder=Everything())) as other:
             assert told(other.restore_sample(batch["__restore_key__"])) == told(batch)
+
+
+class TellsWorker(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        info = get_worker_info()
+        return None if info is None else (info.id, info.num_workers, torch.get_num_threads()), random.random()
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_hooks_see_what_those_of_a_data_loader_see(train: Train, start: str) -> None:
+    with get_loader(train(num_workers=2, task_encoder=TellsWorker()), multiprocessing_context=start) as loader:
+        found = [sample for _ in range(40) for sample in next(loader)]
+    assert {worker for worker, _ in found} <= {(0, 2, 1), (1, 2, 1)}
+    assert len({*found}) == len(found)  # nor do they all have the random numbers of their parent
+    with get_loader(train(task_encoder=TellsWorker())) as loader:
+        assert next(loader)[0][0] is None
 
 
 def pids() -> set[int | None]:
