@@ -7,8 +7,9 @@ import math
 from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
-from energon_grain.datasets.passes import RepeatLanes, epoch_length
+from energon_grain.datasets.passes import CutLanes, RepeatLanes, epoch_length
 from energon_grain.datasets.run_settings import settings_of
+from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.spec import Program, StreamSpec
 
@@ -45,7 +46,9 @@ def compile_dataset(
             resolved = [leaf.resolved for leaf in to.graph.leaves]
             to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts, resolved=resolved)
             part = steps.below.lower(to)
-    same_pass = settings.same_pass or steps.same_pass
+    same_pass = settings.same_pass or steps.same_pass or steps.resets
+    if steps.resets:
+        _repeat_for_limit(part, steps, hosts, lanes)
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
     epoch = _epoch(part, steps, hosts)
@@ -72,6 +75,17 @@ def compile_dataset(
         ragged=to.graph.ragged and steps.batch is None,
         cache_pool=cache_pool,
     )
+
+
+def _repeat_for_limit(part: Part, steps: Steps, hosts: int, lanes: int) -> None:
+    """Make passes of as many passes below as the limit takes; of twice that, as samples may be dropped."""
+    assert steps.limit is not None
+    items = 2 * steps.limit * hosts * (1 if steps.batch is None else steps.batch.size)
+    if isinstance(part, IndexPart):
+        part.repeat_for_ever()
+        part.passes = EqualPasses(items)
+    elif part.operator.finite:
+        part.operator = CutLanes(RepeatLanes(part.operator, items), items, lanes, goes_on=False)
 
 
 def _epoch(part: Part, steps: Steps, hosts: int) -> int | None:

@@ -135,6 +135,7 @@ class Steps:
         epochs: Cut the stream into virtual epochs, the innermost first.
         limit: Batches per host after which a pass ends.
         endless: Whether the rest is repeated for ever.
+        resets: Whether it is repeated as often as `limit` takes, and each pass is the first again.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
         same_pass: Every pass is the first again.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
@@ -147,6 +148,7 @@ class Steps:
     epochs: list[EpochizeDataset] = field(default_factory=list["EpochizeDataset"])
     limit: int | None = None
     endless: bool = False
+    resets: bool = False
     seed: int | None = None
     same_pass: bool = False
     watching: list[SavableDataset] = field(default_factory=list["SavableDataset"])

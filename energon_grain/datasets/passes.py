@@ -99,7 +99,9 @@ class LimitDataset(SavableDataset):
     Args:
         dataset: What is cut.
         length: Items per host.
-        reset_after_epoch: Accepted for compatibility: every pass over a limited dataset begins at its start.
+        reset_after_epoch: At the top of a graph, of what is repeated for ever: every pass is the first `length` items
+            again, as a validation that is as long as `length` says needs it; otherwise a pass goes on where the last
+            one was cut. Of anything else every pass begins at its start anyway.
         worker_config: Default: that of the dataset.
 
     Raises:
@@ -108,6 +110,7 @@ class LimitDataset(SavableDataset):
 
     dataset: SavableDataset
     length: int
+    _resets: bool
 
     def __init__(
         self,
@@ -117,15 +120,18 @@ class LimitDataset(SavableDataset):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        del reset_after_epoch
         check_size(self, "length", length, "items")
-        describe(self, dataset, worker_config, dataset=dataset, length=length)
+        describe(self, dataset, worker_config, dataset=dataset, length=length, _resets=reset_after_epoch)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
         steps.limit = self.length if steps.limit is None else min(steps.limit, self.length)
         steps.cut()
-        return self.dataset
+        below = self.dataset
+        if self._resets and isinstance(below, RepeatDataset) and below.repeats is None:
+            steps.resets = True
+            return below.dataset
+        return below
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
