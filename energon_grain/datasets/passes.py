@@ -92,6 +92,16 @@ class RepeatDataset(SavableDataset):
         return part
 
 
+class _RepeatedForLimit(RepeatDataset):
+    """Repeated as often as the limit right above it takes, from the beginning in each of its passes."""
+
+    __slots__ = ()
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        steps.resets = True
+        return self.dataset
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class LimitDataset(SavableDataset):
     """The first `length` items of every pass: batches above a batch, samples or packs below one.
@@ -110,7 +120,6 @@ class LimitDataset(SavableDataset):
 
     dataset: SavableDataset
     length: int
-    _resets: bool
 
     def __init__(
         self,
@@ -121,17 +130,15 @@ class LimitDataset(SavableDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         check_size(self, "length", length, "items")
-        describe(self, dataset, worker_config, dataset=dataset, length=length, _resets=reset_after_epoch)
+        if reset_after_epoch and type(dataset) is RepeatDataset and dataset.repeats is None:
+            dataset = _RepeatedForLimit(dataset.dataset, worker_config=dataset.worker_config)
+        describe(self, dataset, worker_config, dataset=dataset, length=length)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
         steps.limit = self.length if steps.limit is None else min(steps.limit, self.length)
         steps.cut()
-        below = self.dataset
-        if self._resets and isinstance(below, RepeatDataset) and below.repeats is None:
-            steps.resets = True
-            return below.dataset
-        return below
+        return self.dataset
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
