@@ -65,7 +65,7 @@ _MODULES = """
     source_info
     state
     task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
-    tools tools.info tools.lint tools.prepare
+    tools tools.checkpoint tools.info tools.lint tools.prepare tools.preview
     transforms transforms.common transforms.custom transforms.mappers transforms.merge
     worker
     wrappers wrappers.base wrappers.batch_dataset wrappers.blend_dataset wrappers.concat_dataset
@@ -77,6 +77,7 @@ _MODULES = """
 MODULES = frozenset(_MODULES.split())
 """Modules of Energon that are ours: each has all names of `energon_grain_torch`, and those of `ELSEWHERE`."""
 
+_COMMANDS = "energon_grain_torch.energon_commands"
 _NAMES = "energon_grain_torch.energon_names"
 ELSEWHERE = {
     "AVDecoder": "energon_grain.transforms.media:AVDecoder",
@@ -91,10 +92,12 @@ ELSEWHERE = {
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
     "get_source_info": "energon_grain.samples.source_info:get_source_info",
-    "tools.info:command": f"{_NAMES}:info",
-    "tools.lint:command": f"{_NAMES}:lint",
-    "tools.prepare:command": f"{_NAMES}:prepare",
-    "cli.main:main": f"{_NAMES}:main",
+    "tools.info:command": f"{_COMMANDS}:info",
+    "tools.lint:command": f"{_COMMANDS}:lint",
+    "tools.prepare:command": f"{_COMMANDS}:prepare",
+    "tools.preview:command": f"{_COMMANDS}:preview",
+    "command_redist": _COMMANDS,
+    "cli.main:main": f"{_COMMANDS}:main",
     # What saved states are made of.
     "rng:SystemRngState": f"{_NAMES}:State",
     "savable_loader:SavableCheckpoint": f"{_NAMES}:State",
@@ -111,15 +114,34 @@ ELSEWHERE = {
             "INFO_YAML_FILENAME",
             "JOIN_INDEX_FILENAME",
             "MAIN_FOLDER_NAME",
+            "NVDATASET_CACHE_DIR",
             "PinMemoryMixin",
             "SPLIT_YAML_FILENAME",
             "get_dataset_info",
+            "format_sample_compact",
+            "format_sample_detailed",
             "get_failure_tolerance",
             "get_stateless",
             "skip_meta_re",
             "split_name_re",
         ),
         _NAMES,
+    ),
+    **dict.fromkeys(
+        (
+            "MergeTransform",
+            "CustomTransform",
+            "TransformMapper",
+            "CenterCropMapper",
+            "RandomCropMapper",
+            "RandomHorizontalFlipMapper",
+            "RandomPerspectiveMapper",
+            "RandomResizedCropMapper",
+            "RandomRotationMapper",
+            "RandomVerticalFlipMapper",
+            "ResizeMapper",
+        ),
+        "energon_grain_torch.transforms",
     ),
 }
 """Names that are not in `energon_grain_torch`, or another one there: `module:name`."""
@@ -145,25 +167,8 @@ MISSING = {
         ),
         "metadata of media is not read yet",
     ),
-    **dict.fromkeys(("tools.mount", "tools.preview"), "not yet"),
-    **dict.fromkeys(
-        (
-            "MergeTransform",
-            "CustomTransform",
-            "TransformMapper",
-            "CenterCropMapper",
-            "RandomCropMapper",
-            "RandomHorizontalFlipMapper",
-            "RandomPerspectiveMapper",
-            "RandomResizedCropMapper",
-            "RandomRotationMapper",
-            "RandomVerticalFlipMapper",
-            "ResizeMapper",
-        ),
-        "use torchvision's in your hooks",
-    ),
+    "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
-    "tools.checkpoint": "not needed: a state restores on any number of ranks",
     "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",
 }
 """What is not here, by name or by module, and what the page says of it."""

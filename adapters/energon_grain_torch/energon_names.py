@@ -1,30 +1,37 @@
-"""What exists for Energon's spelling alone: its commands, names of its files, and small functions that we do not need.
+"""What exists for Energon's spelling alone: names of its files, and small functions that we do not need.
 
 Found through `as_megatron_energon`; nothing of ours uses it.
 """
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import json
+import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
 
 from energon_grain.datasets.stateless import failure_tolerance_of
-from energon_grain.errors import EnergonGrainError
 from energon_grain.formats import nv_meta
 from energon_grain.samples import source_info
 from energon_grain.samples.pinning import pin_memory
 from energon_grain.samples.source_info import get_source_info as get_source_info
 from energon_grain.storage.epath import EPath
 
+_SHOWN = 10
 DEFAULT_PROFILE_NAME = "__filesystem__"
 INDEX_SQLITE_FILENAME = nv_meta.INDEX_SQLITE
 INDEX_UUID_FILENAME = nv_meta.INDEX_UUID
 INFO_JSON_FILENAME = nv_meta.INFO_JSON
 INFO_YAML_FILENAME = nv_meta.INFO_YAML
 JOIN_INDEX_FILENAME = "join_index.bin"
+NVDATASET_CACHE_DIR = EPath(os.environ["NVDATASET_CACHE_DIR"]) if "NVDATASET_CACHE_DIR" in os.environ else None
 MAIN_FOLDER_NAME = nv_meta.META_FOLDER
 SPLIT_YAML_FILENAME = "split.yaml"
 split_name_re = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -35,7 +42,7 @@ get_failure_tolerance = failure_tolerance_of
 
 def get_dataset_info(path: EPath) -> dict[str, Any]:
     """What `.info.json` of a prepared dataset says, as a dictionary."""
-    return nv_meta._plain(nv_meta.read_info(path))
+    return json.loads(nv_meta.encode_info(nv_meta.read_info(path)))
 
 
 def get_stateless(fn: Any) -> bool:
@@ -81,37 +88,42 @@ class PinMemoryMixin:
         return pin_memory(self)
 
 
-class _Command:
-    """One of our commands under Energon's name, as `click` and its test runner call commands. Errors have status 1."""
-
-    def __init__(self, name: str, *, at_end: str = "") -> None:
-        self.name = name
-        self._at_end = at_end
-
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: Any) -> NoReturn:
-        """Run it with these arguments, or those of the program, and end the program."""
-        app: Any = importlib.import_module("energon_grain.cli.app").app
-        arguments = [*([self.name] if self.name else []), *(sys.argv[1:] if args is None else args)]
-        try:
-            app(arguments, prog_name=prog_name or "energon-grain")
-        except SystemExit as end:
-            if end.code in (0, None) and self._at_end:
-                print(self._at_end)
-            raise
-        except (EnergonGrainError, OSError) as error:
-            print(f"Error: {error}", file=sys.stderr)
-        raise SystemExit(1)
-
-    __call__ = main
+def format_sample_compact(sample: Any) -> str:
+    """A sample in one line, for messages."""
+    return " ".join(format_sample_detailed(sample).split())
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _COMMANDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    ours, at_end = _COMMANDS[name]
-    value = globals()[name] = _Command(ours, at_end=at_end)
-    return value
+def format_sample_detailed(sample: Any) -> str:
+    """A sample as YAML; of arrays and tensors, their shape, type, range and first values."""
+    text: str = yaml.safe_dump(_plain(sample), sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    return text.rstrip("\n")
 
 
-_COMMANDS = {"prepare": ("prepare", "Done"), "info": ("info", ""), "lint": ("lint", ""), "main": ("", "")}
-"""Name here to name of ours, and what Energon's ends with, which scripts look for."""
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {type(value).__name__: fields}
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _summary(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bytes | memoryview):
+        return f"{type(value).__name__}(len={len(value)}, starts={bytes(value[:_SHOWN])!r})"
+    return repr(value)
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        kind, where, listed = "Tensor", f", device={value.device}", value.flatten()[:_SHOWN].tolist()
+        numbers = value.detach().cpu().numpy()
+    else:
+        kind, where, listed = "np.ndarray", "", list(value.ravel()[:_SHOWN])
+        numbers = value
+    ordered = numbers.size and numbers.dtype.kind in "biuf"
+    extent = f", min={numbers.min().item()}, max={numbers.max().item()}" if ordered else ""
+    listing = ", ".join([*map(repr, listed), *(["…"] if numbers.size > _SHOWN else [])])
+    return f"{kind}(shape={value.shape}, dtype={value.dtype}{where}{extent}, values=[{listing}])"

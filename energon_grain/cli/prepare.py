@@ -34,9 +34,9 @@ def prepare_jsonl_file(path: str, *, progress: bool) -> None:
         report = prepare_jsonl(
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
         )
+    typer.echo(f"Found {counted(report.samples, 'sample')}.")
     typer.echo(
-        f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}, in "
-        f"{report.elapsed_s:.2f} s."
+        f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     )
     typer.echo(f"  index: {report.index}")
 

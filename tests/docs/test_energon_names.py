@@ -61,7 +61,12 @@ def test_what_is_said_of_ours_is_true(name: str, said: str) -> None:
         module, _, attribute = path.rpartition(".")
         if module == "energon_grain_torch" and not ADAPTER:
             pytest.skip("the PyTorch adapter cannot be imported")
-        assert hasattr(importlib.import_module(module or "energon_grain"), attribute)
+        try:
+            assert hasattr(importlib.import_module(module or "energon_grain"), attribute)
+        except energon_grain.MissingPackageError as error:
+            assert "torchvision" in str(error)
+            source = importlib.util.find_spec(module).origin  # type: ignore[union-attr]
+            assert f"\nclass {attribute}(" in Path(str(source)).read_text()
 
 
 @pytest.mark.energon

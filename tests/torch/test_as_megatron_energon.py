@@ -107,6 +107,9 @@ def test_a_name_that_there_is_not_says_what_the_page_says(found: dict[str, str |
     rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     said = {name.strip(" `"): row[2].strip(" |") for row in rows for name in row[0].split(",") if row[1].strip() == "—"}
     missing = {line: why for line, why in found.items() if why and line.startswith("megatron") and " " in line}
+    for line in [line for line, why in missing.items() if "energon-grain[torchvision]" in why]:  # not installed
+        assert line.startswith("megatron.energon.transforms ")
+        del missing[line]
     assert {line.split()[1] for line in missing} == set(said)
     for line, why in missing.items():
         assert f"has no `{line.replace(' ', '.')}`: {said[line.split()[1]]}. All names: " in why
