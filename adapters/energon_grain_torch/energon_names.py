@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 
-from energon_grain.datasets.stateless import failure_tolerance_of
+from energon_grain.datasets.hooks import failure_tolerance_of
 from energon_grain.formats import nv_meta
 from energon_grain.samples import source_info
 from energon_grain.samples.pinning import pin_memory

@@ -47,6 +47,10 @@ for line in open(sys.argv[1]):
     else:
         assert hasattr(sys.modules[module], name)
         found[line.strip()] = None
+for inside, home in energon_grain_torch.as_megatron_energon.ELSEWHERE.items():
+    if home.partition(":")[0] != "energon_grain_torch.transforms":  # which needs torchvision
+        home, _, name = home.partition(":")
+        assert hasattr(importlib.import_module(home), name or inside.rpartition(":")[2]), inside
 import megatron.energon
 import megatron.energon.edataclass
 from megatron.energon import edataclass
