@@ -215,7 +215,8 @@ class _Namespace(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "megatron":
             return None
-        spec = ModuleSpec(fullname, NamespaceLoader(fullname, [], PathFinder.find_spec), is_package=True)
+        find: Any = PathFinder.find_spec
+        spec = ModuleSpec(fullname, NamespaceLoader(fullname, [], find), is_package=True)
         spec.submodule_search_locations = spec.loader._path  # type: ignore[union-attr]
         return spec
 

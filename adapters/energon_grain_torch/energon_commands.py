@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -92,7 +92,7 @@ def _preview(arguments: Sequence[str]) -> None:
 
 def _show(sample: Any) -> None:
     names = [field.name for field in dataclasses.fields(sample)] if dataclasses.is_dataclass(sample) else None
-    items = sample.items() if names is None else ((name, getattr(sample, name)) for name in names)
+    items: Any = cast("Any", sample).items() if names is None else ((name, getattr(sample, name)) for name in names)
     for name, value in items:
         shown = f"shape {tuple(value.shape)}, {value.dtype}" if hasattr(value, "shape") else repr(value)
         print(f"  {name} ({type(value)}): {shown[:_SHOWN]}")

@@ -62,7 +62,7 @@ class SourceInfo(metaclass=_AlsoOurs):
 
     def __new__(cls, **fields: Any) -> Any:
         """A `SourceInfo` of these fields; of none, one that `__setstate__` fills."""
-        blank = {"dataset_path": EPath("."), "index": 0, "shard_name": "", "file_names": ()}
+        blank: dict[str, Any] = {"dataset_path": EPath("."), "index": 0, "shard_name": "", "file_names": ()}
         return source_info.SourceInfo(**(fields or blank))
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 from energon_grain.extras import needed_for
 
 with needed_for("energon_grain_torch.transforms"):
-    from torchvision import transforms as tv
+    from torchvision import transforms as tv  # pyright: ignore[reportMissingImports]
 
 Matrix = npt.NDArray[np.float64]
 Size = npt.NDArray[np.int64]

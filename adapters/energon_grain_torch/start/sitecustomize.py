@@ -21,7 +21,7 @@ class _Later:
         if fullname.partition(".")[0] != "megatron":
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
-        import energon_grain_torch.as_megatron_energon  # noqa: F401
+        __import__("energon_grain_torch.as_megatron_energon")
 
         for finder in list(sys.meta_path):
             spec = finder.find_spec(fullname, path, target)
