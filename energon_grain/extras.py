@@ -18,6 +18,7 @@ EXTRAS = {
     "cramjam": "array-record",
     "tensorstore": "arrays",
     "torch": "torch",
+    "torchvision": "torchvision",
     "av": "av",
     "msgpack": "codecs",
     "cbor2": "codecs",

@@ -231,7 +231,9 @@ def _jsonl(path: str, progress: bool) -> Answer:
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
         )
     prepared = f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}"
-    return Answer(document=report, lines=[f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"])
+    found = f"Found {counted(report.samples, 'sample')}."
+    lines = [found, f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"]
+    return Answer(document=report, lines=lines)
 
 
 def _metadataset(path: str, progress: bool) -> Answer:

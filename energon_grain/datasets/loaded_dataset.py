@@ -29,7 +29,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
 
     Attributes:
         dataset: A leaf; or a mixture, where a metadataset nests other nodes than blends (`concat`).
-        weight: Its weight in a blend; None in other modes.
+        weight: Its weight in a blend as a float, as in Energon; the pair has it exactly. None in other modes.
         repetitions: Its repetitions in an epochized blend; None in other modes.
         subflavors: Tags of a leaf's samples, without those of its own `dataset.yaml`; empty for a mixture.
         path: Folder of a leaf; None for a mixture. So are:
@@ -38,7 +38,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
         combined_at: Place of the blend in its file, for messages; empty where there is none.
     """
 
-    weight: Weight | None
+    weight: float | None
     repetitions: Weight | None
     subflavors: Mapping[str, Any]
     path: str | None
@@ -61,7 +61,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
         """Make a pair of the dataset and its weight, or its repetitions, or 1."""
         number = weight if weight is not None else repetitions if repetitions is not None else 1
         made = super().__new__(cls, (dataset, number))
-        made.weight = weight
+        made.weight = None if weight is None else float(weight)
         made.repetitions = repetitions
         made.subflavors = subflavors or {}
         made.path = path

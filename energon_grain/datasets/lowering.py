@@ -244,6 +244,8 @@ class Steps:
             has and how many a step of all hosts takes.
         limit: Batches per host after which a pass ends.
         repeat: Repeats for ever what lanes run; None: passes end.
+        repeat_for_limit: Each pass is the first again, and repeats what is below as often as `limit` takes; makes of
+            what lanes run passes of so many items, given their number of lanes.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
         same_pass: Every pass is the first again.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
@@ -256,6 +258,7 @@ class Steps:
     epochs: list[Callable[[int, int], int]] = field(default_factory=list[Callable[[int, int], int]])
     limit: int | None = None
     repeat: Callable[[LaneOperator], LaneOperator] | None = None
+    repeat_for_limit: Callable[[LaneOperator, int, int], LaneOperator] | None = None
     seed: int | None = None
     same_pass: bool = False
     watching: list[Node] = field(default_factory=list["Node"])
@@ -503,10 +506,17 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
             resolved = [leaf.resolved for leaf in to.graph.leaves]
             to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts, resolved=resolved)
             part = steps.below.lower(to)
-    same_pass = settings.same_pass or steps.same_pass
+    same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
+    at_once = hosts * (1 if steps.batch is None else steps.batch.size)
+    if steps.repeat_for_limit is not None and steps.limit is not None:
+        items = 2 * steps.limit * at_once  # not just as many as it takes: some may be dropped
+        if isinstance(part, IndexPart):
+            part.repeat_for_ever()
+            part.passes = EqualPasses(items)
+        elif part.operator.finite:
+            part.operator = steps.repeat_for_limit(part.operator, items, lanes)
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
-    at_once = hosts * (1 if steps.batch is None else steps.batch.size)
     epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
     if isinstance(part, IndexPart):
         if endless:

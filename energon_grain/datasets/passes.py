@@ -92,6 +92,16 @@ class RepeatDataset(SavableDataset):
         return part
 
 
+class _RepeatedForLimit(RepeatDataset):
+    """Repeated as often as the limit right above it takes, from the beginning in each of its passes."""
+
+    __slots__ = ()
+
+    def on_steps(self, steps: Steps) -> SavableDataset | None:
+        steps.repeat_for_limit = _repeated_up_to
+        return self.dataset
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class LimitDataset(SavableDataset):
     """The first `length` items of every pass: batches above a batch, samples or packs below one.
@@ -99,7 +109,9 @@ class LimitDataset(SavableDataset):
     Args:
         dataset: What is cut.
         length: Items per host.
-        reset_after_epoch: Accepted for compatibility: every pass over a limited dataset begins at its start.
+        reset_after_epoch: At the top of a graph, of what is repeated for ever: every pass is the first `length` items
+            again, as a validation that is as long as `length` says needs it; otherwise a pass goes on where the last
+            one was cut. Of anything else every pass begins at its start anyway.
         worker_config: Default: that of the dataset.
 
     Raises:
@@ -117,8 +129,9 @@ class LimitDataset(SavableDataset):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        del reset_after_epoch
         check_size(self, "length", length, "items")
+        if reset_after_epoch and type(dataset) is RepeatDataset and dataset.repeats is None:
+            dataset = _RepeatedForLimit(dataset.dataset, worker_config=dataset.worker_config)
         describe(self, dataset, worker_config, dataset=dataset, length=length)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
@@ -246,6 +259,10 @@ class RepeatLanes(LaneOperator):
 
 def _for_ever(child: LaneOperator) -> LaneOperator:
     return RepeatLanes(child, None)
+
+
+def _repeated_up_to(child: LaneOperator, items: int, lanes: int) -> LaneOperator:
+    return CutLanes(RepeatLanes(child, items), items, lanes, goes_on=False)  # each pass of it has an item, at least
 
 
 class _Repeat:

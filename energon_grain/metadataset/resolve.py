@@ -294,7 +294,8 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
     if own is not None and own.absolute is not None and not leaf:
         raise wrong(
             place.at("subset"),
-            f"{own} counts samples, which only a single dataset can; use percentages here, or numbers at a dataset",
+            f"{own} counts samples, which is only allowed for a leaf dataset; use percentages here, or numbers at a "
+            f"dataset",
         )
     try:
         return own if outer is None else (own or Subset()).within(outer)

@@ -9,7 +9,7 @@ import msgspec
 from energon_grain.storage.epath import EPath
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 S = TypeVar("S")
 
@@ -29,6 +29,11 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """File that holds the sample, relative to the dataset; a base folder for loose files."""
     file_names: tuple[str, ...]
     """Full names of the members that were read."""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Take over the fields as Energon pickles them."""
+        for name, value in zip(self.__struct_fields__, state, strict=True):
+            msgspec.structs.force_setattr(self, name, value)
 
 
 def add_source_info(sample: S, *sources: SourceInfo) -> S:

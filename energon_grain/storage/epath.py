@@ -54,6 +54,13 @@ class EPath:
     def __reduce__(self) -> tuple[Any, ...]:
         return EPath, (self._location,)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # As Energon pickles paths: profiles of the Multi-Storage Client, of which "default" is this machine.
+        path, profile = str(state["internal_path"]), state["profile"]
+        local = profile in ("default", "__filesystem__")
+        location = path if local else f"dss:/{path}" if profile == "dss" else f"msc://{profile}{path}"
+        object.__setattr__(self, "_location", location)
+
     def __str__(self) -> str:
         return self._location
 

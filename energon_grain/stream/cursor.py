@@ -345,6 +345,11 @@ def check_cursor(cursor: Any) -> Cursor:
         raise StateError(f"a state is a JSON object, not a {type(cursor).__name__}")
     given = dict(cast("Mapping[str, Any]", cursor))
     version = given.get("version")
+    if {"worker_states", "micro_batch_size"} <= given.keys():
+        raise StateError(
+            "this is a state that Megatron-Energon saved, of another order, so it cannot be continued; make a new "
+            "loader, and `skip` the steps that were done"
+        )
     if type(version) is not int or version != VERSION:
         raise StateError(f"the state has version {reprlib.repr(version)}; this release reads version {VERSION}")
     for name in given:

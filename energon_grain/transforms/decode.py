@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 import sys
 import zipfile
@@ -45,6 +46,7 @@ _logger = logging.getLogger("energon_grain")
 
 Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
+PICKLE_ENVIRONMENT = "ENERGON_GRAIN_ALLOW_PICKLE"
 MAX_PART_BYTES = 1 << 31
 
 TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
@@ -313,6 +315,7 @@ class SampleDecoder:
             video_decode_audio: Whether the audio of videos is decoded too.
             guess_content: Tell images, video and audio from their first bytes rather than from the part's name.
             allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust.
+                `ENERGON_GRAIN_ALLOW_PICKLE=1` in the environment says so for a program that cannot.
             max_part_bytes: To how many bytes a part may be unpacked (`.gz`, `npz`, archives of torch, audio); None: any
                 number. 2 GiB by default.
             max_pixels: How many pixels an image or a frame may have; None: any number, up to Pillow's own
@@ -335,7 +338,7 @@ class SampleDecoder:
             "av_decode": av_decode,
             "video_decode_audio": video_decode_audio,
             "guess_content": guess_content,
-            "allow_pickle": allow_pickle,
+            "allow_pickle": allow_pickle or os.environ.get(PICKLE_ENVIRONMENT) == "1",
             "max_part_bytes": max_part_bytes,
             "max_pixels": max_pixels,
         }

@@ -195,3 +195,44 @@ def test_passes_are_whole_and_go_on_elsewhere(
             where = rf".*one of \[1, .*{lanes[1]}\] hosts" if lanes[1] % hosts[1] and lanes[1] > 1 else ""
             with pytest.raises(StateError, match=f"saved with lanes={lanes[1]}, this run has lanes={lanes[2]}{where}"):
                 second.restore(saved)
+
+
+class Pairs(TaskEncoder):
+    """Two samples fill a pack."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        samples[0].__key__ = ",".join(str(int(sample.__key__)) for sample in samples)
+        return samples[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("steps", [3, 13])
+def test_a_validation_of_some_steps_is_the_same_each_time(
+    text_dataset: MakeDataset, packed: bool, batch_size: int | None, steps: int
+) -> None:
+    validation = get_val_dataset(
+        text_dataset(12),
+        split_part="train",
+        batch_size=batch_size,
+        packing_buffer_size=6 if packed else None,
+        task_encoder=Pairs() if packed else TaskEncoder(),
+        worker_config=config(),
+    )
+    limited = LimitDataset(RepeatDataset(validation), steps, reset_after_epoch=True)
+    with closing(Stream.of(limited)) as stream, closing(Stream.of(limited)) as other:
+        assert len(limited) == steps
+        first = [batch.__key__ for batch in stream]
+        assert len(first) == steps
+        in_order = [",".join(str(i) for i in range(at, at + 1 + packed)) for at in range(0, 12, 1 + packed)]
+        keys = [key if packed else str(int(key)) for batch in first for key in (batch if batch_size else [batch])]
+        assert keys == [in_order[i % len(in_order)] for i in range(steps * (batch_size or 1))]
+        assert [batch.__key__ for batch in stream] == first
+        iter(stream)
+        next(stream)
+        other.restore(stream.cursor())
+        assert [batch.__key__ for batch in other] == first[1:]
+        assert [batch.__key__ for batch in other] == first

@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
 PROGRAMS = {program.stem: program for program in sorted((HERE / "programs").glob("*.py"))}
+ENERGON_PROGRAMS = {program.stem: program for program in sorted((HERE / "energon_programs").glob("*.py"))}
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
 NEEDS = {"trainers_lightning": "lightning"}
 NOT_ENERGONS = {
@@ -36,11 +37,11 @@ NOT_ENERGONS = {
 
 
 @contextmanager
-def serving(python: str, library: str) -> Iterator[subprocess.Popen[str]]:
+def serving(python: str, library: str, *start: str) -> Iterator[subprocess.Popen[str]]:
     """A process that runs programs with a library. See `program_server`."""
     paths = [str(HERE.parents[1]), str(HERE.parents[1] / "adapters")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [python, str(HERE / "program_server.py"), library]
+    command = [python, *start, str(HERE / "program_server.py"), library]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
         yield server
         assert server.stdin
@@ -57,6 +58,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours() -> Iterator[subprocess.Popen[str]]:
     with serving(sys.executable, "energon_grain_torch") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ours_as_energon() -> Iterator[subprocess.Popen[str]]:
+    with serving(sys.executable, "megatron.energon", "-m", "energon_grain_torch.as_megatron_energon") as server:
         yield server
 
 
@@ -81,6 +88,12 @@ def test_program_runs(name: str, ours: subprocess.Popen[str], data: Path, tmp_pa
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
     check_runs(ours, PROGRAMS[name], data, tmp_path)
+
+
+@pytest.mark.parametrize("name", ENERGON_PROGRAMS)
+def test_energons_program_runs(name: str, ours_as_energon: subprocess.Popen[str], data: Path, tmp_path: Path) -> None:
+    """Written for Megatron-Energon, and not changed."""
+    check_runs(ours_as_energon, ENERGON_PROGRAMS[name], data, tmp_path)
 
 
 @pytest.mark.energon

@@ -1,0 +1,310 @@
+"""Programs written for Megatron-Energon, unchanged: importing this puts our names where theirs are looked for.
+
+From then on `megatron.energon` and the modules inside it that programs import are modules without a file, whose names
+are ours. Nothing is copied: `megatron.energon.WorkerConfig` *is* `energon_grain_torch.WorkerConfig`, so pickles and
+checkpoints that name the one load as the other. There are three ways to get there:
+
+    import energon_grain_torch.as_megatron_energon                          # first line of the program
+    python -m energon_grain_torch.as_megatron_energon program.py …          # or -m package.module …
+    ENERGON_IMPL=grain PYTHONPATH=$(python -m energon_grain_torch.as_megatron_energon --start) program …
+
+The last one is for programs that start others: every Python that inherits the two variables looks here. (The folder
+holds a `sitecustomize.py`, which costs a process that imports nothing of Energon nothing.) The second sets them for
+what the program starts.
+
+The rest of `megatron`, such as `megatron.core`, is left to whoever has it. What Energon has and we have not is an
+`ImportError` that says what to do instead; `hasattr` is false of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from energon_grain.formats.class_ref import TRUST_ENVIRONMENT
+from energon_grain.forms import did_you_mean
+from energon_grain.transforms.decode import PICKLE_ENVIRONMENT
+
+PACKAGE = "megatron.energon"
+ENVIRONMENT = "ENERGON_IMPL"
+START = Path(__file__).with_name("start")
+"""The folder whose `sitecustomize` does so in every Python that has it in its PYTHONPATH, if `ENERGON_IMPL=grain`."""
+
+_MODULES = """
+    av av.av_data av.av_decoder
+    bracecollapse
+    cache cache.base cache.file_cache_pool cache.file_store cache.no_cache
+    cli cli.main
+    dataset_config
+    edataclass
+    epathlib epathlib.epath
+    errors
+    flavors flavors.base_dataset flavors.captioning flavors.crude flavors.image flavors.image_classification
+    flavors.interleaved flavors.jsonl flavors.jsonl.crude_jsonl_dataset flavors.multichoice_vqa flavors.ocr
+    flavors.similarity_interleaved flavors.text flavors.vid_qa flavors.vqa flavors.vqa_and_ocr flavors.webdataset
+    flavors.webdataset.base_webdataset flavors.webdataset.config flavors.webdataset.default_decoder_webdataset
+    flavors.webdataset.default_generic_webdataset flavors.webdataset.empty_dataset_error
+    flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
+    flavors.webdataset.sample_decoder flavors.webdataset.standard_webdataset flavors.webdataset.structs
+    loader
+    media media.metadata
+    metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
+    metadataset.metadataset_v2
+    rng
+    sample_utils
+    savable_loader
+    source_info
+    state
+    task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
+    tools tools.checkpoint tools.info tools.lint tools.prepare tools.preview
+    transforms transforms.common transforms.custom transforms.mappers transforms.merge
+    worker
+    wrappers wrappers.base wrappers.batch_dataset wrappers.blend_dataset wrappers.concat_dataset
+    wrappers.epochize_dataset wrappers.filter_dataset wrappers.gc_dataset wrappers.group_batch_dataset
+    wrappers.iter_map_dataset wrappers.limit_dataset wrappers.log_sample_dataset wrappers.map_dataset
+    wrappers.mix_batch_dataset wrappers.packing_dataset wrappers.repeat_dataset wrappers.shuffle_buffer_dataset
+    wrappers.skip
+"""
+MODULES = frozenset(_MODULES.split())
+"""Modules of Energon that are ours: each has all names of `energon_grain_torch`, and those of `ELSEWHERE`."""
+
+_COMMANDS = "energon_grain_torch.energon_commands"
+_NAMES = "energon_grain_torch.energon_names"
+ELSEWHERE = {
+    "AVDecoder": "energon_grain.transforms.media:AVDecoder",
+    "AVDecoderType": "energon_grain.transforms.media:AVDecode",
+    "ImageDecoderType": "energon_grain.transforms.image:ImageDecode",
+    "SampleException": "energon_grain.errors:EnergonGrainError",
+    "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
+    "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
+    "collapse": "energon_grain.formats.splits:collapse",
+    "LoadedDatasetList": "energon_grain.datasets.loaded_dataset:LoadedDatasets",
+    "default_get_batch_keys": "energon_grain.datasets.log_samples:default_get_batch_keys",
+    # Where Energon's pickles name it; who imports it from there makes and recognises ours.
+    "source_info:SourceInfo": _NAMES,
+    "get_source_info": "energon_grain.samples.source_info:get_source_info",
+    "tools.info:command": f"{_COMMANDS}:info",
+    "tools.lint:command": f"{_COMMANDS}:lint",
+    "tools.prepare:command": f"{_COMMANDS}:prepare",
+    "tools.preview:command": f"{_COMMANDS}:preview",
+    "command_redist": _COMMANDS,
+    "cli.main:main": f"{_COMMANDS}:main",
+    # What saved states are made of.
+    "rng:SystemRngState": f"{_NAMES}:State",
+    "savable_loader:SavableCheckpoint": f"{_NAMES}:State",
+    "savable_loader:SavableDataLoaderState": f"{_NAMES}:State",
+    "savable_loader:SavableDatasetCheckpoint": f"{_NAMES}:State",
+    "savable_loader:SavableDatasetState": f"{_NAMES}:State",
+    "FlexState": f"{_NAMES}:State",
+    **dict.fromkeys(
+        (
+            "DEFAULT_PROFILE_NAME",
+            "INDEX_SQLITE_FILENAME",
+            "INDEX_UUID_FILENAME",
+            "INFO_JSON_FILENAME",
+            "INFO_YAML_FILENAME",
+            "JOIN_INDEX_FILENAME",
+            "MAIN_FOLDER_NAME",
+            "NVDATASET_CACHE_DIR",
+            "PinMemoryMixin",
+            "SPLIT_YAML_FILENAME",
+            "get_dataset_info",
+            "format_sample_compact",
+            "format_sample_detailed",
+            "get_failure_tolerance",
+            "get_stateless",
+            "skip_meta_re",
+            "split_name_re",
+        ),
+        _NAMES,
+    ),
+    **dict.fromkeys(
+        (
+            "MergeTransform",
+            "CustomTransform",
+            "TransformMapper",
+            "CenterCropMapper",
+            "RandomCropMapper",
+            "RandomHorizontalFlipMapper",
+            "RandomPerspectiveMapper",
+            "RandomResizedCropMapper",
+            "RandomRotationMapper",
+            "RandomVerticalFlipMapper",
+            "ResizeMapper",
+        ),
+        "energon_grain_torch.transforms",
+    ),
+}
+"""Names that are not in `energon_grain_torch`, or another one there: `module:name`."""
+
+MISSING = {
+    **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
+    **dict.fromkeys(
+        ("AVWebdatasetDecoder", "get_clips_uniform", "get_single_frames_uniform"),
+        "clips of video and audio are not here yet",
+    ),
+    **dict.fromkeys(
+        (
+            "AVMetadata",
+            "ImageMetadata",
+            "MediaMetadataBase",
+            "MediaMetadataType",
+            "serialize_media_metadata",
+            "deserialize_media_metadata",
+            "media.extractor",
+            "media.filesystem_prepare",
+            "prepare_media_command",
+            "tools.prepare_media",
+        ),
+        "metadata of media is not read yet",
+    ),
+    "tools.mount": "not yet",
+    "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
+    "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",
+}
+"""What is not here, by name or by module, and what the page says of it."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds `megatron.energon` and what is inside, before anybody else does."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != PACKAGE and not fullname.startswith(f"{PACKAGE}."):
+            return None
+        name = fullname.removeprefix(PACKAGE).removeprefix(".")
+        if not name or name in MODULES:
+            # All are packages: `from module import name` then asks for `module.name`, and is told what to do instead.
+            return ModuleSpec(fullname, self, origin="energon_grain_torch", is_package=True)
+        raise ImportError(_what_to_do(name), name=fullname)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Module(ModuleType):
+    """A module whose names are ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _ours(self.__name__, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `edataclass` is a function and a module in Energon, where the function is the one that counts.
+        if not (isinstance(value, _Module) and name in ("edataclass",)):
+            super().__setattr__(name, value)
+
+
+class _Namespace(MetaPathFinder):
+    """Finds `megatron` where nobody else does, as the namespace package that it is: its folders may come later."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "megatron":
+            return None
+        find: Any = PathFinder.find_spec
+        spec = ModuleSpec(fullname, NamespaceLoader(fullname, [], find), is_package=True)
+        spec.submodule_search_locations = spec.loader._path  # type: ignore[union-attr]
+        return spec
+
+
+def _ours(module: str, name: str) -> Any:
+    ours = importlib.import_module("energon_grain_torch")
+    inside = f"{module.removeprefix(PACKAGE).removeprefix('.')}:{name}"
+    home, _, attribute = (ELSEWHERE.get(inside) or ELSEWHERE.get(name, "")).partition(":")
+    if home:
+        return getattr(importlib.import_module(home), attribute or name)
+    if name == "__all__":
+        return list(ours.__all__)
+    if name in ours.__all__:
+        return getattr(ours, name)
+    raise AttributeError(f"{module!r} stands for energon_grain_torch, which has no {name!r}")
+
+
+def _what_to_do(path: str) -> str:
+    """What an error says of a module of Energon, or of a name in one, that there is not here."""
+    names = path.split(".")
+    known = [".".join(names[:end]) for end in range(len(names), 0, -1)]
+    row = next((MISSING[name] for name in (names[-1], *known) if name in MISSING), "internal to Energon")
+    public = (*importlib.import_module("energon_grain_torch").__all__, *(name for name in ELSEWHERE if ":" not in name))
+    hint = did_you_mean(names[-1], public) if row.startswith("internal") else ""
+    return (
+        f"energon-grain, which stands for megatron.energon here, has no `{PACKAGE}.{path}`: {row}{hint or '.'} "
+        f"All names: https://energon-grain.readthedocs.io/en/latest/coming-from-energon/#every-name"
+    )
+
+
+def install() -> None:
+    """Let `megatron.energon` be ours from now on, here and in every Python that this process starts.
+
+    Once is enough; more does not hurt.
+
+    Raises:
+        ImportError: The real one has been imported already.
+    """
+    imported = sys.modules.get(PACKAGE)
+    if imported is not None and not isinstance(imported, _Module):
+        raise ImportError(
+            f"{PACKAGE} has been imported from {getattr(imported, '__file__', None) or 'elsewhere'} already, and parts "
+            f"of the program may hold its classes; import energon_grain_torch.as_megatron_energon first, or start the "
+            f"program by `python -m energon_grain_torch.as_megatron_energon`"
+        )
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.append(_Namespace())
+    # Worker processes that begin anew import the program's modules again, and those import Energon.
+    os.environ[ENVIRONMENT] = "grain"
+    path = os.environ.get("PYTHONPATH", "")
+    if str(START) not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in (str(START), path) if entry)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a program with ours in the place of Energon, and whatever Pythons it starts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m energon_grain_torch.as_megatron_energon",
+        description="Run a program that was written for Megatron-Energon with energon-grain in its place.",
+    )
+    parser.add_argument("--start", action="store_true", help="print the folder to put into PYTHONPATH, and end")
+    parser.add_argument("--trust-module", action="append", default=[], help="that data files may name; repeatable")
+    parser.add_argument("--allow-pickle", action="store_true", help="decode parts that are pickles; they can run code")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run, and its arguments")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="script to run, and its arguments")
+    options = parser.parse_args(arguments)
+    if options.start:
+        print(START)
+        return
+    if options.trust_module:
+        known = os.environ.get(TRUST_ENVIRONMENT)
+        os.environ[TRUST_ENVIRONMENT] = ",".join(([known] if known else []) + options.trust_module)
+    if options.allow_pickle:
+        os.environ[PICKLE_ENVIRONMENT] = "1"
+    if options.module:
+        sys.argv[:] = options.module
+        runpy.run_module(options.module[0], run_name="__main__", alter_sys=True)
+    elif options.program:
+        sys.argv[:] = options.program
+        sys.path[0] = os.path.dirname(os.path.abspath(options.program[0]))
+        runpy.run_path(options.program[0], run_name="__main__")
+    else:
+        parser.error("no program was named")
+
+
+if __name__ == "__main__":
+    # The name that others import this module by; `__main__` is to be the program's.
+    importlib.import_module("energon_grain_torch.as_megatron_energon").main(sys.argv[1:])
+else:
+    install()

@@ -1,0 +1,129 @@
+"""What exists for Energon's spelling alone: names of its files, and small functions that we do not need.
+
+Found through `as_megatron_energon`; nothing of ours uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from energon_grain.datasets.hooks import failure_tolerance_of
+from energon_grain.formats import nv_meta
+from energon_grain.samples import source_info
+from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.source_info import get_source_info as get_source_info
+from energon_grain.storage.epath import EPath
+
+_SHOWN = 10
+DEFAULT_PROFILE_NAME = "__filesystem__"
+INDEX_SQLITE_FILENAME = nv_meta.INDEX_SQLITE
+INDEX_UUID_FILENAME = nv_meta.INDEX_UUID
+INFO_JSON_FILENAME = nv_meta.INFO_JSON
+INFO_YAML_FILENAME = nv_meta.INFO_YAML
+JOIN_INDEX_FILENAME = "join_index.bin"
+NVDATASET_CACHE_DIR = EPath(os.environ["NVDATASET_CACHE_DIR"]) if "NVDATASET_CACHE_DIR" in os.environ else None
+MAIN_FOLDER_NAME = nv_meta.META_FOLDER
+SPLIT_YAML_FILENAME = "split.yaml"
+split_name_re = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+skip_meta_re = re.compile(r"__[^/]*__($|/)")
+
+get_failure_tolerance = failure_tolerance_of
+
+
+def get_dataset_info(path: EPath) -> dict[str, Any]:
+    """What `.info.json` of a prepared dataset says, as a dictionary."""
+    return json.loads(nv_meta.encode_info(nv_meta.read_info(path)))
+
+
+def get_stateless(fn: Any) -> bool:
+    """True: every hook is taken to be stateless."""
+    return True
+
+
+class _AlsoOurs(type):
+    """Classes that stand for another one: its instances are theirs."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, source_info.SourceInfo)
+
+
+class SourceInfo(metaclass=_AlsoOurs):
+    """Makes `energon_grain.SourceInfo`s, also of what Energon pickled, which fills an empty one in."""
+
+    def __new__(cls, **fields: Any) -> Any:
+        """A `SourceInfo` of these fields; of none, one that `__setstate__` fills."""
+        blank: dict[str, Any] = {"dataset_path": EPath("."), "index": 0, "shard_name": "", "file_names": ()}
+        return source_info.SourceInfo(**(fields or blank))
+
+
+class State(dict[str, Any]):
+    """What Energon saved of a loader, or of a part of one: it can be loaded, looked into and saved again.
+
+    It says nothing here: no loader of ours restores it. A new loader's `skip` goes to the step.
+    """
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+
+    def __setstate__(self, state: Any) -> None:
+        for part in state if isinstance(state, tuple) else (state,):
+            self.update(part or {})
+
+
+class PinMemoryMixin:
+    """Adds `pin_memory`, which every `Sample` and every `Batch` has, to another type."""
+
+    def pin_memory(self) -> Any:
+        """A copy with the tensors in pinned memory."""
+        return pin_memory(self)
+
+
+def format_sample_compact(sample: Any) -> str:
+    """A sample in one line, for messages."""
+    return " ".join(format_sample_detailed(sample).split())
+
+
+def format_sample_detailed(sample: Any) -> str:
+    """A sample as YAML; of arrays and tensors, their shape, type, range and first values."""
+    text: str = yaml.safe_dump(_plain(sample), sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    return text.rstrip("\n")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {type(value).__name__: fields}
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _summary(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bytes | memoryview):
+        return f"{type(value).__name__}(len={len(value)}, starts={bytes(value[:_SHOWN])!r})"
+    return repr(value)
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        kind, where, listed = "Tensor", f", device={value.device}", value.flatten()[:_SHOWN].tolist()
+        numbers = value.detach().cpu().numpy()
+    else:
+        kind, where, listed = "np.ndarray", "", list(value.ravel()[:_SHOWN])
+        numbers = value
+    ordered = numbers.size and numbers.dtype.kind in "biuf"
+    extent = f", min={numbers.min().item()}, max={numbers.max().item()}" if ordered else ""
+    listing = ", ".join([*map(repr, listed), *(["…"] if numbers.size > _SHOWN else [])])
+    return f"{kind}(shape={value.shape}, dtype={value.dtype}{where}{extent}, values=[{listing}])"

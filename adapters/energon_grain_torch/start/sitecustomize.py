@@ -1,0 +1,43 @@
+"""Read at its start by every Python that has this folder in its PYTHONPATH: `ENERGON_IMPL=grain` means ours.
+
+Nothing is imported before somebody asks for `megatron.energon`. A `sitecustomize` of the system's or of the user's,
+which this one hides, is run as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Later:
+    """Stands at the front until the first name of `megatron` is asked for; then ours take its place."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "megatron":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        __import__("energon_grain_torch.as_megatron_energon")
+
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+def _run_hidden() -> None:
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != HERE])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if os.environ.get("ENERGON_IMPL") == "grain":
+    sys.meta_path.insert(0, _Later())  # type: ignore[arg-type]
+_run_hidden()

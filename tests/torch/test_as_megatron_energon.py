@@ -1,0 +1,218 @@
+"""Programs written for Megatron-Energon find our names where they look for theirs.
+
+What such programs do is in `energon_programs/`, run by `test_programs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+START = ROOT / "adapters" / "energon_grain_torch" / "start"
+PATHS = [str(ROOT), str(ROOT / "adapters")]
+SWITCH = "energon_grain_torch.as_megatron_energon"
+
+
+def run(*command: str | Path, folder: Path, paths: list[str] | None = None, **variables: str) -> str:
+    """What a program prints, whose Python finds the packages of the repository."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths or PATHS), **variables}
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+IMPORTS = """
+import importlib, json, pickle, sys
+import energon_grain_torch.as_megatron_energon
+found = {}
+for line in open(sys.argv[1]):
+    module, name = line.split()
+    try:
+        exec(f"from {module} import {name}")
+    except ImportError as error:
+        found[line.strip()] = str(error)
+    else:
+        assert hasattr(sys.modules[module], name)
+        found[line.strip()] = None
+for inside, home in energon_grain_torch.as_megatron_energon.ELSEWHERE.items():
+    if home.partition(":")[0] != "energon_grain_torch.transforms":  # which needs torchvision
+        home, _, name = home.partition(":")
+        assert hasattr(importlib.import_module(home), name or inside.rpartition(":")[2]), inside
+import megatron.energon
+import megatron.energon.edataclass
+from megatron.energon import edataclass
+from megatron.energon.edataclass import edataclass as from_its_module
+assert callable(edataclass) and megatron.energon.edataclass is edataclass is from_its_module
+assert not hasattr(megatron.energon, "get_clips_uniform")
+names = {}
+exec("from megatron.energon import *", names)
+assert names["WorkerConfig"] is energon_grain_torch.WorkerConfig
+for statement in (
+    "import megatron.energon.fork_hook",
+    "from megatron.energon.flavors.webdataset.indexing import SqliteIndexWriter",
+    "from megatron.energon.worker import WorkerConfg",
+):
+    try:
+        exec(statement)
+    except ImportError as error:
+        found[statement] = str(error)
+import energon_grain
+kept = pickle.load(open(sys.argv[2], "rb"))
+sample = kept["sample"]
+assert type(sample) is energon_grain.CaptioningSample and sample.caption == "hi" and sample.__valid__ is None
+assert sample.image.tolist() == [1, 1] and "__valid__=None" in repr(sample)
+assert sample.__sources__ == (energon_grain.SourceInfo(
+    dataset_path=energon_grain.EPath("/data/coco"), index=3, shard_name="a.tar", file_names=("a.jpg",)),)
+assert type(kept["text"]) is energon_grain.TextSample and kept["batch"].__valid__ is None
+assert kept["crude"] == {"__key__": "c", "txt": b"x"}
+assert kept["worker_config"] == energon_grain_torch.WorkerConfig(rank=1, world_size=2, num_workers=3)
+assert kept["names"] == [energon_grain.CaptioningSample, energon_grain.basic_sample_keys]
+assert kept["state"]["worker_states"][0]["offset"] == 2
+from energon_grain.stream.cursor import check_cursor
+try:
+    check_cursor(kept["state"])
+except energon_grain.StateError as error:
+    assert "a state that Megatron-Energon saved" in str(error) and "`skip`" in str(error)
+else:
+    raise AssertionError("a state of another order was taken")
+assert pickle.loads(pickle.dumps(kept["state"])).keys() == kept["state"].keys()
+from megatron.energon.source_info import SourceInfo
+assert isinstance(sample.__sources__[0], SourceInfo) and SourceInfo(**{
+    "dataset_path": 1, "index": 2, "shard_name": "", "file_names": ()}).index == 2
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What `from module import name` says of each public name of Energon: nothing, or why there is none."""
+    folder = tmp_path_factory.mktemp("imports")
+    (folder / "imports.py").write_text(IMPORTS)
+    return json.loads(
+        run("imports.py", FIXTURES / "energon_names.txt", FIXTURES / "energon" / "kept.pkl", folder=folder)
+    )
+
+
+def test_a_name_that_there_is_not_says_what_the_page_says(found: dict[str, str | None]) -> None:
+    page = (ROOT / "docs" / "coming-from-energon.md").read_text().partition("## Every name\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    said = {name.strip(" `"): row[2].strip(" |") for row in rows for name in row[0].split(",") if row[1].strip() == "—"}
+    missing = {line: why for line, why in found.items() if why and line.startswith("megatron") and " " in line}
+    for line in [line for line, why in missing.items() if "energon-grain[torchvision]" in why]:  # not installed
+        assert line.startswith("megatron.energon.transforms ")
+        del missing[line]
+    assert {line.split()[1] for line in missing} == set(said)
+    for line, why in missing.items():
+        assert f"has no `{line.replace(' ', '.')}`: {said[line.split()[1]]}. All names: " in why
+
+
+def test_what_is_internal_to_energon_says_so(found: dict[str, str | None]) -> None:
+    fork_hook, writer, misspelt = (str(why) for line, why in found.items() if "import " in line)
+    assert "`megatron.energon.fork_hook`: internal to Energon" in fork_hook
+    assert "`megatron.energon.flavors.webdataset.indexing`: internal to Energon" in writer
+    assert "Did you mean 'WorkerConfig'?" in misspelt
+
+
+ENCODERS = """
+from megatron.energon import DefaultTaskEncoder, stateless
+
+class Encoder(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        sample.text = sample.text.upper()
+        return sample
+"""
+PROGRAM = """
+import sys
+from megatron.energon import WorkerConfig, get_savable_loader, get_val_dataset
+from encoders import Encoder
+
+class Own(Encoder):
+    pass
+
+if __name__ == "__main__":
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_val_dataset(sys.argv[1], split_part="train", batch_size=2, worker_config=config, task_encoder=Own())
+    print([text for batch in get_savable_loader(dataset, multiprocessing_context="spawn") for text in batch.text])
+"""
+
+
+def texts(folder: Path) -> None:
+    """A dataset of four texts, and a program that reads it in a process that begins anew."""
+    from energon_grain.prepare import prepare_dataset
+    from energon_grain.testing import write_tars
+
+    write_tars(folder / "texts", ({"__key__": f"{i}", "txt": f"text {i}"} for i in range(4)))
+    prepare_dataset(
+        folder / "texts", split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "txt"}, num_workers=0
+    )
+    (folder / "encoders.py").write_text(ENCODERS)
+    (folder / "program.py").write_text(PROGRAM)
+
+
+EXPECTED = "['TEXT 0', 'TEXT 1', 'TEXT 2', 'TEXT 3']\n"
+
+
+def test_a_program_runs_as_it_is_with_its_worker_processes(tmp_path: Path) -> None:
+    texts(tmp_path)
+    assert run("-m", SWITCH, "program.py", "texts", folder=tmp_path) == EXPECTED
+    assert run("-m", SWITCH, "-m", "program", "texts", folder=tmp_path) == EXPECTED
+
+
+def test_the_environment_switches_programs_that_others_start(tmp_path: Path) -> None:
+    texts(tmp_path)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import builtins\nbuiltins.hidden_ran = True\n")
+    paths = [str(START), str(hidden), *PATHS]
+    assert run("program.py", "texts", folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == EXPECTED
+    idle = "import sys; print(hidden_ran, 'torch' in sys.modules, 'energon_grain' in sys.modules)"
+    assert run("-c", idle, folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == "True False False\n"
+    theirs = tmp_path / "theirs" / "megatron" / "energon"
+    theirs.mkdir(parents=True)
+    (theirs / "__init__.py").write_text("WorkerConfig = 'theirs'\n")
+    paths.append(str(theirs.parents[1]))
+    said = "from megatron.energon import WorkerConfig; print(WorkerConfig)"
+    assert run("-c", said, folder=tmp_path, paths=paths) == "theirs\n"
+    ours = "<class 'energon_grain_torch.worker_config.WorkerConfig'>\n"
+    assert run("-c", said, folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == ours
+
+
+BESIDE = f"""
+import sys
+import {SWITCH}
+sys.path.append("megatron_lm")  # after the fact, as Megatron-LM's examples do
+import megatron.core
+import megatron.energon
+print(megatron.core.NAME, megatron.energon.__name__)
+for name in [name for name in sys.modules if name.startswith("megatron")]:
+    del sys.modules[name]
+sys.modules["megatron.energon"] = type(sys)("megatron.energon")
+try:
+    {SWITCH}.install()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(tmp_path: Path) -> None:
+    core = tmp_path / "megatron_lm" / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "__init__.py").write_text("NAME = 'core'\n")
+    (tmp_path / "beside.py").write_text(BESIDE)
+    first, second = run("beside.py", folder=tmp_path).splitlines()
+    assert first == "core megatron.energon"
+    assert "has been imported from elsewhere already" in second
