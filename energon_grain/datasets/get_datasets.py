@@ -20,13 +20,14 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,
+    DatasetLoaderInterface,
     LeafMaker,
     Source,
     leaf_maker,
@@ -387,7 +388,7 @@ class _Run:
 
     def seeded(self, dataset: SavableDataset) -> SavableDataset:
         """The dataset as a run."""
-        return RunSettings(
+        return SeededDataset(
             worker_config=self._config,
             dataset=dataset,
             seed=self._seed,
@@ -436,6 +437,11 @@ def _described(path: Source) -> tuple[Source, bool]:
     """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
+    if not isinstance(path, str | os.PathLike | Mapping | DatasetLoaderInterface):
+        way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
+        raise ConfigError(
+            f"path={path!r}: the path of a dataset or of a metadataset is meant, or what one says{way_out}"
+        )
     return path, True
 
 

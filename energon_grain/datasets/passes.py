@@ -183,7 +183,7 @@ class EpochizeDataset(SavableDataset):
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
-        steps.epochs.append(self.length_over)
+        steps.epochs.append(self._length_over)
         steps.repeat = _for_ever
         steps.cut()
         return self.dataset
@@ -191,7 +191,7 @@ class EpochizeDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, endless=True, outermost=False)
-        length = self.length_over(part.items())
+        length = self._length_over(part.items())
         mixture = {"epochs": length, "of": part.mixture}
         if isinstance(part, LanePart) or part.drops:
             cut = CutLanes(to.operator(part, endless=True), length, to.lanes, goes_on=True)
@@ -199,7 +199,7 @@ class EpochizeDataset(SavableDataset):
         part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
         return part
 
-    def length_over(self, items: int, at_once: int = 1) -> int:
+    def _length_over(self, items: int, at_once: int = 1) -> int:
         """Length of an epoch over what has so many items in a pass, of which each one here takes some at once."""
         if self.length is not None:
             return self.length

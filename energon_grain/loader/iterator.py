@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.samples.subscripts import Item
@@ -91,6 +92,21 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def check_loader(name: str, value: Any) -> None:
+    """Check that somebody got a loader of this backend.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if isinstance(value, SavableDataLoader):
+        return
+    kind = type(value).__name__
+    if isinstance(value, StreamLoader):
+        kind = f"{type(value).__module__.partition('.')[0]}.{kind}"
+    way_out = "; pass get_savable_loader(dataset)" if isinstance(value, SavableDataset) else ""
+    raise ConfigError(f"{name}: a loader is meant, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
 
 
 def get_savable_loader(
