@@ -437,7 +437,8 @@ def _described(path: Source) -> tuple[Source, bool]:
     """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
-    if not isinstance(path, str | os.PathLike | Mapping | DatasetLoaderInterface):
+    given: Any = path
+    if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
         way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
         raise ConfigError(
             f"path={path!r}: the path of a dataset or of a metadataset is meant, or what one says{way_out}"
