@@ -159,8 +159,8 @@ from .stream.hooks import (
     Draw as Draw,
     current_draw as current_draw,
 )
-from .stream.replay import SampleRecord as SampleRecord
 from .stream.stream import Stream as Stream
+from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,

@@ -14,10 +14,10 @@ from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
-from energon_grain_torch.data_loader_pool import DataLoaderPool
 from energon_grain_torch.group_processes import group_processes
 from energon_grain_torch.loader import SavableDataLoader
 from energon_grain_torch.pinning import pinning
+from energon_grain_torch.worker_processes import process_pool
 
 
 def get_savable_loader(
@@ -39,7 +39,7 @@ def get_savable_loader(
         cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
             `NoCachePool`.
         pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
-        multiprocessing_context: How `DataLoader` processes are started: "fork", "forkserver", "spawn" or a
+        multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
             arrays among the data or data in an object store. The order does not depend on it.
         **idle: See `IdleArguments`.
@@ -52,8 +52,8 @@ def get_savable_loader(
     config = config_to_run(dataset, worker_config)
     config = with_agreement(config, group_processes(config.data_parallel_group))
 
-    def data_loader(spec: StreamSpec, stage: PureStage) -> WorkerPool:
-        return DataLoaderPool(spec, stage.sources, config.num_workers, multiprocessing_context)
+    def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
+        return process_pool(spec, stage.sources, config.num_workers, config.prefetch_bytes, multiprocessing_context)
 
     return SavableDataLoader(
         Stream.of(
@@ -61,7 +61,7 @@ def get_savable_loader(
             worker_config=config,
             prefetch_factor=prefetch_factor,
             cache_pool=cache_pool,
-            make_pool=data_loader if str(config.worker_type) == "dataloader" else None,
+            make_pool=processes if str(config.worker_type) == "dataloader" else None,
             finish=pinning(pin_memory),
         )
     )

@@ -205,6 +205,11 @@ class BatchLanes(MadeOfSeveral):
     size: int
     drop_last: bool
 
+    @property
+    def looks(self) -> bool:
+        """If the hook says how many batches there are."""
+        return self.generates
+
     def items(self) -> int:
         """Full batches, and a short one."""
         count = self.child.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, describe
@@ -162,7 +162,8 @@ class FilterDataset(SavableDataset):
         return LanePart(MapLanes(part.operator, hook, key, to.outermost), mixture, part.batches)
 
     def _hook(self) -> HookSpec:
-        return hook_spec(self.hook, Keep(self.filter_fn), self.task_encoder, self.failure_tolerance)
+        hook = hook_spec(self.hook, Keep(self.filter_fn), self.task_encoder, self.failure_tolerance)
+        return replace(hook, filters=True)
 
 
 def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
@@ -206,6 +207,11 @@ class MapLanes(LaneOperator):
     hook: HookSpec
     key: int
     outermost: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """If it is a filter; what other hooks drop is no part of the order."""
+        return self.hook.filters
 
     def open(self, lane: Lane, state: State | None) -> Items:
         """The map of a lane."""

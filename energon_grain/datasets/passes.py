@@ -305,6 +305,11 @@ class CutLanes(LaneOperator):
         """It ends."""
         return True
 
+    @property
+    def looks(self) -> bool:
+        """It counts."""
+        return False
+
     def items(self) -> int:
         """As many as it is cut to."""
         return self.length if self.goes_on else min(self.length, self.child.items())

@@ -41,7 +41,7 @@ from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.batching import batch_samples, generic_batch
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.transforms.decode import DEFAULT_DECODER, SampleDecoder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,7 +158,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     `@stateless(failure_tolerance=…)` says otherwise for one hook.
     """
 
-    decoder: SampleDecoder | None = SampleDecoder()
+    decoder: SampleDecoder | None = DEFAULT_DECODER
     decoder_type: type[SampleDecoder] = SampleDecoder
     cookers: Sequence[Cooker] = ()
     thread_safe: ClassVar[bool] = False

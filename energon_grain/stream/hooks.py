@@ -38,6 +38,7 @@ class HookSpec:
         failure_tolerance: Failures in a row that are survived; 0: any number.
         restore_seeds: Seed the global generators around each call.
         concurrent: Whether calls may overlap in time.
+        filters: Whether it is there to drop what it is given.
     """
 
     name: str
@@ -45,6 +46,7 @@ class HookSpec:
     failure_tolerance: int
     restore_seeds: bool
     concurrent: bool
+    filters: bool = False
 
 
 class Positions(Protocol):

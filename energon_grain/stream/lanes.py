@@ -80,6 +80,11 @@ class LaneOperator:
         return (self.child,)
 
     @property
+    def looks(self) -> bool:
+        """Whether its items depend on what is in those below, and not on positions alone."""
+        return not self.chooses
+
+    @property
     def finite(self) -> bool:
         """Whether its passes end."""
         return self.child.finite
@@ -146,6 +151,11 @@ class Feed(LaneOperator):
     leaf_sizes: tuple[int, ...]
     lanes: int
     stripe: int
+
+    @property
+    def looks(self) -> bool:
+        """It stands at the bottom."""
+        return False
 
     @property
     def finite(self) -> bool:

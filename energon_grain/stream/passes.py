@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, HostsError
+from energon_grain.errors import ConfigError, HostsError, StateError
+from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import LastBatch, StreamSpec
 
 Segment = tuple[int, int, int, int, int]
 """(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
+POSITIONS = 1 << 62
+"""The order has so many positions."""
+_PASSES_AT_ONCE = 1 << 12
 
 
 class Progress(NamedTuple):
@@ -207,3 +213,72 @@ class Share:
                 f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
                 f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )
+
+
+def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
+    """The beginning of the pass behind the one that `before` is in.
+
+    Args:
+        before: A place in it.
+        spec: The compiled dataset.
+        plan: Of that pass.
+        hosts: Number of hosts.
+    """
+    progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
+    if not spec.endless:
+        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
+        progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
+        if before.drops.any() or spec.program is not None:
+            progress = progress.forgetting(plan.global_batch)
+    # Of passes that differ in length, one may have no complete batch.
+    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+
+
+def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
+    """Whether a history leads to where the progress is, with passes as they are cut now."""
+    if progress.drops.any() or spec.program is not None:
+        return True  # nobody asks, until the next pass begins
+    pass_number, item, _ = place_of(spec, hosts, progress.history, progress.step, progress.pass_number + 1)
+    if spec.order.passes is None:
+        return item == progress.item
+    behind = (progress.pass_number + 1, 0) if progress.ended else (progress.pass_number, progress.item)
+    return (pass_number, item) == behind
+
+
+def place_of(
+    spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int, until: int | None = None
+) -> tuple[int, int, int]:
+    """(pass, first item, items) of a step; of the beginning of pass `until`, where the step lies behind that."""
+    number = max(at for at, segment in enumerate(history) if segment[0] <= step)
+    start, pass_number, pass_step, item, size = history[number]
+    ahead = step - start
+    if spec.order.passes is None:
+        return 0, item + ahead * size, size
+    plan = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
+    left = plan.remaining(pass_step, item)
+    assert left is not None
+    if ahead < left or (until is not None and pass_number >= until):
+        return pass_number, item + ahead * size, size
+    pass_number, ahead = _pass_of(spec.order, plan, pass_number + 1, ahead - left, until)
+    return pass_number, ahead * size, size
+
+
+def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
+    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `_place`."""
+    period = order.period
+    if period <= _PASSES_AT_ONCE and (steps := int(plan.steps_of(order.lengths(first, period)).sum())):
+        times = ahead // steps
+        if until is not None:
+            times = min(times, max(0, until - first) // period)
+        first, ahead = first + times * period, ahead - times * steps
+    while until is None or first < until:
+        count = _PASSES_AT_ONCE if until is None else min(_PASSES_AT_ONCE, until - first)
+        ends = np.cumsum(plan.steps_of(order.lengths(first, count)))
+        total = int(ends[-1])
+        if ahead < total:
+            place = int(np.searchsorted(ends, ahead, side="right"))
+            return first + place, ahead - int(ends[place - 1] if place else 0)
+        if not total:
+            raise StateError("no pass of this dataset has a step: a global batch takes more samples than there are")
+        first, ahead = first + count, ahead - total
+    return first, ahead

@@ -193,6 +193,11 @@ class Statistics:
             self._dropped.update(self._open)
             self._open.clear()
 
+    @property
+    def dropped(self) -> bool:
+        """Whether anything was dropped."""
+        return bool(self._dropped or self._open or self._failed)
+
     def succeeded(self) -> None:
         """A sample came through: failures before it are no longer in a row."""
         self._worked.add(_SAMPLES)

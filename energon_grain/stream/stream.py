@@ -20,25 +20,27 @@ import numpy as np
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.batches import BatchStage
-from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, from_cursor, pack_manifest, to_cursor
-from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, pass_steps
-from energon_grain.stream.replay import POSITIONS, SampleRecord, SampleRestorer, history_holds, which
+from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, next_pass, pass_steps
+from energon_grain.stream.replay import SampleRestorer
 from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage, approximate_bytes
-from energon_grain.stream.state import encode_lanes, pack_integers
+from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
+from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
-    BoundedBuffer,
+    Background,
     MakePool,
     ProcessPool,
     ThreadPool,
     UnderWay,
     WorkerPool,
     close_with,
+    interpreters,
     interrupts_held,
 )
 
@@ -72,7 +74,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
     """So many workers of the configured kind; None: hooks may not run in threads."""
     if config.worker_type == "process":
-        return ProcessPool(spec, stage.sources, workers, config.prefetch_bytes)
+        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
     if spec.stage_seeds_globals:
         _logger.warning(
             "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
@@ -80,84 +82,6 @@ def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: 
         )
         return None
     return ThreadPool(stage, workers, config.prefetch_bytes)
-
-
-def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
-    """The beginning of the pass behind the one that `before` is in.
-
-    Args:
-        before: A place in it.
-        spec: The compiled dataset.
-        plan: Of that pass.
-        hosts: Number of hosts.
-    """
-    progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
-    if not spec.endless:
-        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
-        progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
-        if before.drops.any() or spec.program is not None:
-            progress = progress.forgetting(plan.global_batch)
-    # Of passes that differ in length, one may have no complete batch.
-    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
-
-
-def restored(
-    cursor: Mapping[str, Any], spec: StreamSpec, share: Share, now: PassPlan, *, allow_changes: bool
-) -> Progress:
-    """The place of a cursor, in a stream that may be cut otherwise than when it was saved.
-
-    Args:
-        cursor: What `Stream.cursor` returned.
-        spec: The compiled dataset.
-        share: This host's part.
-        now: A plan of the stream as it is cut now.
-        allow_changes: Whether it may be of other data, in which there may be no such place.
-
-    Raises:
-        StateError: The cursor is malformed or cannot be continued here.
-        HostsError: The number of hosts does not fit its lanes.
-    """
-    progress = from_cursor(cursor, share, spec.program)
-    if spec.program is not None and progress.lanes is None and progress.item:
-        raise StateError(
-            f"the state is of item {progress.item} of a dataset that does not filter, group or pack ('held' is empty), "
-            f"which this one does: where its lanes stand is not known there, so it cannot go on, not even with "
-            f"allow_changes"
-        )
-    plan = PassPlan.of(spec, share.hosts, progress.pass_number)
-    if spec.program is None:
-        _check_place(progress, spec)
-        if not allow_changes:
-            _check_reach(progress, spec, plan.length)
-    if progress.history[-1][4] != now.global_batch:
-        segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
-        kept = tuple(old for old in progress.history if old[0] < progress.step)
-        progress = progress._replace(history=(*kept, segment))
-    if not progress.ended and plan.over(progress.pass_step, progress.item):
-        progress = progress._replace(ended=True)
-    if not history_holds(spec, share.hosts, progress):
-        # Passes before this one were cut in another way (limit, last_batch) than they would be now.
-        progress = progress.forgetting(now.global_batch)
-    return progress
-
-
-def _check_place(progress: Progress, spec: StreamSpec) -> None:
-    """Refuse what no stream says."""
-    if progress.history[0][0] > progress.step:
-        raise StateError(f"the state's 'history' begins at step {progress.history[0][0]}, behind its {progress.step}")
-    if spec.order.start(progress.pass_number) + progress.item >= POSITIONS:
-        raise StateError(f"the state's 'pass' is {progress.pass_number}: the order has no positions that far on")
-
-
-def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> None:
-    """Refuse what no stream of this data says."""
-    if length is not None and progress.item >= length and not progress.ended:
-        raise StateError(f"the state's 'item' is {progress.item} in a pass that is not over, but passes have {length}")
-    if progress.drops.max() > spec.patience * (progress.item // spec.lanes + 2):
-        raise StateError(
-            f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}: more "
-            f"than any stream of this data drops"
-        )
 
 
 class Stream:
@@ -217,9 +141,10 @@ class Stream:
                 f"is set on any; or make it endless (repeat=True)"
             )
         self._any_host = config.any_host if agrees else None
-        self._written: tuple[Any, str] = (None, "")
+        self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
         self._empty_steps = 0
         self._progress = self._beginning()
+        self._history = History(spec=spec, stage=self._stage, config=config, share=self.share)
         self._coming: deque[Step] = deque()  # read, but not delivered
         self._none_left = False  # behind those that are coming
         self._failed_behind: Progress | None = None
@@ -420,7 +345,11 @@ class Stream:
                 )
             if pool is not None and not self.spec.assembly_seeds_globals:
                 capacity = self._prefetch_factor * pool.workers
-                self._steps = _Ahead(production, capacity, self.config.prefetch_bytes, self._under_way)
+                with interrupts_held():
+                    budget, over = self.config.prefetch_bytes, self._under_way.over
+                    ahead = Background(production, capacity, budget, _bytes_of_step, over)
+                    self._under_way.add(ahead.stop, ahead.close)
+                self._steps = ahead
             else:
                 self._steps = iter(production)
         except BaseException:
@@ -475,16 +404,12 @@ class Stream:
         if with_manifest and self._manifest is None:
             self._manifest = pack_manifest(self.spec.manifest())
         manifest = self._manifest if with_manifest else None
-        return to_cursor(self._progress, self.share, self._fingerprint, held=self._held(), manifest=manifest)
-
-    def _held(self) -> str:
-        """The states of lanes as a text, made once a step."""
-        lanes, program = self._progress.lanes, self.spec.program
-        if lanes is None or program is None:
-            return ""
-        if self._written[0] is not lanes:
-            self._written = lanes, pack_integers(encode_lanes(program.root.state_form, lanes))
-        return self._written[1]
+        progress, held = self._progress, ""
+        if with_manifest:
+            self._history.save(progress)
+        if self._lane_states is not None and progress.lanes is not None:
+            held = self._lane_states.text(progress.lanes)
+        return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
@@ -505,6 +430,7 @@ class Stream:
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
         with self.turn:
             self._go_to(progress)
+            self._history.restored(progress, dict(cursor), changed=allow_changes)
 
     def skip(self, steps: int) -> None:
         """Jump over steps of this pass, which count as delivered; the cursor records it.
@@ -570,9 +496,15 @@ class Stream:
         register_value(sample)
         return sample
 
-    def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step, past or future, without reading data. See `replay.which`."""
-        return which(self.spec, self._stage.sources, self.share, self._progress, step)
+    def which(self, step: int) -> StepSamples:
+        """The samples of the global batch of a step, past or future.
+
+        From positions where they tell, and else by reading and making the steps before it again, from the nearest place
+        that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
+        `read` says which. The stream stays where it is. Raises as `stream.which.History.which`.
+        """
+        self._require_here("make steps again")
+        return self._history.which(self._progress, step, dropped=self._statistics.dropped)
 
     def stats(self) -> dict[str, Any]:
         """JSON-native counts of what was delivered and of what was dropped and why."""
@@ -616,64 +548,5 @@ def _caller() -> str:
     return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class _Ahead:
-    """An iterator over the steps of a production that runs in the background.
-
-    Args:
-        production: What makes the steps.
-        capacity: Batches that wait for the consumer at most.
-        budget_bytes: Bound on their memory, estimated from the first one; a single batch may always wait.
-        under_way: Ends the thread.
-    """
-
-    def __init__(self, production: Production, capacity: int, budget_bytes: int, under_way: UnderWay) -> None:
-        self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
-        self._thread = threading.Thread(
-            target=_produce,
-            args=(production, self._buffer, budget_bytes, under_way.over),
-            name="energon-grain-batches",
-            daemon=True,
-        )
-        with interrupts_held():
-            self._thread.start()
-            under_way.add(self._buffer.close, self._wait)
-
-    def _wait(self) -> None:
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        entry = self._buffer.get()
-        if entry is None:
-            raise StopIteration
-        if isinstance(entry, BaseException):
-            try:
-                raise entry
-            finally:
-                del entry  # the traceback refers to this frame
-        return entry
-
-
-def _produce(
-    production: Production, buffer: BoundedBuffer[Step | BaseException | None], budget_bytes: int, over: Over
-) -> None:
-    measured = False
-    try:
-        with wanted_until(over):
-            for step in production:
-                if not measured:
-                    buffer.narrow(budget_bytes // max(1, approximate_bytes(step.batch)))
-                    measured = True
-                buffer.put(step)
-                del step  # or the batch would live until the next one is made
-        buffer.put(None)
-    except GivenUp:
-        return
-    except BaseException as error:
-        try:
-            buffer.put(error)
-        except GivenUp:
-            return
+def _bytes_of_step(step: Step) -> int:
+    return approximate_bytes(step.batch)

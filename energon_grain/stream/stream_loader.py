@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NoReturn, Self
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
-from energon_grain.stream.replay import SampleRecord
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Stream
+from energon_grain.stream.which import StepSamples
 
 
 class StreamLoader(OneSubscript[Item]):
@@ -130,8 +130,8 @@ class StreamLoader(OneSubscript[Item]):
             state = merge_cursors(state)
         self._stream.restore(state, allow_changes=allow_changes)
 
-    def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step, without reading data. See `Stream.which`."""
+    def which(self, step: int) -> StepSamples:
+        """The samples of the global batch of a step, past or future. See `Stream.which`."""
         return self._stream.which(step)
 
     def skip(self, steps: int) -> None:
