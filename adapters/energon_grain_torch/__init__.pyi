@@ -10,8 +10,11 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from .get_loader import get_loader as get_loader, get_savable_loader as get_savable_loader
-from .loader import SavableDataLoader as SavableDataLoader
+from .loader import (
+    SavableDataLoader as SavableDataLoader,
+    get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
+)
 from .task_encoder import (
     AugmentTaskEncoder as AugmentTaskEncoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
