@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import house
 import pytest
@@ -83,6 +85,13 @@ def test_the_house_does_not_grow() -> None:
     assert not grown, f"(now, at most): {grown}. What a new ability needs is recorded by `python tests/house.py`"
     shrunk = {place: (now, most) for place, (now, most) in counts.items() if now < 0.97 * most - 20}
     assert not shrunk, f"(now, at most): {shrunk}. There is less: `python tests/house.py` records it"
+
+
+@pytest.mark.parametrize("package", [energon_grain, energon_grain_torch])
+def test_no_module_takes_the_place_of_a_public_name(package: ModuleType) -> None:
+    """As it would, were a module named as what it holds, and imported before that is asked for."""
+    for info in pkgutil.iter_modules(package.__path__):
+        assert info.name not in package.__all__
 
 
 def test_unknown_names_are_attribute_errors() -> None:

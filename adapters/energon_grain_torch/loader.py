@@ -1,18 +1,65 @@
-"""The loader: batches of one rank, with state."""
+"""From a dataset to a loader: batches of one rank, with state, in page-locked memory where there is an accelerator."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
+import torch
+import torch.distributed as dist
+
+from energon_grain.compat.arguments import IdleArguments, check_idle
+from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import StateError
+from energon_grain.samples.pinning import pin_memory as pinned
 from energon_grain.samples.subscripts import Item
-from energon_grain.stream.stream import Stream
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.cursor import with_agreement
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
-from energon_grain_torch.group_processes import GroupProcesses, group_processes
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import WorkerPool
+from energon_grain_torch.worker_processes import process_pool
 
 _KEY = "energon_grain"
+
+
+class GroupProcesses:
+    """The processes of a group. See `energon_grain.stream.cursor.HostProcesses`.
+
+    Args:
+        group: Their process group; None: all processes.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among all of the job."""
+        return dist.get_rank()
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What each process of the group brings, in the order of their ranks."""
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, data, group=self._group)
+        return gathered
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process of the group."""
+        # Tensors must live where the backend can reach them.
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        flags = torch.tensor([int(flag)], device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flags.item())
+
+
+def group_processes(group: Any) -> GroupProcesses | None:
+    """The processes, where the program initialised `torch.distributed`."""
+    return GroupProcesses(group) if dist.is_available() and dist.is_initialized() else None
 
 
 class SavableDataLoader(StreamLoader[Item]):
@@ -88,3 +135,84 @@ class SavableDataLoader(StreamLoader[Item]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class PinMemory:
+    """Copies the tensors of batches into page-locked memory.
+
+    It runs where batches are made: with workers that is another thread, so the copy does not hold up the training loop.
+
+    Args:
+        device: Index of the CUDA device that the program uses.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, its tensors page-locked."""
+        torch.cuda.set_device(self._device)  # each thread has its own
+        return pinned(batch)
+
+
+def pinning(wanted: bool | None) -> PinMemory | None:
+    """What pins batches; None: nothing does, or there is no CUDA device.
+
+    Args:
+        wanted: None: where there is a CUDA device.
+    """
+    if wanted is False or not torch.cuda.is_available():
+        return None
+    return PinMemory(torch.cuda.current_device())
+
+
+def get_savable_loader(
+    dataset: SavableDataset[Item],
+    *,
+    worker_config: WorkerConfig | None = None,
+    prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
+    pin_memory: bool | None = None,
+    multiprocessing_context: Any = None,
+    **idle: Unpack[IdleArguments],
+) -> SavableDataLoader[Item]:
+    """A loader for a dataset, with workers, read-ahead and state.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        worker_config: In place of the dataset's own.
+        prefetch_factor: Batches that are made ahead for each worker.
+        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+            `NoCachePool`.
+        pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
+        multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
+            `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
+            arrays among the data or data in an object store. The order does not depend on it.
+        **idle: See `IdleArguments`.
+
+    Raises:
+        ConfigError: The dataset's configuration is wrong.
+        EmptyDatasetError: There is no sample, or no complete batch.
+    """
+    check_idle(idle)
+    config = config_to_run(dataset, worker_config)
+    config = with_agreement(config, group_processes(config.data_parallel_group))
+
+    def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
+        return process_pool(spec, stage.sources, config.num_workers, config.prefetch_bytes, multiprocessing_context)
+
+    return SavableDataLoader(
+        Stream.of(
+            dataset,
+            worker_config=config,
+            prefetch_factor=prefetch_factor,
+            cache_pool=cache_pool,
+            make_pool=processes if str(config.worker_type) == "dataloader" else None,
+            finish=pinning(pin_memory),
+        )
+    )
+
+
+def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
+    """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
+    return get_savable_loader(dataset, **options)

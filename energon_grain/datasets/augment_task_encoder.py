@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from energon_grain.datasets.cooker import Cooker
@@ -13,6 +14,17 @@ from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, RawBat
 from energon_grain.transforms.decode import SampleDecoder
 
 _BUILDERS = ("build_train_datasets", "build_val_datasets", "build_encode_sample", "build_batch")
+
+
+def _handed_on(name: str) -> Any:
+    """The hook of the inner encoder."""
+
+    @forwarding
+    @wraps(getattr(TaskEncoder, name))
+    def hook(self: AugmentTaskEncoder, *arguments: Any) -> Any:
+        return getattr(self.inner, name)(*arguments)
+
+    return hook
 
 
 class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
@@ -62,47 +74,12 @@ class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
         """The inner encoder's; a subclass may set its own as an attribute of the class."""
         return self.inner.cookers
 
-    @forwarding
-    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
-        """As the inner encoder does. So are all hooks below."""
-        return self.inner.cook_crude_sample(sample, cooker, aux)
-
-    @forwarding
-    def encode_sample(self, sample: Any) -> Any:
-        """As the inner encoder does."""
-        return self.inner.encode_sample(sample)
-
-    @forwarding
-    def preencode_sample(self, sample: Any) -> Any:
-        """As the inner encoder does."""
-        return self.inner.preencode_sample(sample)
-
-    @forwarding
-    def postencode_sample(self, sample: Any) -> Any:
-        """As the inner encoder does."""
-        return self.inner.postencode_sample(sample)
-
-    @forwarding
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """As the inner encoder does."""
-        return self.inner.select_samples_to_pack(samples)
-
-    @forwarding
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """As the inner encoder does."""
-        return self.inner.pack_selected_samples(samples)
-
-    @forwarding
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """As the inner encoder does."""
-        return self.inner.batch_group_criterion(sample)
-
-    @forwarding
-    def batch(self, samples: list[Any]) -> Any:
-        """As the inner encoder does."""
-        return self.inner.batch(samples)
-
-    @forwarding
-    def encode_batch(self, batch: Any) -> Any:
-        """As the inner encoder does."""
-        return self.inner.encode_batch(batch)
+    cook_crude_sample = _handed_on("cook_crude_sample")
+    encode_sample = _handed_on("encode_sample")
+    preencode_sample = _handed_on("preencode_sample")
+    postencode_sample = _handed_on("postencode_sample")
+    select_samples_to_pack = _handed_on("select_samples_to_pack")
+    pack_selected_samples = _handed_on("pack_selected_samples")
+    batch_group_criterion = _handed_on("batch_group_criterion")
+    batch = _handed_on("batch")
+    encode_batch = _handed_on("encode_batch")

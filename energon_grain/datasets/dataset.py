@@ -17,7 +17,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
-from energon_grain.stream.spec import StreamSpec, names_of_leaves
+from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
 from energon_grain.stream.worker_config import WorkerConfig
 
 _OF_LOADERS = frozenset(
@@ -140,10 +140,7 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
         ConfigError: It is something else.
     """
     if not isinstance(below, SavableDataset):
-        raise ConfigError(
-            f"{type(node).__name__}: a dataset is meant, not a {type(below).__name__}; pass what get_train_dataset or "
-            f"another dataset class gave"
-        )
+        raise ConfigError(f"{type(node).__name__}: {no_dataset(below)}")
 
 
 def check_function(

@@ -20,13 +20,14 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,
+    DatasetLoaderInterface,
     LeafMaker,
     Source,
     leaf_maker,
@@ -226,23 +227,26 @@ def get_train_dataset(
             says, without workers.
         batch_size: Samples in the batch of one host; None: single samples (of a finite pass on several hosts, those
             at the end that do not give one to each host are left out).
-        batch_drop_last: As `last_batch="drop"`.
+        batch_drop_last: True: as `last_batch="drop"`. Default: False.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
         packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
-            `select_samples_to_pack` and `pack_selected_samples`. None: no packing, and these hooks are not used.
+            `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
+            not used.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
         max_samples_per_sequence: Read this many consecutive samples as one block. None: full shuffle of datasets on
             this machine, and blocks of about 4 MiB of those in object stores (1 shuffles them fully too). See the
             how-to on choosing the shuffle.
         parallel_shard_iters: Blocks that mix in a lane, where batches are formed inside a lane; default 16.
-        virtual_epoch_length: End an epoch after this many batches; 0: an iteration over an endless dataset never ends.
-        shuffle_over_epochs_multiplier: Passes over the data that are shuffled as one; -1: draw with replacement; None:
-            keep the order of the shards.
+        virtual_epoch_length: End an epoch after this many batches; 0, the default: an iteration over an endless dataset
+            never ends.
+        shuffle_over_epochs_multiplier: Passes over the data that are shuffled as one, 1 by default; -1: draw with
+            replacement; None: keep the order of the shards.
         task_encoder: The user's hooks; default: `DefaultTaskEncoder()`. What its class names last, as in
             `DefaultTaskEncoder[Raw, Encoded, RawBatch, Batch]`, is to type checkers what the dataset yields.
-        repeat: Go over the data for ever. With False, an iteration is one pass and the next one is the next pass.
-        seed: Of every random choice. `WorkerConfig.seed_offset` is mixed in.
+        repeat: Go over the data for ever, the default. With False, an iteration is one pass and the next one is
+            the next pass.
+        seed: Of every random choice; default: 0. `WorkerConfig.seed_offset` is mixed in.
         lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
             it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
             many as leave each lane 20 full buffers, but one a host at least.
@@ -387,7 +391,7 @@ class _Run:
 
     def seeded(self, dataset: SavableDataset) -> SavableDataset:
         """The dataset as a run."""
-        return RunSettings(
+        return SeededDataset(
             worker_config=self._config,
             dataset=dataset,
             seed=self._seed,
@@ -436,6 +440,12 @@ def _described(path: Source) -> tuple[Source, bool]:
     """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
+    given: Any = path
+    if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
+        way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
+        raise ConfigError(
+            f"path={path!r}: the path of a dataset or of a metadataset is meant, or what one says{way_out}"
+        )
     return path, True
 
 

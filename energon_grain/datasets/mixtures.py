@@ -247,7 +247,9 @@ def _pairs(
     node: SavableDataset, second: str, entries: tuple[Any, ...]
 ) -> tuple[tuple[SavableDataset, ...], tuple[Weight, ...]]:
     """The datasets, and the number of each; 1 where there is none."""
-    if len(entries) == 1 and isinstance(entries[0], Iterable) and not isinstance(entries[0], SavableDataset):
+    # Of ours nothing is a list of datasets: a loader, say, which has no end, is refused below.
+    ours = type(entries[0]).__module__.startswith("energon_grain") if entries else True
+    if len(entries) == 1 and isinstance(entries[0], Iterable) and not ours:
         inside: tuple[Any, ...] = tuple(entries[0])
         if all(isinstance(each, SavableDataset | tuple) for each in inside):
             entries = inside

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.run_settings import RunSettings
+from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
@@ -68,7 +68,7 @@ class EnergonDataSource:
         self._open()
 
     def _open(self) -> None:
-        spec = compile_dataset(RunSettings(worker_config=self._leaf.worker_config, dataset=self._leaf))
+        spec = compile_dataset(SeededDataset(worker_config=self._leaf.worker_config, dataset=self._leaf))
         self._stage = PureStage(spec)
         self._source = spec.leaves[0].leaf.source
         self._statistics = Statistics(["/".join(spec.leaves[0].key)], self._leaf.worker_config.global_error_handler)

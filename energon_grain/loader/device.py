@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.iterator import SavableDataLoader, check_loader
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import Item
 
@@ -45,10 +45,7 @@ class DeviceLoader(SavableDataLoader[Item]):
         with needed_for("to_device"):
             import jax
 
-        if not isinstance(loader, SavableDataLoader):
-            raise ConfigError(
-                f"to_device: a loader is meant, what get_savable_loader gave, not a {type(loader).__name__}"
-            )
+        check_loader("to_device", loader)
         if buffer_size < 1:
             raise ConfigError(f"buffer_size={buffer_size}: at least 1 is meant")
         if sharding is None and jax.process_count() > 1:

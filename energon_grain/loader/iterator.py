@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
-from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
+from energon_grain.errors import ConfigError
+from energon_grain.loader.checkpoint_file import read_state, write_state
+from energon_grain.loader.jax_processes import JaxProcesses, gather_over_jax, is_primary, jax_processes
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, with_agreement
@@ -68,12 +70,32 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
         self._stream.restore(state)
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file, whatever the number of hosts."""
-        return await save_cursor(self.save_state_rank(), directory)
+        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file, whatever the number of hosts.
+
+        The states of all hosts are gathered now; the file is written by the coroutine that this returns.
+        """
+        merged = gather_over_jax(self.save_state_rank())
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            if is_primary():
+                await asyncio.to_thread(write_state, folder, merged)
+
+        return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Read the state from a checkpoint that any number of hosts wrote, and begin to read ahead."""
-        return await load_cursor(self, directory)
+        """Read the state from a checkpoint that any number of hosts wrote, and begin to read ahead.
+
+        Nothing is left to the coroutine that this returns: Orbax would report any error of that as an "incompatible
+        handler"; one that is raised here arrives as it is.
+        """
+        self.restore_state_rank(read_state(directory))
+        self.start_prefetch()
+
+        async def done() -> None:
+            return None
+
+        return done()
 
     def close(self) -> None:
         """End threads and processes, and release files. Further `next` calls raise ValueError."""
@@ -91,6 +113,21 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def check_loader(name: str, value: Any) -> None:
+    """Check that somebody got a loader of this backend.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if isinstance(value, SavableDataLoader):
+        return
+    kind = type(value).__name__
+    if isinstance(value, StreamLoader):
+        kind = f"{type(value).__module__.partition('.')[0]}.{kind}"
+    way_out = "; pass get_savable_loader(dataset)" if isinstance(value, SavableDataset) else ""
+    raise ConfigError(f"{name}: a loader is meant, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
 
 
 def get_savable_loader(

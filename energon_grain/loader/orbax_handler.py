@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
-from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader.iterator import SavableDataLoader, check_loader
 from energon_grain.loader.jax_processes import gather_over_jax, is_primary
 
 with needed_for("saving with Orbax"):
@@ -62,7 +61,7 @@ class EnergonCheckpointSave(ocp.args.CheckpointArgs):
     item: SavableDataLoader
 
     def __post_init__(self) -> None:
-        _check_loader(self, self.item)
+        check_loader(type(self).__name__, self.item)
 
 
 @ocp.args.register_with_handler(EnergonCheckpointHandler, for_restore=True)
@@ -79,12 +78,4 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
     allow_changes: bool = False
 
     def __post_init__(self) -> None:
-        _check_loader(self, self.item)
-
-
-def _check_loader(argument: EnergonCheckpointSave | EnergonCheckpointRestore, item: Any) -> None:
-    if not isinstance(item, SavableDataLoader):
-        raise ConfigError(
-            f"{type(argument).__name__}: a loader is meant, what get_savable_loader or to_device gave, not a "
-            f"{type(item).__name__}"
-        )
+        check_loader(type(self).__name__, self.item)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -355,6 +355,20 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def no_dataset(value: Any) -> str:
+    """What to say of something that is given in place of a dataset: what it is, and what to pass."""
+    way_out = "pass what get_train_dataset or another dataset class gave"
+    if isinstance(value, str | os.PathLike | Mapping) or hasattr(value, "get_datasets"):
+        way_out = "give it to get_train_dataset or get_val_dataset, and pass what that returns"
+    elif hasattr(value, "restore_sample"):
+        way_out = "pass the dataset that it was made of"
+    elif hasattr(value, "build") and not isinstance(value, type):
+        way_out = "pass what its build() gives"
+    elif isinstance(value, list | tuple):
+        way_out = "pass the datasets in it, one by one"
+    return f"a dataset is meant, not a {type(value).__name__}; {way_out}"
 
 
 def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:

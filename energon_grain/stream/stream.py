@@ -25,7 +25,7 @@ from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, next_pass, pass_steps
 from energon_grain.stream.replay import SampleRestorer
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
@@ -67,10 +67,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
         ConfigError: It is something else, the path of a dataset for instance.
     """
     if not hasattr(dataset, "compiled"):
-        raise ConfigError(
-            f"loader: a dataset is meant, not a {type(dataset).__name__}; pass what get_train_dataset or another "
-            f"dataset class gave"
-        )
+        raise ConfigError(f"loader: {no_dataset(dataset)}")
     return given or dataset.worker_config
 
 

@@ -40,6 +40,13 @@ class StreamLoader(OneSubscript[Item]):
         """Steps per host of the current pass; of one pass over the data where the stream is endless."""
         return len(self._stream)
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} has no batches by number, it goes on from one to the next: iterate over it, by itself (it needs "
+            f"no other loader around it). `which(step)` says what a step holds, and `BatchMapDataset`, where Grain is "
+            f"installed, has batches by number"
+        )
+
     def __bool__(self) -> bool:
         return True
 

@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 
 import energon_grain_torch
-from energon_grain import BlendDataset, TaskEncoder, get_loader
+from energon_grain import (
+    BatchDataset,
+    BlendDataset,
+    ConfigError,
+    TaskEncoder,
+    TextWebdataset,
+    WorkerConfig,
+    generic_batch,
+    get_loader,
+    get_train_dataset,
+    load_dataset,
+)
 from energon_grain.loader import BatchIterDataset, BatchMapDataset, to_device
 
 Train = Callable[..., Any]
@@ -103,3 +114,77 @@ def test_a_dataset_says_what_to_give_it_to(train: Train) -> None:
     assert not hasattr(train(), "state_dict")
     with pytest.raises(AttributeError, match="has no attribute 'dateset'"):
         train().dateset  # noqa: B018
+
+
+def test_a_loader_has_no_batches_by_number(loader: Any) -> None:
+    with pytest.raises(TypeError, match=r"Loader\(\S+/train\) has no batches by number.* iterate over it, by itself"):
+        loader[0]
+
+
+NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda dataset: get_loader(dataset), "not a SavableDataLoader; pass the dataset that it was made of"),
+    (lambda dataset: [(dataset, None)], "not a list; pass the datasets in it, one by one"),
+    (lambda dataset: "s3://bucket/data", "not a str; give it to get_train_dataset"),
+    (lambda dataset: load_dataset("s3://bucket/data"), "not a DatasetLoader; give it to get_train_dataset"),
+    (
+        lambda dataset: TextWebdataset(
+            "s3://bucket/data",
+            split_part="train",
+            training=True,
+            worker_config=WorkerConfig(rank=0, world_size=1),
+            field_map={"text": "txt"},
+        ),
+        r"not a TextWebdataset; pass what its build\(\) gives",
+    ),
+    (lambda dataset: BatchMapDataset(dataset), "not a BatchMapDataset; pass what get_train_dataset or another"),
+    (lambda dataset: None, "not a NoneType; pass what get_train_dataset or another"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NO_DATASET)
+@pytest.mark.parametrize(
+    "use",
+    [
+        get_loader,
+        energon_grain_torch.get_loader,
+        BatchIterDataset,
+        BatchMapDataset,
+        lambda value: BatchDataset(value, 2, generic_batch),
+        lambda value: BlendDataset((value, 1)),
+    ],
+)
+def test_what_is_no_dataset(train: Train, use: Callable[[Any], Any], make: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"a dataset is meant, {message}"):
+        use(make(train()))
+
+
+def test_a_mixture_does_not_read_what_is_no_list_of_datasets(train: Train) -> None:
+    """A loader can be iterated over too, for ever."""
+    for made in (get_loader(train()), energon_grain_torch.get_loader(train())):
+        with pytest.raises(ConfigError, match="BlendDataset: a dataset is meant, not a SavableDataLoader; pass the d"):
+            BlendDataset(made)
+        assert made.save_state_rank()["step"] == 0
+    assert repr(BlendDataset(each for each in [train()])).startswith("BlendDataset(")
+
+
+def test_what_is_no_loader(train: Train) -> None:
+    with pytest.raises(ConfigError, match=r"not a SeededDataset; pass get_savable_loader\(dataset\)"):
+        to_device(train())
+    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+ gave, not a energon_grain_torch\.SavableDataLoader"):
+        to_device(energon_grain_torch.get_loader(train()))
+
+
+def test_what_is_no_path(train: Train) -> None:
+    usual: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): the path .* is meant.* ready for get_loader"):
+        get_train_dataset(train(), **usual)
+    with pytest.raises(ConfigError, match="path=7: the path of a dataset or of a metadataset is meant"):
+        get_train_dataset(7, **usual)  # type: ignore[arg-type]
+
+
+def test_a_factory_is_no_list_of_samples() -> None:
+    factory: Any = NO_DATASET[4][0](None)
+    with pytest.raises(TypeError, match=r"TextWebdataset\(path=s3://bucket/data\) .*`build\(\)` gives the dataset"):
+        factory[0]
+    with pytest.raises(TypeError, match="gives the dataset"):
+        next(iter(factory))

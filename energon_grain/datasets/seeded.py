@@ -11,7 +11,7 @@ from energon_grain.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunSettings(SavableDataset):
+class SeededDataset(SavableDataset):
     """Seed and lanes of a run.
 
     Attributes:

@@ -1,0 +1,25 @@
+"""The names that are this backend's own, and those of the core: the one list of them."""
+
+from energon_grain import *  # noqa: F403 (the names below take the place of some)
+
+from .av import AVData as AVData
+from .decode import SampleDecoder as SampleDecoder
+from .get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
+from .loader import (
+    SavableDataLoader as SavableDataLoader,
+    get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
+)
+from .task_encoder import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
+from .worker_config import WorkerConfig as WorkerConfig
+
+__all__: list[str]
