@@ -211,7 +211,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--workers {text}: numbers with commas between them are meant, as 0,1,2,4") from None
+        raise ConfigError(f"--workers {text}: expected numbers with commas between them, as 0,1,2,4") from None
 
 
 def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:

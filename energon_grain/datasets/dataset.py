@@ -141,7 +141,7 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
     """
     if not isinstance(below, SavableDataset):
         raise ConfigError(
-            f"{type(node).__name__}: a dataset is meant, not a {type(below).__name__}; pass what get_train_dataset or "
+            f"{type(node).__name__}: expected a dataset, got a {type(below).__name__}; pass what get_train_dataset or "
             f"another dataset class gave"
         )
 
@@ -155,7 +155,7 @@ def check_function(
         ConfigError: It cannot, or it is.
     """
     if not callable(function):
-        raise ConfigError(f"{type(node).__name__}: {name}={function!r}: a function is meant")
+        raise ConfigError(f"{type(node).__name__}: {name}={function!r}: expected a function")
     if not generator and is_generator(function):
         raise ConfigError(
             f"{type(node).__name__}: {name} ({getattr(function, '__qualname__', function)}) is a generator function; "
@@ -170,4 +170,4 @@ def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:
         ConfigError: It is not.
     """
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-        raise ConfigError(f"{type(node).__name__}: {name}={size!r}: a positive number of {unit} is meant")
+        raise ConfigError(f"{type(node).__name__}: {name}={size!r}: expected a positive number of {unit}")

@@ -47,10 +47,10 @@ class DeviceLoader(SavableDataLoader[Item]):
 
         if not isinstance(loader, SavableDataLoader):
             raise ConfigError(
-                f"to_device: a loader is meant, what get_savable_loader gave, not a {type(loader).__name__}"
+                f"to_device: expected a loader, as get_savable_loader gives it, got a {type(loader).__name__}"
             )
         if buffer_size < 1:
-            raise ConfigError(f"buffer_size={buffer_size}: at least 1 is meant")
+            raise ConfigError(f"buffer_size={buffer_size}: expected at least 1")
         if sharding is None and jax.process_count() > 1:
             raise ConfigError(
                 f"to_device without a sharding, but there are {jax.process_count()} processes: pass "

@@ -85,6 +85,6 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
 def _check_loader(argument: EnergonCheckpointSave | EnergonCheckpointRestore, item: Any) -> None:
     if not isinstance(item, SavableDataLoader):
         raise ConfigError(
-            f"{type(argument).__name__}: a loader is meant, what get_savable_loader or to_device gave, not a "
+            f"{type(argument).__name__}: expected a loader, as get_savable_loader or to_device gives it, got a "
             f"{type(item).__name__}"
         )

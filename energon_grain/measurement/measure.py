@@ -481,9 +481,9 @@ def measure_dataset(
         FatalSampleError: A hook failed as no policy may skip.
     """
     if not workers or min(workers) < 0:
-        raise ConfigError(f"workers={list(workers)}: numbers of workers are meant, each 0 or more")
+        raise ConfigError(f"workers={list(workers)}: expected numbers of workers, each 0 or more")
     if not seconds > 0:
-        raise ConfigError(f"seconds={seconds}: a time above 0 is meant")
+        raise ConfigError(f"seconds={seconds}: expected a time above 0")
     cached = spec = compile_dataset(dataset)
     batch_size = 1 if spec.batch is None else spec.batch.size
     cores = usable_cores()

@@ -95,7 +95,7 @@ def test_every_node(name: str) -> None:
     copy = pickle.loads(pickle.dumps(node))
     assert type(copy) is type(node)
     assert copy.worker_config == node.worker_config
-    with pytest.raises(ConfigError, match="a dataset is meant, not a str"):
+    with pytest.raises(ConfigError, match="expected a dataset, got a str"):
         make("below")
 
 
@@ -200,7 +200,7 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MapDataset(leaf(), None), r"MapDataset: map_fn=None: a function is meant"),
+        (lambda: MapDataset(leaf(), None), r"MapDataset: map_fn=None: expected a function"),
         (lambda: FilterDataset(leaf(), generator), r"filter_fn \(generator\) is a generator function"),
         (lambda: IterMapDataset(leaf(), function, inputs_per_call=0), r"inputs_per_call=0: a positive number"),
         (lambda: IterMapDataset(leaf(), function, len_map_fn=3), r"len_map_fn=3: a function"),
@@ -225,16 +225,16 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         ),
         (lambda: MixBatchDataset(batch_size=2), r"BlendDataset: there is nothing to combine"),
         (lambda: BlendDataset([]), r"BlendDataset: there is nothing to combine"),
-        (lambda: BlendDataset("path"), r"BlendDataset: a dataset is meant, not a str"),
+        (lambda: BlendDataset("path"), r"BlendDataset: expected a dataset, got a str"),
         (lambda: MixBatchDataset((leaf(), 1), batch_size=0), r"MixBatchDataset: batch_size=0"),
-        (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: a number above 0 is meant"),
+        (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: expected a number above 0"),
         (lambda: blend(float("nan")), r"weight of dataset 0 is nan"),
         (lambda: blend("0.3"), r"weight of dataset 0 is '0.3'"),
         (lambda: blend(1, per_step=-1), r"per_step=-1: True, False or a number of items"),
-        (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair, is meant"),
+        (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair"),
         (lambda: blend(1, 1, schedule=[]), r"begins at position 0 and ascends, but this one is from \[\]"),
         (lambda: blend(1, schedule=[(5, [1])]), r"from \[5\]"),
-        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: a whole number is meant"),
+        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: expected a whole number"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"from \[0, 0\]"),
         (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets and 1 weights from 0 on"),
         (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: 0 or more"),

@@ -286,7 +286,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: StandardWebdatasetFactory(path, sample_type=dict, **val(field_map=TEXTS)),
             ConfigError,
-            "sample_type=dict: a class derived from Sample is meant",
+            "sample_type=dict: expected a class derived from Sample",
         ),
         (lambda path: BaseWebdatasetFactory(path, **val()).build(), ConfigError, "has no load_sample"),
         (lambda path: TextWebdataset(path, **val(field_map=TEXTS, subset=[3, 2])), ConfigError, "subset"),
