@@ -82,7 +82,8 @@ class _Shuffling(TypedDict, total=False):
         Required[int | None], _Keyword(least=0, meant="0 or more, or None", write="shuffle_buffer_size=None")
     ]
     max_samples_per_sequence: Annotated[
-        Required[int | None], _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None")
+        Required[int | None],
+        _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None"),
     ]
     parallel_shard_iters: Annotated[int | None, _Keyword(None, least=1, meant="1 or more, or None")]
     virtual_epoch_length: Annotated[int, _Keyword(0, meant="expected a whole number of batches, or 0")]
