@@ -348,7 +348,7 @@ def _answers() -> Generator[None]:
             raise
         typer.echo()  # behind the question
         raise ConfigError(
-            "there is nobody to ask: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
+            "this is not a terminal: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
             "with --field-map, or --crude, or --skip-dataset-yaml; and --force-overwrite to prepare again."
         ) from None
 

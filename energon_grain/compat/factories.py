@@ -139,7 +139,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
     ) -> None:
         if isinstance(part_filter, str):
             raise ConfigError(
-                f"{type(self).__name__}(part_filter={part_filter!r}): names of parts, or a function are meant; code "
+                f"{type(self).__name__}(part_filter={part_filter!r}): expected names of parts, or a function; code "
                 f"beside the data is not run"
             )
         super().__init__(
@@ -393,7 +393,7 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[T_sample], **kwargs: Any) -> None:
         if not issubclass(sample_type, Sample):
-            raise ConfigError(f"sample_type={sample_type.__qualname__}: a class derived from Sample is meant")
+            raise ConfigError(f"sample_type={sample_type.__qualname__}: expected a class derived from Sample")
         self.__sample_type__ = sample_type
         super().__init__(path, **kwargs)
 

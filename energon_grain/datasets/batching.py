@@ -29,7 +29,7 @@ def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int)
     if last_batch is None:
         return "drop" if drop_last else "keep" if hosts == 1 else "pad"
     if last_batch not in ("keep", "drop", "pad"):
-        raise ConfigError(f"last_batch={last_batch!r}: 'keep', 'drop' or 'pad' is meant")
+        raise ConfigError(f"last_batch={last_batch!r}: expected 'keep', 'drop' or 'pad'")
     if drop_last and last_batch != "drop":
         raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
     check_last_batch(last_batch, hosts)
@@ -58,7 +58,7 @@ class BatchDataset(SavableDataset):
         worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: An argument is not what is meant here, or two contradict each other.
+        ConfigError: An argument is not one that fits here, or two contradict each other.
     """
 
     dataset: SavableDataset
@@ -155,7 +155,7 @@ class MixBatchDataset(BatchDataset):
         worker_config: Default: that of the first dataset.
 
     Raises:
-        ConfigError: An argument is not what is meant here.
+        ConfigError: An argument is not one that fits here.
     """
 
     def __init__(

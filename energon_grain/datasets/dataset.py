@@ -152,7 +152,7 @@ def check_function(
         ConfigError: It cannot, or it is.
     """
     if not callable(function):
-        raise ConfigError(f"{type(node).__name__}: {name}={function!r}: a function is meant")
+        raise ConfigError(f"{type(node).__name__}: {name}={function!r}: expected a function")
     if not generator and is_generator(function):
         raise ConfigError(
             f"{type(node).__name__}: {name} ({getattr(function, '__qualname__', function)}) is a generator function; "
@@ -167,4 +167,4 @@ def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:
         ConfigError: It is not.
     """
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-        raise ConfigError(f"{type(node).__name__}: {name}={size!r}: a positive number of {unit} is meant")
+        raise ConfigError(f"{type(node).__name__}: {name}={size!r}: expected a positive number of {unit}")

@@ -347,11 +347,11 @@ class FileStoreCachePool(CachePool):
         method: Literal["raw", "pickle"] = "raw",
     ) -> None:
         if method not in ("raw", "pickle"):
-            raise ConfigError(f"FileStoreCachePool(method={method!r}): 'raw' or 'pickle' is meant")
+            raise ConfigError(f"FileStoreCachePool(method={method!r}): expected 'raw' or 'pickle'")
         if min(num_workers, max_cache_size_gbytes, max_cache_count) <= 0:
             raise ConfigError(
                 f"FileStoreCachePool(num_workers={num_workers}, max_cache_size_gbytes={max_cache_size_gbytes}, "
-                f"max_cache_count={max_cache_count}): positive numbers are meant"
+                f"max_cache_count={max_cache_count}): expected positive numbers"
             )
         self.method = method
         self.max_cache_size = int(max_cache_size_gbytes * (1 << 30))

@@ -67,14 +67,14 @@ class _Batching(TypedDict, total=False):
         Required[int | None],
         _Keyword(
             least=1,
-            meant="a positive number of samples is meant, or None for single samples",
+            meant="expected a positive number of samples, or None for single samples",
             write="batch_size=32 (or another number, or None for single samples)",
         ),
     ]
     batch_drop_last: Annotated[bool, _Keyword(False)]
     last_batch: Annotated[LastBatch | None, _Keyword(None)]
     packing_buffer_size: Annotated[
-        int | None, _Keyword(None, least=1, meant="a positive number of samples is meant, or None for no packing")
+        int | None, _Keyword(None, least=1, meant="expected a positive number of samples, or None for no packing")
     ]
 
 
@@ -83,16 +83,17 @@ class _Shuffling(TypedDict, total=False):
         Required[int | None], _Keyword(least=0, meant="0 or more, or None", write="shuffle_buffer_size=None")
     ]
     max_samples_per_sequence: Annotated[
-        Required[int | None], _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None")
+        Required[int | None],
+        _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None"),
     ]
     parallel_shard_iters: Annotated[int | None, _Keyword(None, least=1, meant="1 or more, or None")]
-    virtual_epoch_length: Annotated[int, _Keyword(0, meant="a whole number of batches is meant, or 0")]
+    virtual_epoch_length: Annotated[int, _Keyword(0, meant="expected a whole number of batches, or 0")]
     shuffle_over_epochs_multiplier: Annotated[int | None, _Keyword(1)]
 
 
 class _Limiting(TypedDict, total=False):
     limit: Annotated[
-        int | None, _Keyword(None, least=1, meant="a positive number of batches, or None for all, is meant")
+        int | None, _Keyword(None, least=1, meant="expected a positive number of batches, or None for all")
     ]
 
 
@@ -106,7 +107,7 @@ class _Repeating(TypedDict, total=False):
 
 class _Reading(TypedDict, total=False):
     seed: Annotated[int, _Keyword(0)]
-    lanes: Annotated[int | None, _Keyword(None, least=1, meant="a positive number is meant")]
+    lanes: Annotated[int | None, _Keyword(None, least=1, meant="expected a positive number")]
     subset: Annotated[Any, _Keyword(None)]
     sample_type: Annotated[type[Any] | None, _Keyword(None)]
     part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
@@ -189,10 +190,10 @@ _SHUFFLE = (
     "4 MiB"
 )
 _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
-    "sample_type": (type, True, "a class is meant, such as sample_type=TextSample"),
-    "part_filter": (str, False, "a list of names is meant, such as [{!r}], or a function"),
-    "split_part": (str, True, "the name of a part is meant, such as split_part='train'"),
-    "trusted_modules": (str, False, "a list of names is meant, such as [{!r}]"),
+    "sample_type": (type, True, "expected a class, such as sample_type=TextSample"),
+    "part_filter": (str, False, "expected a list of names, such as [{!r}], or a function"),
+    "split_part": (str, True, "expected the name of a part, such as split_part='train'"),
+    "trusted_modules": (str, False, "expected a list of names, such as [{!r}]"),
 }
 """What is no number: a type, whether it must be of it or must not, and what to say."""
 
@@ -349,7 +350,7 @@ class _Run:
         try:
             self._seed = operator.index(seed)  # it may be one of numpy
         except TypeError:
-            raise ConfigError(f"seed={seed!r}: a whole number is meant") from None
+            raise ConfigError(f"seed={seed!r}: expected a whole number") from None
         fold_deprecated(
             self.encoder, {name: given.pop(name) for name in DeprecatedArguments.__annotations__ if name in given}
         )
@@ -411,23 +412,23 @@ def _host_and_hooks(
     config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
     if not isinstance(config, WorkerConfig):
         raise ConfigError(
-            f"worker_config={config!r}: a WorkerConfig is meant, such as WorkerConfig(rank=0, world_size=1)"
+            f"worker_config={config!r}: expected a WorkerConfig, such as WorkerConfig(rank=0, world_size=1)"
         )
     encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
     if isinstance(encoder, type):
         raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task_encoder={encoder!r}: an object of a class that derives from TaskEncoder is meant")
+        raise ConfigError(f"task_encoder={encoder!r}: expected an object of a class that derives from TaskEncoder")
     name = type(encoder).__name__
     decoder: Any = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
         raise ConfigError(
-            f"{name}.decoder = {decoder!r}: a SampleDecoder is meant, such as SampleDecoder(image_decode='rgb8'), "
+            f"{name}.decoder = {decoder!r}: expected a SampleDecoder, such as SampleDecoder(image_decode='rgb8'), "
             f"or None, which leaves parts bytes"
         )
     cookers: Any = encoder.cookers
     if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
-        raise ConfigError(f"{name}.cookers = {cookers!r}: a list of cookers is meant, such as [Cooker(my_function)]")
+        raise ConfigError(f"{name}.cookers = {cookers!r}: expected a list of cookers, such as [Cooker(my_function)]")
     if hasattr(encoder, "build_cook_crude_sample"):
         raise ConfigError(
             f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
@@ -444,7 +445,7 @@ def _described(path: Source) -> tuple[Source, bool]:
     if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
         way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
         raise ConfigError(
-            f"path={path!r}: the path of a dataset or of a metadataset is meant, or what one says{way_out}"
+            f"path={path!r}: expected the path of a dataset or of a metadataset, or what one says{way_out}"
         )
     return path, True
 

@@ -48,7 +48,7 @@ class GroupBatchDataset(SavableDataset):
         worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: An argument is not what is meant here.
+        ConfigError: An argument is not one that fits here.
     """
 
     dataset: SavableDataset
@@ -240,7 +240,7 @@ class Buckets:
                 raise ValueError
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{node.criterion.name} returned {said!r}: a pair is meant, of a hashable key, and of the batch "
+                f"{node.criterion.name} returned {said!r}: expected a pair, of a hashable key, and of the batch "
                 f"size, above 0, or None where the dataset has one"
             ) from None
         return criterion, size

@@ -65,7 +65,7 @@ class BlendDataset(SavableDataset):
     ) -> None:
         datasets, weights = _pairs(self, "weight", dataset_weights)
         if per_step < 0:
-            raise ConfigError(f"BlendDataset: per_step={per_step}: True, False or a number of items is meant")
+            raise ConfigError(f"BlendDataset: per_step={per_step}: expected True, False or a number of items")
         if schedule is None:
             _check_numbers(self, "weight", weights)
             steps = ((0, weights),)
@@ -271,7 +271,7 @@ def _pair(node: SavableDataset, second: str, entry: Any) -> tuple[Any, Any]:
     if not isinstance(entry, tuple):
         return entry, 1
     if len(entry) != 2:  # type: ignore[arg-type]
-        raise ConfigError(f"{type(node).__name__}: {entry!r}: a dataset, or a (dataset, {second}) pair, is meant")
+        raise ConfigError(f"{type(node).__name__}: {entry!r}: expected a dataset, or a (dataset, {second}) pair")
     return entry[0], entry[1]  # type: ignore[return-value]
 
 
@@ -279,7 +279,7 @@ def _check_numbers(node: SavableDataset, name: str, numbers: Sequence[Weight]) -
     for place, number in enumerate(numbers):
         if not _is_number(number) or number <= 0:
             raise ConfigError(
-                f"{type(node).__name__}: {name} of dataset {place} is {number!r}: a number above 0 is meant"
+                f"{type(node).__name__}: {name} of dataset {place} is {number!r}: expected a number above 0"
             )
 
 
@@ -288,8 +288,8 @@ def _position(start: int) -> int:
         return operator.index(start)
     except TypeError:
         raise ConfigError(
-            f"BlendDataset: a schedule's segments begin at positions, but one of this begins at {start!r}: a whole "
-            f"number is meant, such as 1_000_000 for 1e6"
+            f"BlendDataset: a schedule's segments begin at positions, but one of this begins at {start!r}: expected a "
+            f"whole number, such as 1_000_000 for 1e6"
         ) from None
 
 
@@ -301,7 +301,7 @@ def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: i
         if len(weights) != children:
             raise ConfigError(f"BlendDataset: {children} datasets and {len(weights)} weights from {start} on")
         if not all(_is_number(weight) and weight >= 0 for weight in weights):
-            raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: 0 or more is meant for each")
+            raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
         if not any(weights):
             raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
 

@@ -394,7 +394,7 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
     def _checked(self, indices: Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]) -> Int64Array:
         if isinstance(indices, np.ndarray):
             if indices.dtype.kind not in "iu":
-                raise TypeError(f"indices of type {indices.dtype}: integers are meant")
+                raise TypeError(f"indices of type {indices.dtype}: expected integers")
             values: npt.NDArray[np.integer[Any]] = indices
         else:
             try:
@@ -420,10 +420,10 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
         number = operator.index(value)
     except TypeError as error:
         raise ConfigError(
-            f"{name}={value!r}: a whole number is meant; for a part of an epoch give num_samples"
+            f"{name}={value!r}: expected a whole number; for a part of an epoch give num_samples"
         ) from error
     if number < 1:
-        raise ConfigError(f"{name}={number}: at least 1 is meant")
+        raise ConfigError(f"{name}={number}: expected at least 1")
     return number
 
 

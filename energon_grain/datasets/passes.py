@@ -46,7 +46,7 @@ class RepeatDataset(SavableDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         if repeats is not None and not (repeats > 0 and math.isfinite(repeats)):
-            raise ConfigError(f"RepeatDataset: repeats={repeats}: a number above 0, or None for ever, is meant")
+            raise ConfigError(f"RepeatDataset: repeats={repeats}: expected a number above 0, or None for no end")
         if not restart:
             raise ConfigError(
                 "RepeatDataset: restart=False is not supported: after its end, a new iteration is the next pass; stop "
@@ -191,7 +191,7 @@ class EpochizeDataset(SavableDataset):
         if length is not None:
             check_size(self, "length", length, "items")
         elif num_epochs is not None and not (num_epochs > 0 and math.isfinite(num_epochs)):
-            raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: a number above 0 is meant")
+            raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: expected a number above 0")
         describe(self, dataset, worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:

@@ -28,7 +28,7 @@ class SeededDataset(SavableDataset):
     def __post_init__(self) -> None:
         if self.lanes is not None:
             if not hasattr(self.lanes, "__index__") or self.lanes < 1:
-                raise ConfigError(f"lanes={self.lanes!r}: a positive number is meant")
+                raise ConfigError(f"lanes={self.lanes!r}: expected a positive number")
             object.__setattr__(self, "lanes", operator.index(self.lanes))
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:

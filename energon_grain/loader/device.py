@@ -47,7 +47,7 @@ class DeviceLoader(SavableDataLoader[Item]):
 
         check_loader("to_device", loader)
         if buffer_size < 1:
-            raise ConfigError(f"buffer_size={buffer_size}: at least 1 is meant")
+            raise ConfigError(f"buffer_size={buffer_size}: expected at least 1")
         if sharding is None and jax.process_count() > 1:
             raise ConfigError(
                 f"to_device without a sharding, but there are {jax.process_count()} processes: pass "

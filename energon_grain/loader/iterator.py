@@ -127,7 +127,7 @@ def check_loader(name: str, value: Any) -> None:
     if isinstance(value, StreamLoader):
         kind = f"{type(value).__module__.partition('.')[0]}.{kind}"
     way_out = "; pass get_savable_loader(dataset)" if isinstance(value, SavableDataset) else ""
-    raise ConfigError(f"{name}: a loader is meant, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
+    raise ConfigError(f"{name}: expected a loader, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
 
 
 def get_savable_loader(

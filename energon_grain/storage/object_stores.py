@@ -20,7 +20,7 @@ from energon_grain.storage.settings import StorageSettings
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""
-GIVEN_UP = "nobody waits for it any more"
+GIVEN_UP = "its result is no longer needed"
 """What is said of a request that ends because the program or the reader does."""
 _ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
 """How obstore ends the message of a failure that a server told."""

@@ -188,7 +188,7 @@ class LaneAssembly:
             self._set_drops(drops)
         raise FatalSampleError(
             f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip "
-            f"all (or nearly all) of what it reads. loader.stats() tells what was dropped and why; filter the "
+            f"all (or nearly all) of what it reads. loader.stats() says what was dropped and why; filter the "
             f"dataset instead"
         )
 

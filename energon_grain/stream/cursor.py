@@ -364,7 +364,7 @@ def check_cursor(cursor: Any) -> Cursor:
         raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
     for name, (fits, meant) in _SHAPES.items():
         if (name in given and not fits(given[name])) or (name not in given and name != "manifest"):
-            raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; {meant} is meant")
+            raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; expected {meant}")
     if given["pass_step"] > given["step"]:
         raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
     if given.setdefault("check", checksum) != checksum:
@@ -459,7 +459,7 @@ def _held_of(cursor: Mapping[str, Any], lanes: int) -> list[list[int]]:
         found.append(values[at + 1 : at + 1 + values[at]])
         at += 1 + values[at]
     if len(found) != lanes or at != len(values):
-        raise StateError(f"the state's 'held' is of {len(found)} lanes (or a part of one), but {lanes} are meant")
+        raise StateError(f"the state's 'held' is of {len(found)} lanes (or a part of one), expected {lanes}")
     return found
 
 
@@ -468,7 +468,7 @@ def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
         return np.zeros(lanes, np.int64)
     drops = _unpacked(cursor, "drops")
     if len(drops) != lanes:
-        raise StateError(f"the state's 'drops' are of {len(drops)} lanes, but {lanes} are meant")
+        raise StateError(f"the state's 'drops' are of {len(drops)} lanes, expected {lanes}")
     return np.asarray(drops, np.int64)
 
 

@@ -413,7 +413,7 @@ class Lane:
         if self.around.in_a_row > self.around.patience:
             raise FatalSampleError(
                 f"lane {self.number} came through {self.around.patience} samples without one item: hooks, filters or "
-                f"packers drop all (or nearly all) of what it reads. loader.stats() tells what was dropped and why"
+                f"packers drop all (or nearly all) of what it reads. loader.stats() says what was dropped and why"
             )
 
     def sample(self, position: Position) -> Any:

@@ -368,7 +368,7 @@ def no_dataset(value: Any) -> str:
         way_out = "pass what its build() gives"
     elif isinstance(value, list | tuple):
         way_out = "pass the datasets in it, one by one"
-    return f"a dataset is meant, not a {type(value).__name__}; {way_out}"
+    return f"expected a dataset, got a {type(value).__name__}; {way_out}"
 
 
 def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:

@@ -354,7 +354,7 @@ def unpack_integers(text: str) -> list[int]:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise StateError(f"a saved state holds {text[:40]!r} where packed integers are meant: {error}") from error
+        raise StateError(f"a saved state holds {text[:40]!r} where packed integers are expected: {error}") from error
     values: list[int] = []
     value, shift = 0, 0
     for byte in data:

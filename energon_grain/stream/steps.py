@@ -200,7 +200,7 @@ class Production:
                 if item == 0 and self._lanes_ended() and self._share.hosts == 1:
                     raise EmptyDatasetError(
                         "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
-                        "would have made a full batch). loader.stats() tells what was dropped and why"
+                        "would have made a full batch). loader.stats() says what was dropped and why"
                     )
                 self._progress = self._progress._replace(item=next_item, ended=True)
                 return None

@@ -137,7 +137,7 @@ class Stream:
             raise ConfigError(
                 f"passes of this dataset end where its data does (it filters, groups, packs or generates), and "
                 f"{config.world_size} hosts must agree on when: initialise `jax.distributed` or `torch.distributed` "
-                f"and use a loader, or pass WorkerConfig(any_host=…), a function that tells every host whether a flag "
+                f"and use a loader, or pass WorkerConfig(any_host=…), a function that says whether a flag "
                 f"is set on any; or make it endless (repeat=True)"
             )
         self._any_host = config.any_host if agrees else None
@@ -446,7 +446,7 @@ class Stream:
         """
         steps = operator.index(steps)
         if steps < 0:
-            raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
+            raise ValueError(f"skip({steps}): expected a number of steps, 0 or more")
         if steps:
             self._require_here("skip steps")
             with self.turn:

@@ -176,21 +176,21 @@ class WorkerConfig:
         for name in ("rank", "world_size", "num_workers", "seed_offset"):
             value = getattr(self, name)
             if not hasattr(value, "__index__"):
-                raise ConfigError(f"WorkerConfig({name}={value!r}): a whole number is meant, such as int(…) of a text")
+                raise ConfigError(f"WorkerConfig({name}={value!r}): expected a whole number, such as int(…) of a text")
             setattr(self, name, operator.index(value))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"
             )
         if self.num_workers < 0:
-            raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): 0 or more is meant")
+            raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more")
         if self.worker_type not in self.worker_types:
             raise ConfigError(
-                f"WorkerConfig(worker_type={self.worker_type!r}): {' or '.join(map(repr, self.worker_types))} is meant"
+                f"WorkerConfig(worker_type={self.worker_type!r}): expected {' or '.join(map(repr, self.worker_types))}"
             )
         if self.prefetch_bytes < 1:
             raise ConfigError(
-                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): a positive number of bytes is meant"
+                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): expected a positive number of bytes"
             )
 
     @classmethod

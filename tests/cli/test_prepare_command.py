@@ -165,7 +165,7 @@ def test_input_that_ends_early(root: Path) -> None:
     for answers in ([], [""]):
         done = prepare(root, answers=answers)
         assert isinstance(done.exception, ConfigError)
-        assert "nobody to ask: give --non-interactive, with --split-ratio" in str(done.exception)
+        assert "not a terminal: give --non-interactive, with --split-ratio" in str(done.exception)
         assert not (root / ".nv-meta/.info.json").exists()
     done = prepare(root, "--non-interactive", "--split-ratio=1", "--skip-dataset-yaml")
     assert "10 shards had been scanned by an earlier run" in done.output

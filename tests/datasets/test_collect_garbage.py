@@ -54,5 +54,5 @@ def test_below_batches(tmp_path: Path, collections: list[int]) -> None:
 
 def test_a_distance_that_is_none(tmp_path: Path) -> None:
     path = make_text_dataset(tmp_path / "text", n=2, shards=1)
-    with pytest.raises(ConfigError, match="GcDataset: every_n_iter=0: a positive number of items is meant"):
+    with pytest.raises(ConfigError, match="GcDataset: every_n_iter=0: expected a positive number of items"):
         GcDataset(in_order(path), every_n_iter=0)

@@ -34,18 +34,18 @@ class Encoder(DefaultTaskEncoder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"worker_config": 4}, r"worker_config=4: a WorkerConfig is meant"),
+        ({"worker_config": 4}, r"worker_config=4: expected a WorkerConfig"),
         ({"task_encoder": Encoder}, r"task_encoder=Encoder: is a class; give an object of it, Encoder\(…\)"),
         ({"task_encoder": len}, "derives from TaskEncoder"),
-        ({"task_encoder": Encoder(decoder="rgb8")}, r"Encoder\.decoder = 'rgb8': a SampleDecoder is meant"),
-        ({"task_encoder": Encoder(decoder=SampleDecoder)}, "a SampleDecoder is meant"),
-        ({"task_encoder": Encoder(cookers=Cooker(len))}, r"Encoder\.cookers = .*: a list of cookers is meant"),
-        ({"task_encoder": Encoder(cookers=[len])}, "a list of cookers is meant"),
+        ({"task_encoder": Encoder(decoder="rgb8")}, r"Encoder\.decoder = 'rgb8': expected a SampleDecoder"),
+        ({"task_encoder": Encoder(decoder=SampleDecoder)}, "expected a SampleDecoder"),
+        ({"task_encoder": Encoder(cookers=Cooker(len))}, r"Encoder\.cookers = .*: expected a list of cookers"),
+        ({"task_encoder": Encoder(cookers=[len])}, "expected a list of cookers"),
         (
             {"task_encoder": Encoder(build_cook_crude_sample=len)},
             r"Encoder\.build_cook_crude_sample would never be called",
         ),
-        ({"seed": "7"}, r"seed='7': a whole number is meant"),
+        ({"seed": "7"}, r"seed='7': expected a whole number"),
     ],
 )
 def test_what_is_something_else_is_told_where_it_is_given(arguments: dict[str, Any], message: str) -> None:

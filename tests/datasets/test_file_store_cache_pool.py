@@ -198,8 +198,8 @@ def test_values_put_away(make_pool: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "zip"}, r"method='zip'\): 'raw' or 'pickle' is meant"),
-        ({"num_workers": 0}, "num_workers=0, .*: positive numbers are meant"),
+        ({"method": "zip"}, r"method='zip'\): expected 'raw' or 'pickle'"),
+        ({"num_workers": 0}, "num_workers=0, .*: expected positive numbers"),
         ({"max_cache_size_gbytes": -1}, "max_cache_size_gbytes=-1"),
         ({"max_cache_count": 0}, "max_cache_count=0"),
     ],

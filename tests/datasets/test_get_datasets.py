@@ -46,8 +46,8 @@ def keys(dataset: Any, batches: int | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, r"batch_size=0: a positive number"),
-        ({"last_batch": "half"}, r"last_batch='half': 'keep', 'drop' or 'pad' is meant"),
+        ({"batch_size": 0}, r"batch_size=0: expected a positive number"),
+        ({"last_batch": "half"}, r"last_batch='half': expected 'keep', 'drop' or 'pad'"),
         ({"last_batch": "half", "batch_size": None}, r"last_batch='half'"),
         ({"last_batch": "pad", "batch_drop_last": True}, r"batch_drop_last=True and last_batch='pad' contradict"),
         ({"last_batch": "keep", "worker_config": TWO_HOSTS}, r"last_batch='keep' with 2 hosts.*'drop' or 'pad'"),
@@ -58,7 +58,7 @@ def keys(dataset: Any, batches: int | None = None) -> list[str]:
         ({"shuffle_over_epochs_multiplier": -2}, r"shuffle_over_epochs_multiplier=-2"),
         ({"virtual_epoch_length": -1}, r"virtual_epoch_length=-1 with repeat=True"),
         ({"virtual_epoch_length": 5, "repeat": False}, r"virtual_epoch_length=5 with repeat=False: .* endless"),
-        ({"lanes": 0}, r"lanes=0: a positive number"),
+        ({"lanes": 0}, r"lanes=0: expected a positive number"),
         ({"subset": [3, 1]}, r"subset \[3, 1\]: 0 <= start < end must hold"),
     ],
 )
@@ -70,7 +70,7 @@ def test_impossible_arguments(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"limit": 0}, r"limit=0: a positive number of batches, or None for all"),
+        ({"limit": 0}, r"limit=0: expected a positive number of batches, or None for all"),
         ({"batch_size": -3}, r"batch_size=-3"),
         ({"last_batch": "keep", "worker_config": TWO_HOSTS}, r"last_batch='keep' with 2 hosts"),
         ({"subset": "10%"}, r"subset '10%': a range \[start, end\] of two values"),
@@ -100,11 +100,11 @@ def test_what_is_wrong_is_said_by_the_call(
         ({"split_config": "x.yaml"}, SplitError, r"x\.yaml: no such split file; there is split\.yaml"),
         ({"dataset_config": "x.yaml"}, ConfigError, r"x\.yaml: no such file"),
         ({"sample_type": VQASample}, ConfigError, r"holds TextSample, but sample_type=VQASample was asked for$"),
-        ({"sample_type": "TextSample"}, ConfigError, r"^sample_type='TextSample': a class is meant"),
+        ({"sample_type": "TextSample"}, ConfigError, r"^sample_type='TextSample': expected a class"),
         ({"subset": [5, 13]}, ConfigError, r"^subset \[5, 13\]: split part 'train' of .*dataset has only 12 "),
-        ({"batch_size": "32"}, ConfigError, r"^batch_size='32': a positive number"),
-        ({"batch_size": True}, ConfigError, r"^batch_size=True: a positive number"),
-        ({"split_part": 3}, ConfigError, r"^split_part=3: the name of a part"),
+        ({"batch_size": "32"}, ConfigError, r"^batch_size='32': expected a positive number"),
+        ({"batch_size": True}, ConfigError, r"^batch_size=True: expected a positive number"),
+        ({"split_part": 3}, ConfigError, r"^split_part=3: expected the name of a part"),
         ({"part_filter": "txt"}, ConfigError, r"^part_filter='txt': .*\['txt'\]"),
         ({"trusted_modules": "mine"}, ConfigError, r"^trusted_modules='mine': .*\['mine'\]"),
         ({"lanes": "x"}, ConfigError, r"^lanes='x'"),

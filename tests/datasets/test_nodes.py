@@ -95,7 +95,7 @@ def test_every_node(name: str) -> None:
     copy = pickle.loads(pickle.dumps(node))
     assert type(copy) is type(node)
     assert copy.worker_config == node.worker_config
-    with pytest.raises(ConfigError, match="a dataset is meant, not a str"):
+    with pytest.raises(ConfigError, match="expected a dataset, got a str"):
         make("below")
 
 
@@ -200,24 +200,30 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MapDataset(leaf(), None), r"MapDataset: map_fn=None: a function is meant"),
+        (lambda: MapDataset(leaf(), None), r"MapDataset: map_fn=None: expected a function"),
         (lambda: FilterDataset(leaf(), generator), r"filter_fn \(generator\) is a generator function"),
-        (lambda: IterMapDataset(leaf(), function, inputs_per_call=0), r"inputs_per_call=0: a positive number"),
-        (lambda: IterMapDataset(leaf(), function, len_map_fn=3), r"len_map_fn=3: a function"),
-        (lambda: BatchDataset(leaf(), 0, function), r"BatchDataset: batch_size=0: a positive number of samples"),
-        (lambda: BatchDataset(leaf(), 2.0, function), r"batch_size=2.0: a positive number"),
+        (lambda: IterMapDataset(leaf(), function, inputs_per_call=0), r"inputs_per_call=0: expected a positive number"),
+        (lambda: IterMapDataset(leaf(), function, len_map_fn=3), r"len_map_fn=3: expected a function"),
+        (
+            lambda: BatchDataset(leaf(), 0, function),
+            r"BatchDataset: batch_size=0: expected a positive number of samples",
+        ),
+        (lambda: BatchDataset(leaf(), 2.0, function), r"batch_size=2.0: expected a positive number"),
         (lambda: BatchDataset(leaf(), True, function), r"batch_size=True"),
         (lambda: BatchDataset(leaf(), 2, None), r"batcher=None"),
-        (lambda: BatchDataset(leaf(), 2, function, last_batch="half"), r"last_batch='half': 'keep', 'drop' or 'pad'"),
+        (
+            lambda: BatchDataset(leaf(), 2, function, last_batch="half"),
+            r"last_batch='half': expected 'keep', 'drop' or 'pad'",
+        ),
         (lambda: BatchDataset(leaf(), 2, function, drop_last=True, last_batch="pad"), r"contradict each other"),
         (
             lambda: BatchDataset(leaf(), 2, function, last_batch="keep", worker_config=SECOND_OF_TWO),
             r"last_batch='keep' with 2 hosts",
         ),
         (lambda: GroupBatchDataset(leaf(), 0, group, function), r"fixed_batch_size=0"),
-        (lambda: GroupBatchDataset(leaf(), 2, "text", function), r"sample_group_key='text': a function"),
+        (lambda: GroupBatchDataset(leaf(), 2, "text", function), r"sample_group_key='text': expected a function"),
         (lambda: GroupBatchDataset(leaf(), 2, group, generator), r"batcher \(generator\) is a generator function"),
-        (lambda: PackingDataset(leaf(), 0, select, function), r"buffer_size=0: a positive number of samples"),
+        (lambda: PackingDataset(leaf(), 0, select, function), r"buffer_size=0: expected a positive number of samples"),
         (lambda: PackingDataset(leaf(), 2, generator, function), r"pre_packer \(generator\) is a generator"),
         (
             lambda: PackingDataset(leaf(), 2, select, function, sample_encoder=generator),
@@ -225,29 +231,29 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         ),
         (lambda: MixBatchDataset(batch_size=2), r"BlendDataset: there is nothing to combine"),
         (lambda: BlendDataset([]), r"BlendDataset: there is nothing to combine"),
-        (lambda: BlendDataset("path"), r"BlendDataset: a dataset is meant, not a str"),
+        (lambda: BlendDataset("path"), r"BlendDataset: expected a dataset, got a str"),
         (lambda: MixBatchDataset((leaf(), 1), batch_size=0), r"MixBatchDataset: batch_size=0"),
-        (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: a number above 0 is meant"),
+        (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: expected a number above 0"),
         (lambda: blend(float("nan")), r"weight of dataset 0 is nan"),
         (lambda: blend("0.3"), r"weight of dataset 0 is '0.3'"),
-        (lambda: blend(1, per_step=-1), r"per_step=-1: True, False or a number of items"),
-        (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair, is meant"),
+        (lambda: blend(1, per_step=-1), r"per_step=-1: expected True, False or a number of items"),
+        (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair"),
         (lambda: blend(1, 1, schedule=[]), r"begins at position 0 and ascends, but this one is from \[\]"),
         (lambda: blend(1, schedule=[(5, [1])]), r"from \[5\]"),
-        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: a whole number is meant"),
+        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: expected a whole number"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"from \[0, 0\]"),
         (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets and 1 weights from 0 on"),
-        (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: 0 or more"),
+        (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: expected 0 or more"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (9, [0, 0])]), r"all weights from 9 on are 0"),
-        (lambda: BlendEpochizedDataset((leaf(), -1)), r"repetitions of dataset 0 is -1: a number above 0"),
-        (lambda: RepeatDataset(leaf(), repeats=0), r"repeats=0: a number above 0, or None for ever"),
+        (lambda: BlendEpochizedDataset((leaf(), -1)), r"repetitions of dataset 0 is -1: expected a number above 0"),
+        (lambda: RepeatDataset(leaf(), repeats=0), r"repeats=0: expected a number above 0, or None for no end"),
         (lambda: RepeatDataset(leaf(), repeats=2, restart=False), r"restart=False is not supported"),
-        (lambda: LimitDataset(leaf(), 0), r"LimitDataset: length=0: a positive number of items"),
+        (lambda: LimitDataset(leaf(), 0), r"LimitDataset: length=0: expected a positive number of items"),
         (lambda: EpochizeDataset(leaf()), r"length=None, num_epochs=None: give one of the two"),
         (lambda: EpochizeDataset(leaf(), 3, num_epochs=2), r"length=3, num_epochs=2: give one of the two"),
         (lambda: EpochizeDataset(leaf(), length=-1), r"length=-1"),
-        (lambda: EpochizeDataset(leaf(), num_epochs=0), r"num_epochs=0: a number above 0"),
-        (lambda: ShuffleBufferDataset(leaf(), 0), r"size=0: a positive number of samples"),
+        (lambda: EpochizeDataset(leaf(), num_epochs=0), r"num_epochs=0: expected a number above 0"),
+        (lambda: ShuffleBufferDataset(leaf(), 0), r"size=0: expected a positive number of samples"),
     ],
 )
 def test_what_nodes_refuse(make: Callable[[], Any], message: str) -> None:

@@ -274,7 +274,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: CrudeWebdataset(path, **val(part_filter="parts.py:mine")),
             ConfigError,
-            r"part_filter='parts\.py:mine'\): names of parts, or a function",
+            r"part_filter='parts\.py:mine'\): expected names of parts, or a function",
         ),
         (lambda path: CrudeWebdataset(path, **val(field_map=TEXTS)), ConfigError, "crude samples are not loaded"),
         (lambda path: CrudeWebdataset(path, **val(sample_loader=loader)), ConfigError, "crude samples are not loaded"),
@@ -286,7 +286,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: StandardWebdatasetFactory(path, sample_type=dict, **val(field_map=TEXTS)),
             ConfigError,
-            "sample_type=dict: a class derived from Sample is meant",
+            "sample_type=dict: expected a class derived from Sample",
         ),
         (lambda path: BaseWebdatasetFactory(path, **val()).build(), ConfigError, "has no load_sample"),
         (lambda path: TextWebdataset(path, **val(field_map=TEXTS, subset=[3, 2])), ConfigError, "subset"),

@@ -36,11 +36,14 @@ def test_defaults() -> None:
         ({"rank": 2, "world_size": 2}, r"rank=2, world_size=2\): rank must lie in \[0, world_size\)"),
         ({"rank": -1, "world_size": 2}, r"rank=-1"),
         ({"rank": 0, "world_size": 0}, r"world_size=0"),
-        ({"rank": 0, "world_size": 1, "num_workers": -1}, r"num_workers=-1\): 0 or more is meant"),
-        ({"rank": 0, "world_size": 1, "worker_type": "fiber"}, r"worker_type='fiber'\): 'thread' or 'process'"),
-        ({"rank": "0", "world_size": 1}, r"rank='0'\): a whole number"),
-        ({"rank": 0, "world_size": 1.0}, r"world_size=1.0\): a whole number"),
-        ({"rank": 0, "world_size": 1, "prefetch_bytes": 0}, r"prefetch_bytes=0\): a positive number of bytes"),
+        ({"rank": 0, "world_size": 1, "num_workers": -1}, r"num_workers=-1\): expected 0 or more"),
+        (
+            {"rank": 0, "world_size": 1, "worker_type": "fiber"},
+            r"worker_type='fiber'\): expected 'thread' or 'process'",
+        ),
+        ({"rank": "0", "world_size": 1}, r"rank='0'\): expected a whole number"),
+        ({"rank": 0, "world_size": 1.0}, r"world_size=1.0\): expected a whole number"),
+        ({"rank": 0, "world_size": 1, "prefetch_bytes": 0}, r"prefetch_bytes=0\): expected a positive number of bytes"),
     ],
 )
 def test_impossible_arguments(arguments: dict[str, Any], message: str) -> None:

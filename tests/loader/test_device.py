@@ -323,13 +323,16 @@ SEVERAL_DEVICES = """
 import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from energon_grain import WorkerConfig, get_loader, get_train_dataset
+from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.loader import to_device
 
-def loader():
+class Encoder(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="torchrgb")
+
+def loader(batch_size=8):
     return get_loader(get_train_dataset(
-        sys.argv[1], batch_size=8, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(0, 1, 1),
+        sys.argv[1], batch_size=batch_size, shuffle_buffer_size=None, max_samples_per_sequence=None,
+        worker_config=WorkerConfig(0, 1, 1), task_encoder=Encoder(),
     ))
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
@@ -352,9 +355,8 @@ for _ in range(5):
     np.testing.assert_allclose(total(batch), expected.image.sum(), rtol=1e-4)
 assert traces == 1
 
-odd = get_loader(get_train_dataset(sys.argv[1], batch_size=7, shuffle_buffer_size=None, max_samples_per_sequence=None))
 try:
-    next(to_device(odd, sharding))
+    next(to_device(loader(batch_size=7), sharding))
 except ValueError as error:
     assert error.__notes__ == ["while placing .image, float32 of shape (7, 3, 16, 16)"], error
 else:

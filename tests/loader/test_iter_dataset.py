@@ -30,7 +30,7 @@ class Numbers(DefaultTaskEncoder):
 
 def test_what_is_no_dataset_is_refused() -> None:
     for kind in (BatchIterDataset, BatchMapDataset):
-        with pytest.raises(ConfigError, match="a dataset is meant, not a str"):
+        with pytest.raises(ConfigError, match="expected a dataset, got a str"):
             kind("folder")  # type: ignore[arg-type]
 
 

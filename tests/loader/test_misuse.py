@@ -122,10 +122,10 @@ def test_a_loader_has_no_batches_by_number(loader: Any) -> None:
 
 
 NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda dataset: get_loader(dataset), "not a SavableDataLoader; pass the dataset that it was made of"),
-    (lambda dataset: [(dataset, None)], "not a list; pass the datasets in it, one by one"),
-    (lambda dataset: "s3://bucket/data", "not a str; give it to get_train_dataset"),
-    (lambda dataset: load_dataset("s3://bucket/data"), "not a DatasetLoader; give it to get_train_dataset"),
+    (lambda dataset: get_loader(dataset), "got a SavableDataLoader; pass the dataset that it was made of"),
+    (lambda dataset: [(dataset, None)], "got a list; pass the datasets in it, one by one"),
+    (lambda dataset: "s3://bucket/data", "got a str; give it to get_train_dataset"),
+    (lambda dataset: load_dataset("s3://bucket/data"), "got a DatasetLoader; give it to get_train_dataset"),
     (
         lambda dataset: TextWebdataset(
             "s3://bucket/data",
@@ -134,10 +134,10 @@ NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
             worker_config=WorkerConfig(rank=0, world_size=1),
             field_map={"text": "txt"},
         ),
-        r"not a TextWebdataset; pass what its build\(\) gives",
+        r"got a TextWebdataset; pass what its build\(\) gives",
     ),
-    (lambda dataset: BatchMapDataset(dataset), "not a BatchMapDataset; pass what get_train_dataset or another"),
-    (lambda dataset: None, "not a NoneType; pass what get_train_dataset or another"),
+    (lambda dataset: BatchMapDataset(dataset), "got a BatchMapDataset; pass what get_train_dataset or another"),
+    (lambda dataset: None, "got a NoneType; pass what get_train_dataset or another"),
 ]
 
 
@@ -154,14 +154,14 @@ NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
     ],
 )
 def test_what_is_no_dataset(train: Train, use: Callable[[Any], Any], make: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"a dataset is meant, {message}"):
+    with pytest.raises(ConfigError, match=f"expected a dataset, {message}"):
         use(make(train()))
 
 
 def test_a_mixture_does_not_read_what_is_no_list_of_datasets(train: Train) -> None:
     """A loader can be iterated over too, for ever."""
     for made in (get_loader(train()), energon_grain_torch.get_loader(train())):
-        with pytest.raises(ConfigError, match="BlendDataset: a dataset is meant, not a SavableDataLoader; pass the d"):
+        with pytest.raises(ConfigError, match="BlendDataset: expected a dataset, got a SavableDataLoader; pass the d"):
             BlendDataset(made)
         assert made.save_state_rank()["step"] == 0
     assert repr(BlendDataset(each for each in [train()])).startswith("BlendDataset(")
@@ -176,9 +176,9 @@ def test_what_is_no_loader(train: Train) -> None:
 
 def test_what_is_no_path(train: Train) -> None:
     usual: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): the path .* is meant.* ready for get_loader"):
+    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* ready for get_loader"):
         get_train_dataset(train(), **usual)
-    with pytest.raises(ConfigError, match="path=7: the path of a dataset or of a metadataset is meant"):
+    with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or of a metadataset"):
         get_train_dataset(7, **usual)  # type: ignore[arg-type]
 
 

@@ -135,11 +135,11 @@ def test_another_stream_is_refused_by_name(train: Train, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("argument", [EnergonCheckpointSave, EnergonCheckpointRestore])
 def test_what_is_no_loader_is_refused(train: Train, argument: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{argument.__name__}: a loader is meant, .* not a SeededDataset"):
+    with pytest.raises(ConfigError, match=f"{argument.__name__}: expected a loader, .* not a SeededDataset"):
         argument(train())
-    with pytest.raises(ConfigError, match="loader: a dataset is meant, not a str"):
+    with pytest.raises(ConfigError, match="loader: expected a dataset, got a str"):
         get_loader("folder")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"to_device: a loader is meant, .* not a SeededDataset"):
+    with pytest.raises(ConfigError, match=r"to_device: expected a loader, .* not a SeededDataset"):
         to_device(train())
 
 

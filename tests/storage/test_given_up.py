@@ -47,7 +47,7 @@ def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, faul
     began_s = time.monotonic()
     with (
         wanted_until(over),
-        pytest.raises(ReadError, match="x failed: nobody waits for it any more"),
+        pytest.raises(ReadError, match="x failed: its result is no longer needed"),
     ):
         client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * 2)
     assert time.monotonic() - began_s < PATIENCE_S
@@ -77,7 +77,7 @@ def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket, times: int) -> 
     first, second = Over(), Over()
 
     def read(over: Over) -> None:
-        with wanted_until(over), pytest.raises(ReadError, match="nobody waits for it any more"):
+        with wanted_until(over), pytest.raises(ReadError, match="its result is no longer needed"):
             client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * times)
 
     threads = [threading.Thread(target=read, args=(over,)) for over in (first, second)]
@@ -105,7 +105,7 @@ def test_what_another_thread_fetches_is_not_waited_for_any_more(bucket: Bucket, 
     first, second = Over(), Over()
 
     def fetch(over: Over) -> None:
-        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: nobody waits for it any more"):
+        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: its result is no longer needed"):
             read(files, url, [(0, 100)])
 
     threads = [threading.Thread(target=fetch, args=(over,)) for over in (first, second)]

@@ -62,7 +62,7 @@ def test_each_key_with_a_size_of_its_own(text_dataset: MakeDataset) -> None:
 @pytest.mark.parametrize("said", [3, (3, 4, 5), None, ([0], None), (0, 0), (0, float("nan")), (0, "4")], ids=str)
 def test_what_is_no_key_and_size_ends_at_the_first_sample(text_dataset: MakeDataset, said: Any) -> None:
     groups = GroupBatchDataset(ordered(text_dataset(8)), 2, lambda sample: said, batch)
-    with pytest.raises(FatalSampleError, match=r"ConfigError.*returned .*: a pair is meant"):
+    with pytest.raises(FatalSampleError, match=r"ConfigError.*returned .*: expected a pair"):
         list(groups)
 
 
