@@ -1,6 +1,27 @@
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
 from ._version import __version__ as __version__
+from .compat.factories import (
+    BaseWebdatasetFactory as BaseWebdatasetFactory,
+    CaptioningWebdataset as CaptioningWebdataset,
+    CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
+    CrudeWebdataset as CrudeWebdataset,
+    DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory,
+    DefaultDecoderWebdatasetFactory as DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory as DefaultGenericWebdatasetFactory,
+    ImageClassificationWebdataset as ImageClassificationWebdataset,
+    ImageWebdataset as ImageWebdataset,
+    InterleavedWebdataset as InterleavedWebdataset,
+    JoinedWebdatasetFactory as JoinedWebdatasetFactory,
+    MultiChoiceVQAWebdataset as MultiChoiceVQAWebdataset,
+    OCRWebdataset as OCRWebdataset,
+    SimilarityInterleavedWebdataset as SimilarityInterleavedWebdataset,
+    StandardWebdatasetFactory as StandardWebdatasetFactory,
+    TextWebdataset as TextWebdataset,
+    VidQAWebdataset as VidQAWebdataset,
+    VQAOCRWebdataset as VQAOCRWebdataset,
+    VQAWebdataset as VQAWebdataset,
+)
 from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
 from .datasets.aux_stores import (
     DecodeFileStore as DecodeFileStore,
@@ -24,11 +45,6 @@ from .datasets.get_datasets import (
 )
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
-from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
-from .datasets.jsonl_factories import (
-    CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
-    DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory,
-)
 from .datasets.loaded_dataset import DatasetBlendMode as DatasetBlendMode, LoadedDataset as LoadedDataset
 from .datasets.log_samples import LogSampleDataset as LogSampleDataset, default_get_batch_keys as default_get_batch_keys
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -55,24 +71,6 @@ from .datasets.passes import (
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
-from .datasets.webdataset_factories import (
-    BaseWebdatasetFactory as BaseWebdatasetFactory,
-    CaptioningWebdataset as CaptioningWebdataset,
-    CrudeWebdataset as CrudeWebdataset,
-    DefaultDecoderWebdatasetFactory as DefaultDecoderWebdatasetFactory,
-    DefaultGenericWebdatasetFactory as DefaultGenericWebdatasetFactory,
-    ImageClassificationWebdataset as ImageClassificationWebdataset,
-    ImageWebdataset as ImageWebdataset,
-    InterleavedWebdataset as InterleavedWebdataset,
-    MultiChoiceVQAWebdataset as MultiChoiceVQAWebdataset,
-    OCRWebdataset as OCRWebdataset,
-    SimilarityInterleavedWebdataset as SimilarityInterleavedWebdataset,
-    StandardWebdatasetFactory as StandardWebdatasetFactory,
-    TextWebdataset as TextWebdataset,
-    VidQAWebdataset as VidQAWebdataset,
-    VQAOCRWebdataset as VQAOCRWebdataset,
-    VQAWebdataset as VQAWebdataset,
-)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,

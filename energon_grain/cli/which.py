@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules, own_task_encoder
-from energon_grain.cli.print_json import print_json
+from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder, table
+
+if TYPE_CHECKING:
+    from energon_grain.stream.which import SampleRecord
 
 _PLAIN_ENDINGS = (".tar", ".jsonl")
 """Of files whose bytes are those of their samples."""
@@ -45,8 +48,7 @@ def which(
     trust_module: Annotated[
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """List shard, key and byte range of the samples of a global batch.
 
     Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
@@ -87,14 +89,22 @@ def which(
             saved = json.loads(state.read_text())
             stream.restore(merge_cursors(saved) if isinstance(saved, list) else saved)
         records = stream.which(step)
-    if as_json:
-        told = [asdict(record) for record in records]
-        print_json([{**record, "read": True} for record in told] if records.read else told)
-        return
-    in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
-    typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes' if in_files else 'bytes, uncompressed':25} sample")
-    for record in records:
-        extent = f"{record.start}-{record.stop}"
-        typer.echo(f"{record.item:8} {record.host:4} {record.epoch:5}  {extent:25} {record.shard}/{record.key}")
+    document = [{**asdict(record), "read": True} for record in records] if records.read else records
+    lines = _lines(records)
     if records.read:
-        typer.echo("Known by reading the samples before, and making the steps again.")
+        lines.append("Known by reading the samples before, and making the steps again.")
+    return Answer(document=document, lines=lines)
+
+
+def _lines(records: list[SampleRecord]) -> list[str]:
+    """A table; it names the datasets where they are several, shortened by what they have in common."""
+    in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
+    datasets = sorted({record.dataset for record in records})
+    several = len(datasets) > 1
+    common = os.path.commonprefix(datasets).rpartition("/")[0] if several else "".join(datasets)  # noqa: RUF071
+    rows = [("item", "host", "epoch", "bytes" if in_files else "bytes, uncompressed", "sample")]
+    for record in records:
+        place = f"{record.dataset[len(common) :].lstrip('/')}/{record.shard}/{record.key}".lstrip("/")
+        extent = f"{record.start}-{record.stop}"
+        rows.append((f"{record.item}", f"{record.host}", f"{record.epoch}", extent, place))
+    return [*([f"Below {common}/"] if several else []), *table(rows, ">>><<")]

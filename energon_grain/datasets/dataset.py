@@ -13,8 +13,8 @@ import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.lowering import Lowering, Part, Steps, compile_dataset, nodes_below
-from energon_grain.datasets.subscripts import OneSubscript
 from energon_grain.errors import ConfigError
+from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import StreamSpec, names_of_leaves
@@ -29,8 +29,8 @@ _OF_LOADERS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
-class SavableDataset(OneSubscript):
-    """Base of dataset nodes.
+class SavableDataset(OneSubscript[Item]):
+    """Base of dataset nodes; `SavableDataset[Batch]` yields batches of that type, to a type checker.
 
     `for batch in dataset` runs one pass (for ever, where the dataset is endless) in this process without any backend;
     each `iter` starts from the beginning. `get_loader` and `get_savable_loader` add threads and state.
@@ -63,7 +63,7 @@ class SavableDataset(OneSubscript):
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         from energon_grain.stream.stream import Stream
 
         stream = Stream.of(self, num_workers=0)

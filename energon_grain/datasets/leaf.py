@@ -64,12 +64,12 @@ class SampleFactory:
     """Base of classes that a `dataset.yaml` may name: with the arguments in the file, it says how samples are made.
 
     Attributes:
-        takes: What else it is given: "subflavors", "decoder".
-        crude: Whether the program may say which parts it reads.
+        _takes: What else it is given: "subflavors", "decoder".
+        _crude: Whether the program may say which parts it reads.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ()
-    crude: ClassVar[bool] = False
+    _takes: ClassVar[tuple[str, ...]] = ()
+    _crude: ClassVar[bool] = False
 
     def definition(self) -> SampleDefinition:
         """How samples are made."""
@@ -495,8 +495,8 @@ def _of_factory(
         **config.options,
     }
     offered = {"subflavors": {**config.subflavors, **leaf.subflavors}, "decoder": decoder}
-    arguments |= {name: offered[name] for name in factory.takes}
-    parts = _parts(leaf, config, crude=factory.crude)
+    arguments |= {name: offered[name] for name in factory._takes}
+    parts = _parts(leaf, config, crude=factory._crude)
     given = {"sample_type": sample_type, "field_map": config.field_map, "part_filter": parts}
     arguments |= {name: value for name, value in given.items() if value is not None}
     try:

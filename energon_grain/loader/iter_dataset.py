@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader, get_savable_loader
+from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.stream import config_to_run
 
 with needed_for("BatchIterDataset"):
     import grain
 
 
-class BatchIterDataset(grain.IterDataset[Any]):
+class BatchIterDataset(grain.IterDataset[EncodedBatch]):
     """A `grain.IterDataset` of this host's batches: `.map(…)`, `ThreadPrefetch` and Grain's checkpoints work on top.
 
     Each `iter` makes a loader of its own, which begins at the start. Elements, state and exactness are those of
@@ -24,12 +23,12 @@ class BatchIterDataset(grain.IterDataset[Any]):
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
     """
 
-    def __init__(self, dataset: SavableDataset) -> None:
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
         super().__init__()
         config_to_run(dataset, None)  # which refuses what is no dataset
         self._dataset = dataset
 
-    def __iter__(self) -> SavableDataLoader:
+    def __iter__(self) -> SavableDataLoader[EncodedBatch]:
         return get_savable_loader(self._dataset)
 
     def __str__(self) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
+from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
+from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, with_agreement
 from energon_grain.stream.stream import Stream, config_to_run
-from energon_grain.stream.stream_loader import IdleArguments, StreamLoader, check_idle
+from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ else:
                 self._closed = True
 
 
-class SavableDataLoader(StreamLoader, DatasetIterator):
+class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     """Batches of one host, with state; a `grain.DatasetIterator` where Grain is installed.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
@@ -84,7 +86,7 @@ class SavableDataLoader(StreamLoader, DatasetIterator):
     def __del__(self) -> None:
         """Nothing, where the base class calls `close`, which waits: the stream ends when nobody has it any more."""
 
-    def __enter__(self) -> SavableDataLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -92,13 +94,13 @@ class SavableDataLoader(StreamLoader, DatasetIterator):
 
 
 def get_savable_loader(
-    dataset: SavableDataset,
+    dataset: SavableDataset[Item],
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
     **idle: Unpack[IdleArguments],
-) -> SavableDataLoader:
+) -> SavableDataLoader[Item]:
     """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
 
     Args:
@@ -120,6 +122,6 @@ def get_savable_loader(
     )
 
 
-def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:
+def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
     """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
     return get_savable_loader(dataset, **options)

@@ -12,6 +12,7 @@ from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.extras import needed_for
 from energon_grain.samples.registration import register_value
+from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import EqualPasses
@@ -24,7 +25,7 @@ with needed_for("BatchMapDataset"):
     import grain
 
 
-class BatchMapDataset(grain.MapDataset[Any]):
+class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
     Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
@@ -42,7 +43,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         ConfigError: The dataset does not batch.
     """
 
-    def __init__(self, dataset: SavableDataset) -> None:
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
         super().__init__()
         self._dataset = dataset
         self._open()

@@ -48,7 +48,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()
-_OF_LEAVES = (
+OF_LEAVES = (
     *("max_samples_per_sequence", "shuffle_buffer_size", "parallel_shard_iters", "part_filter", "sample_type"),
     *("dataset_config", "split_config"),
 )
@@ -115,7 +115,7 @@ class DatasetLoaderInterface(ABC):
             task_encoder.decoder = decoder
         trusted_modules = tuple(options.pop("trusted_modules", ()))
         for name in options:
-            if name not in _OF_LEAVES:
+            if name not in OF_LEAVES:
                 raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
         leaf = leaf_maker(
             worker_config=worker_config,

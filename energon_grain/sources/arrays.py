@@ -233,7 +233,7 @@ class ArraySource:
             if store.shape != self.shape or store.dtype.numpy_dtype != self.dtype:
                 raise StaleIndexError(
                     f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was {self.dtype}"
-                    f"{list(self.shape)} when it was opened; begin anew, and let nothing write to it meanwhile"
+                    f"{list(self.shape)} when it was opened; start again, and let nothing write to it meanwhile"
                 )
             self._store = store
         return store

@@ -34,7 +34,7 @@ class Lazy(ABC, Generic[T]):
         """Read the value, always the same one, however often it is asked for.
 
         Args:
-            sample: The sample whose `__sources__` are to tell of it.
+            sample: The sample whose `__sources__` list it.
 
         Raises:
             KeyNotFoundError: The store has nothing under the key.

@@ -80,7 +80,7 @@ class JoinedSource:
     Args:
         index: The rows.
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
-            its indices are the sample numbers that rows hold. Each reads only the parts that it was told to. Arrays
+            its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
             stand among them, behind the primary.
         start: First row to serve.
         stop: One past the last; default: the end.

@@ -20,7 +20,7 @@ import numpy as np
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, next_pass, pass_steps
@@ -33,13 +33,14 @@ from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
-    BoundedBuffer,
+    Background,
     MakePool,
     ProcessPool,
     ThreadPool,
     UnderWay,
     WorkerPool,
     close_with,
+    interpreters,
     interrupts_held,
 )
 
@@ -76,7 +77,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
     """So many workers of the configured kind; None: hooks may not run in threads."""
     if config.worker_type == "process":
-        return ProcessPool(spec, stage.sources, workers, config.prefetch_bytes)
+        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
     if spec.stage_seeds_globals:
         _logger.warning(
             "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
@@ -347,7 +348,11 @@ class Stream:
                 )
             if pool is not None and not self.spec.assembly_seeds_globals:
                 capacity = self._prefetch_factor * pool.workers
-                self._steps = _Ahead(production, capacity, self.config.prefetch_bytes, self._under_way)
+                with interrupts_held():
+                    budget, over = self.config.prefetch_bytes, self._under_way.over
+                    ahead = Background(production, capacity, budget, _bytes_of_step, over)
+                    self._under_way.add(ahead.stop, ahead.close)
+                self._steps = ahead
             else:
                 self._steps = iter(production)
         except BaseException:
@@ -546,64 +551,5 @@ def _caller() -> str:
     return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class _Ahead:
-    """An iterator over the steps of a production that runs in the background.
-
-    Args:
-        production: What makes the steps.
-        capacity: Batches that wait for the consumer at most.
-        budget_bytes: Bound on their memory, estimated from the first one; a single batch may always wait.
-        under_way: Ends the thread.
-    """
-
-    def __init__(self, production: Production, capacity: int, budget_bytes: int, under_way: UnderWay) -> None:
-        self._buffer: BoundedBuffer[Step | BaseException | None] = BoundedBuffer(capacity)
-        self._thread = threading.Thread(
-            target=_produce,
-            args=(production, self._buffer, budget_bytes, under_way.over),
-            name="energon-grain-batches",
-            daemon=True,
-        )
-        with interrupts_held():
-            self._thread.start()
-            under_way.add(self._buffer.close, self._wait)
-
-    def _wait(self) -> None:
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        entry = self._buffer.get()
-        if entry is None:
-            raise StopIteration
-        if isinstance(entry, BaseException):
-            try:
-                raise entry
-            finally:
-                del entry  # the traceback refers to this frame
-        return entry
-
-
-def _produce(
-    production: Production, buffer: BoundedBuffer[Step | BaseException | None], budget_bytes: int, over: Over
-) -> None:
-    measured = False
-    try:
-        with wanted_until(over):
-            for step in production:
-                if not measured:
-                    buffer.narrow(budget_bytes // max(1, approximate_bytes(step.batch)))
-                    measured = True
-                buffer.put(step)
-                del step  # or the batch would live until the next one is made
-        buffer.put(None)
-    except GivenUp:
-        return
-    except BaseException as error:
-        try:
-            buffer.put(error)
-        except GivenUp:
-            return
+def _bytes_of_step(step: Step) -> int:
+    return approximate_bytes(step.batch)

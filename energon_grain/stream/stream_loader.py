@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Self, TypedDict
+from typing import Any, ClassVar, NoReturn, Self
 
 from energon_grain.errors import StateError
+from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import StepSamples
 
 
-class IdleArguments(TypedDict, total=False):
-    """Accepted, and without effect.
-
-    Saving costs microseconds and keeps no internal checkpoints, the garbage collector is paused where it costs time,
-    and a worker that dies is noticed by itself.
-
-    Attributes:
-        checkpoint_every_sec: Energon's interval between internal checkpoints.
-        checkpoint_every_min_n_samples: Likewise.
-        n_checkpoints: How many of them it keeps.
-        gc_collect_every_n_steps: When it collects garbage.
-        watchdog_timeout_seconds: When it warns of a slow step.
-        watchdog_initial_timeout_seconds: The same for the first step.
-        fail_on_timeout: Whether it ends the process then.
-    """
-
-    checkpoint_every_sec: float | None
-    checkpoint_every_min_n_samples: int | None
-    n_checkpoints: int | None
-    gc_collect_every_n_steps: int | None
-    watchdog_timeout_seconds: float | None
-    watchdog_initial_timeout_seconds: float | None
-    fail_on_timeout: bool | None
-
-
-def check_idle(arguments: Mapping[str, Any]) -> None:
-    """Check that they are known.
-
-    Raises:
-        TypeError: One is not.
-    """
-    for name in arguments:
-        if name not in IdleArguments.__annotations__:
-            raise TypeError(f"get_savable_loader() got an unexpected keyword argument {name!r}")
-
-
-class StreamLoader:
+class StreamLoader(OneSubscript[Item]):
     """Batches of one host, with state: the part of a loader that does not depend on the framework.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
@@ -68,7 +33,7 @@ class StreamLoader:
         iter(self._stream)
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         return next(self._stream)
 
     def __len__(self) -> int:

@@ -20,16 +20,17 @@ import io
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from operator import attrgetter
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -46,7 +47,7 @@ from energon_grain.stream.statistics import Dropped
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
 from energon_grain.transforms.batching import reducers
 
-HEADER = struct.Struct("<Q")
+_HEADER = struct.Struct("<Q")
 """Begins each message in a pipe: its length."""
 _ALIGNMENT = 64
 
@@ -313,33 +314,147 @@ class WorkerStage:
         )
 
 
+class Channel:
+    """One end of a socket between two processes: messages, and with one maybe a file in memory."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: bytes, file: int | None = None) -> None:
+        """Send a message, and a descriptor of a file, which stays open here.
+
+        Raises:
+            OSError: The other process has ended, or closed its end.
+        """
+        header = _HEADER.pack(len(message))
+        if file is None:
+            self._end.sendall(header)
+        else:
+            socket.send_fds(self._end, [header], [file])
+        self._end.sendall(message)
+
+    def receive(self) -> tuple[bytearray, int | None]:
+        """A message, and the descriptor of the file that came with it.
+
+        Raises:
+            EOFError, OSError: The other process has ended, or closed its end.
+        """
+        begun, files, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+        for file in files:
+            os.set_inheritable(file, False)
+        header = begun + self._exactly(_HEADER.size - len(begun)) if begun else b""
+        return self._exactly(_HEADER.unpack(header)[0] if header else -1), next(iter(files), None)
+
+    def _exactly(self, size: int) -> bytearray:
+        if size < 0:
+            raise EOFError
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._end.recv_into(view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return data
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+
+class Answer:
+    """What a worker made of a chunk, in a file in memory: nothing is in `/dev/shm`, or left behind by a kill.
+
+    Args:
+        file: Its descriptor, closed together with this.
+        sizes: Of the parts in it, for `SampleUnpickler`.
+        seconds: What making it took.
+    """
+
+    def __init__(self, file: int, sizes: list[int], seconds: float) -> None:
+        self._file = file
+        self._sizes = sizes
+        self.seconds = seconds
+
+    def read(self, sources: list[Source], received: Received) -> Any:
+        """What the worker returned.
+
+        Args:
+            sources: This process's, which provenance of samples is bound to.
+            received: Gives the parts.
+        """
+        parts = received(self._file, self._sizes)
+        return SampleUnpickler(parts[0], parts[1:], sources).load()
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+Received = Callable[[int, list[int]], list[Any]]
+"""The parts in a file, of these sizes: writable, and each to be had without the others, or without being copied."""
+
+
+def copied(file: int, sizes: list[int]) -> list[Any]:
+    """The parts, each in memory of its own."""
+    parts: list[Any] = []
+    for offset, size in zip(part_offsets(sizes)[0], sizes, strict=True):
+        part = np.empty(size, np.uint8).data
+        done = 0
+        while done < size:
+            done += os.preadv(file, [part[done:]], offset + done)
+        parts.append(part)
+    return parts
+
+
 def main() -> None:
-    """Serve chunks until the parent closes the pipe."""
+    """Serve chunks in a fresh interpreter."""
+    # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        number, sys.path[:] = pickle.loads(channel.receive()[0])
+    except (EOFError, OSError):
+        return
+    serve(channel, number)
+
+
+def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
+    """Serve chunks until the parent sends an empty message, closes its end, or ends.
+
+    Args:
+        channel: To the parent.
+        number: Of the worker.
+        spec: The compiled dataset; None: it is the first message.
+    """
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    arena = int(sys.argv[1])
-    commands, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # Hooks that print must not write into the pipe of answers.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    start = _read(commands)
-    if start is None:
-        return
-    setup: dict[str, Any] = pickle.loads(start)
-    sys.path[:] = setup["path"]
-    this_is_worker(setup["number"])
-    failed: Any = None
-    stage: WorkerStage | None = None
+    this_is_worker(number)
     try:
-        stage = WorkerStage(pickle.loads(setup["spec"]))
-    except BaseException as error:
-        failed = portable_error(error)
-    while (command := _read(commands)) is not None:
-        if stage is None:
-            _answer(answers, arena, packed(failed, []))
-            continue
-        _answer(answers, arena, stage.answer(pickle.loads(command)))
+        first = None if spec is not None else channel.receive()[0]
+        stage, failed = None, None
+        try:
+            stage = WorkerStage(pickle.loads(first) if spec is None and first else cast("StreamSpec", spec))
+        except BaseException as error:
+            failed = portable_error(error)
+        while message := channel.receive()[0]:
+            began = time.perf_counter()
+            parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
+            _answer(channel, parts, time.perf_counter() - began)
+    except (EOFError, OSError):  # the parent was closed, or has ended, and wants no more answers
+        return
+
+
+def _answer(channel: Channel, parts: list[memoryview], seconds: float) -> None:
+    sizes = [part.nbytes for part in parts]
+    file = memory_file()
+    try:
+        os.ftruncate(file, part_offsets(sizes)[1])
+        write_parts(file, parts)
+        channel.send(pickle.dumps((sizes, seconds)), file)
+    finally:
+        os.close(file)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -347,23 +462,3 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _read(pipe: BinaryIO) -> bytes | None:
-    header = pipe.read(HEADER.size)
-    return pipe.read(HEADER.unpack(header)[0]) if len(header) == HEADER.size else None
-
-
-def _answer(pipe: BinaryIO, arena: int, parts: list[memoryview]) -> None:
-    sizes = [part.nbytes for part in parts]
-    _, total = part_offsets(sizes)
-    if os.fstat(arena).st_size < total:
-        os.ftruncate(arena, total)
-    write_parts(arena, parts)
-    answer = pickle.dumps(sizes)
-    try:
-        pipe.write(HEADER.pack(len(answer)))
-        pipe.write(answer)
-        pipe.flush()
-    except BrokenPipeError:  # the parent was closed, or has ended, and wants no more answers
-        os._exit(0)

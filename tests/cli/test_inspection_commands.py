@@ -8,7 +8,7 @@ import pytest
 from cli_runs import run
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.cli.sizes import format_bytes
+from energon_grain.cli.terminal import format_bytes
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
 
 

@@ -13,7 +13,8 @@ import yaml
 from metadatasets import write_v2
 
 from energon_grain import ConfigError, DatasetNotFoundError, SplitError
-from energon_grain.cli.mixture_summary import MixtureSummary, composition, summarize_mixture
+from energon_grain.cli.mixture import MixtureSummary, summarize_mixture
+from energon_grain.cli.plot import count_leaves
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.testing import make_text_dataset
 
@@ -97,7 +98,7 @@ def test_shares_are_those_of_the_stream(folder: Path, train: Any) -> None:
     shares = np.array([leaf.shares[0].share for leaf in summary.leaves])
     assert sum(leaf[0][1] for leaf in exact(summary)) == 1
     positions = 100 * (summary.epoch_positions or 8600)
-    counts = composition(spec.order, leaves=len(shares), positions=positions, windows=1).counts[0]
+    counts = count_leaves(spec.order, len(shares), np.array([0, positions]), unit=1)[0]
     assert np.abs(counts - shares * positions).max() <= 90
     draws = spec.order.draw(np.arange(positions), 0)
     visits = Counter(zip(draws.leaf.tolist(), draws.index.tolist(), strict=True))
