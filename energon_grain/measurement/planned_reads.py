@@ -18,7 +18,7 @@ from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.spans import coalesce
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
-from energon_grain.stream.index_map import draw_sizes
+from energon_grain.stream.index_map import Sources
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -69,7 +69,7 @@ def stream_chunks(spec: StreamSpec, stage: PureStage, batch_size: int, pace: Chu
         count = max(1, pace.samples // len(feeds))
         for feed in feeds:
             draws = feed.draw(np.arange(first, first + count))
-            yield Chunk(number=number, draws=draws, size_bytes=int(draw_sizes(draws, stage.sources).sum()))
+            yield Chunk(number=number, draws=draws, size_bytes=int(stage.sources.sizes(draws).sum()))
         first += count
 
 
@@ -105,7 +105,7 @@ def plan_reads(spec: StreamSpec, stage: PureStage, batch_size: int, pace: ChunkP
     return PlannedReads(chunks=chunks, spans=spans if local else None, sample_bytes=size_bytes / max(1, samples))
 
 
-def _cut(chunk: Chunk, samples: int, sources: list[Source]) -> Chunk:
+def _cut(chunk: Chunk, samples: int, sources: Sources) -> Chunk:
     """The first samples of a chunk, if it has more."""
     if len(chunk.draws) <= samples:
         return chunk
@@ -113,7 +113,7 @@ def _cut(chunk: Chunk, samples: int, sources: list[Source]) -> Chunk:
     return replace(
         chunk,
         draws=draws,
-        size_bytes=int(draw_sizes(draws, sources).sum()),
+        size_bytes=int(sources.sizes(draws).sum()),
         groups=tuple(range(group.start, min(group.stop, samples)) for group in chunk.groups if group.start < samples),
     )
 

@@ -136,7 +136,6 @@ class Codec:
 
 def _writer(form: Form) -> _Write:
     """What writes values of a form."""
-    write: _Write
     match form:
         case Place(feed=feed):
 
