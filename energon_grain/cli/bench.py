@@ -1,137 +1,33 @@
-"""`energon-grain bench`: where the time of loading goes, and what to change."""
+"""`energon-grain bench`: three rates on the user's own data, what bounds them, and one sentence of advice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from energon_grain.cli.terminal import Answer, format_bytes, own_modules, own_task_encoder
+from energon_grain.cli.terminal import (
+    Answer,
+    format_bytes,
+    note,
+    own_modules,
+    own_task_encoder,
+    progress_bar,
+    significant,
+    table,
+)
 from energon_grain.errors import ConfigError
-from energon_grain.measurement.figures import Figures, ReadRate
-from energon_grain.measurement.significant import significant
 from energon_grain.storage.location import is_url
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.measurement import Figures
 
-
-_BAR_WIDTH = 30
-
-
-def figure_lines(figures: Figures, advice: Sequence[str]) -> list[str]:
-    """Lay out figures as tables, and advice as a list."""
-    return [
-        f"{figures.path}: {figures.dataset_samples:,} samples of {format_bytes(figures.sample_bytes)}, "
-        f"batches of {figures.batch_size:,}, {_shuffle(figures)}",
-        "",
-        *_storage(figures),
-        "",
-        *_stages(figures),
-        "",
-        *_pipeline(figures),
-        "",
-        "What to change",
-        *(f"  * {sentence}" for sentence in advice),
-        *(f"  note: {note}" for note in figures.notes),
-    ]
-
-
-def _shuffle(figures: Figures) -> str:
-    if figures.block is None:
-        return "full shuffle" + (", for there are too few samples for blocks" if figures.refused_block else "")
-    return "full shuffle (blocks of 1)" if figures.block == 1 else f"blocks of {figures.block:,}"
-
-
-def _storage(figures: Figures) -> list[str]:
-    storage = figures.storage
-    rates: list[tuple[str, ReadRate | None]] = [
-        ("reading, warm", storage.warm),
-        ("pread alone, warm", storage.pread_warm),
-        ("reading, cold", storage.cold),
-        ("pread alone, cold", storage.pread_cold),
-    ]
-    of = f", in reads of {format_bytes(storage.request_bytes)}" if storage.request_bytes else ""
-    if storage.store is not None:
-        rates = [
-            ("reading, cache warm", storage.warm),
-            ("reading, cache off", storage.cold),
-            ("range requests alone", storage.pread_cold),
-        ]
-        of += (
-            f"; a request takes {significant(1e3 * storage.store.latency_s)} ms, and up to "
-            f"{storage.store.requests_in_flight} are made at a time"
-        )
-    rows: list[tuple[str, ...]] = [("", "samples/s", "bytes/s", "requests/s" if storage.store else "reads/s")]
-    for name, rate in rates:
-        if rate is not None:
-            requests = f"{rate.requests_per_s:,.0f}" if rate.requests_per_s else "-"
-            rows.append((name, f"{rate.samples_per_s:,.0f}", format_bytes(rate.bytes_per_s), requests))
-    rows.append(("copying memory", "", format_bytes(figures.memcpy_bytes_per_s), ""))
-    return [f"Storage, one thread{of}", *_table(rows)]
-
-
-def _stages(figures: Figures) -> list[str]:
-    rows: list[tuple[str, ...]] = [("", "µs a sample", "share", "")]
-    in_store = figures.storage.store is not None
-    for stage in figures.stages:
-        bar = "█" * round(stage.share * _BAR_WIDTH)
-        if stage is figures.bound:
-            bar += "  bounds later epochs" if in_store else "  bounds"
-        rows.append((stage.name, significant(stage.microseconds), f"{stage.share:.0%}", bar))
-    return [f"Stages, one thread, {'cache warm, as in later epochs' if in_store else 'warm'}", *_table(rows)]
-
-
-def _pipeline(figures: Figures) -> list[str]:
-    kind = {"thread": "threads", "process": "processes"}[figures.worker_type]
-    store = figures.storage.store is not None
-    rows: list[tuple[str, ...]] = [("workers", "samples/s", "batches/s", "first batch")]
-    if store:
-        rows[0] += ("fetched/s", "requests/s")
-    for run in figures.pipeline:
-        batches = run.samples_per_s / figures.batch_size
-        row = (
-            f"{run.workers}",
-            f"{run.samples_per_s:,.0f}",
-            significant(batches, 4),
-            f"{1e3 * run.first_batch_s:,.0f} ms",
-        )
-        if store:
-            came = run.fetched
-            row += ("-", "-") if came is None else (format_bytes(came.bytes_per_s), f"{came.requests_per_s:,.1f}")
-        rows.append(row)
-    off = ", cache off, as in the first epoch" if store else ""
-    return [f"Pipeline, {kind} of {figures.cores} cores{off}", *_table(rows)]
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The first column to the left, bars too, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [
-            text if text.startswith(("█", " ")) else text.rjust(width)
-            for text, width in zip(row[1:], widths[1:], strict=True)
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines
-
-
-class Shuffle(StrEnum):
-    """How samples are shuffled."""
-
-    FULL = "full"
-    BLOCK = "block"
-
-
-class WorkerType(StrEnum):
-    """What workers are."""
-
-    THREAD = "thread"
-    PROCESS = "process"
+_ENOUGH = 0.95
+"""A number of workers is enough where more of them bring less than this part's complement."""
+_LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
+_FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
 
 
 def bench(
@@ -139,10 +35,10 @@ def bench(
     split_part: Annotated[str, typer.Option(help="Split part.")] = "train",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
-    worker_type: Annotated[WorkerType, typer.Option(help="What workers are.")] = WorkerType.THREAD,
-    seconds: Annotated[float, typer.Option(help="For each measurement; there are about a dozen.")] = 2.0,
+    worker_type: Annotated[Literal["thread", "process"], typer.Option(help="What workers are.")] = "thread",
+    seconds: Annotated[float, typer.Option(min=1e-3, help="For each measurement; there are about ten.")] = 2.0,
     shuffle: Annotated[
-        Shuffle | None,
+        Literal["full", "block"] | None,
         typer.Option(
             help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, blocks of about "
             "4 MiB. Where blocks are fewer than lanes (48), the shuffle is full."
@@ -162,56 +58,123 @@ def bench(
     ] = None,
     progress: Annotated[bool, typer.Option(help="Say on stderr what is measured, on terminals.")] = True,
 ) -> Answer:
-    """Measure loading on your own data: storage, decoding, hooks, batching, and the pipeline with workers.
+    """Measure loading on your own data: storage, the work on samples, and the pipeline with workers.
 
-    Says how close storage comes to plain reads, what each stage takes for a sample, how many workers pay, and what to
-    change. To measure cold storage, the kernel is asked to drop the files that are read from memory. What lies in an
-    object store is read past the cache on local disk, as in the first epoch, and then out of it. Nothing is written but
-    that cache.
+    Says which of them bounds, and what to change. To measure storage as in a first epoch, the kernel is asked to drop
+    the files that are read from memory; what lies in an object store is read past the cache on local disk, and then out
+    of it. Nothing is written but that cache.
     """
-    if max_samples_per_sequence is not None and shuffle is not Shuffle.BLOCK:
+    if max_samples_per_sequence is not None and shuffle != "block":
         raise ConfigError("--max-samples-per-sequence is the size of blocks; add --shuffle block")
-    numbers = _numbers(workers)
+    if not all(number.isdecimal() for number in workers.split(",")):
+        raise ConfigError(f"--workers {workers}: expected numbers with commas between them, as 0,1,2,4")
+    numbers = sorted({int(number) for number in workers.split(",")})
 
-    from energon_grain.cli.terminal import progress_bar
+    import msgspec
+
     from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.measurement.advice import advise
-    from energon_grain.measurement.measure import measure_dataset
+    from energon_grain.measurement import measure
     from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store
-    block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]
+    block = {None: None, "full": full, "block": max_samples_per_sequence or 100}[shuffle]
+    encoder = _encoder(task_encoder, image_decode)
     dataset = get_train_dataset(
         path,
         split_part=split_part,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type.value),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type),
         batch_size=batch_size,
         shuffle_buffer_size=block,
         max_samples_per_sequence=block,
-        task_encoder=_encoder(task_encoder, image_decode),
+        task_encoder=encoder,
         trusted_modules=own_modules(trust_module),
     )
     with progress_bar("planning", shown=progress) as bar:
-        done = 0
-
-        def show(label: str) -> None:
-            nonlocal done
-            bar.advance_to(done, len(set(numbers)) + 4, "", label)
-            done += 1
-
-        figures = measure_dataset(dataset, path=path, workers=numbers, seconds=seconds, progress=show)
-    advice = advise(figures)
-    import msgspec
-
-    document = {**msgspec.to_builtins(figures), "bound": figures.bound.name, "advice": advice}
+        done, steps = itertools.count(), len(numbers) + 3
+        figures = measure(
+            dataset,
+            path=path,
+            workers=numbers,
+            seconds=seconds,
+            show=lambda label: bar.advance_to(next(done), steps, "", label),
+        )
+    advice = advise(figures, None if encoder.decoder is None else encoder.decoder.config()["image_decode"])
+    document = {**msgspec.to_builtins(figures), "bound": figures.bound, "advice": advice}
     return Answer(document=document, lines=figure_lines(figures, advice))
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--workers {text}: numbers with commas between them are meant, as 0,1,2,4") from None
+def figure_lines(figures: Figures, advice: str) -> list[str]:
+    """Lay out figures as a table, with the advice below."""
+    shuffle = "full shuffle" if (figures.block or 1) == 1 else f"blocks of {figures.block:,}"
+    first, later = ("cache off", "cache on disk") if figures.in_store else ("not in memory", "in memory")
+    rows = [("", "samples/s", "")]
+    for what, rate in ((first, figures.first), (later, figures.later)):
+        if rate is not None:
+            rows.append((f"storage, {what}", f"{rate.samples_per_s:,.0f}", f"{format_bytes(rate.bytes_per_s)}/s"))
+    stages = ", ".join(f"{stage.name} {stage.share:.0%}" for stage in figures.work)
+    rows.append(("sample work, one thread", f"{figures.work_per_s:,.0f}", stages))
+    enough = next(run for run in figures.pipeline if run.samples_per_s >= _ENOUGH * figures.best.samples_per_s)
+    for run in figures.pipeline:
+        batch_ms = significant(1e3 * figures.batch_size / run.samples_per_s, 2)
+        said = f"a batch every {batch_ms} ms, the first after {1e3 * run.first_batch_s:,.0f} ms"
+        name = f"pipeline, {run.workers} worker{'s' * (run.workers != 1)}"
+        rows.append((name, f"{run.samples_per_s:,.0f}", said + " (enough)" * (run is enough)))
+    return [
+        f"{figures.path}: {figures.samples:,} samples of {format_bytes(figures.sample_bytes)}, "
+        f"batches of {figures.batch_size:,}, {shuffle}",
+        "",
+        *table(rows, "<><"),
+        "",
+        advice,
+        *map(note, figures.notes),
+    ]
+
+
+def advise(figures: Figures, image_decode: str | None) -> str:
+    """One sentence: what bounds, and what to change; `image_decode`: what the decoder makes of images."""
+    first, stage = figures.first, figures.slowest
+    workers = f"give more workers (there are {figures.cores} cores)"
+    worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
+    block = min(_MAX_BLOCK, figures.largest_block, -(-worth // max(1, round(figures.sample_bytes))))
+    # Blocks of which there are fewer than lanes have no effect.
+    neighbours = f"read runs of neighbours (max_samples_per_sequence={block}), or "
+    neighbours = neighbours if block > 2 * (figures.block or 1) else ""
+    takes = f"{stage.name} takes {stage.share:.0%} of it, {significant(stage.microseconds)} µs a sample"
+    if figures.bound == "pipeline":
+        return (
+            f"Planning and handing over bounds, for reading and working cost little: take larger batches than "
+            f"{figures.batch_size}, or measure again on a machine that does nothing else."
+        )
+    if figures.bound == "storage" and first and figures.in_store:
+        return (
+            f"The store bounds the first epoch (it brings {first.samples_per_s:,.0f} samples/s, and one thread could "
+            f"make {figures.work_per_s:,.0f} of what is there): {neighbours}let more requests be under way "
+            f"(requests_in_flight and ahead_bytes in the storage settings)."
+        )
+    if figures.bound == "storage" and first and first.samples_per_s < figures.best.samples_per_s:
+        return (
+            f"Storage bounds while the files are not in memory (it gives {first.samples_per_s:,.0f} samples/s, and the "
+            f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
+            f"more memory."
+        )
+    if figures.bound == "storage":
+        return (
+            f"Reading bounds, even out of memory: read only parts that you use (field map, part_filter), and {workers}."
+        )
+    if stage.name == "decode" and not figures.images:
+        return f"Sample work bounds ({takes}): decode only parts that you use (field map, part_filter), and {workers}."
+    if stage.name == "decode":
+        wide = f"decode images to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
+        narrow = wide if image_decode in _FLOAT_IMAGES else ""
+        return f"Sample work bounds ({takes}): {narrow}store images no larger than the model sees them, and {workers}."
+    if stage.name == "batch":
+        return f"Sample work bounds ({takes}, copying what is stacked): make smaller arrays (uint8, cropped before)."
+    if stage.serial and figures.worker_type == "thread":
+        return (
+            f"Sample work bounds ({takes}, in one thread at a time): set thread_safe = True on the task encoder if it "
+            f"may run in several (numpy and tokenizers leave Python's lock alone), else try worker_type='process'."
+        )
+    return f"Sample work bounds ({takes}): do less in it, and {workers}."
 
 
 def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:

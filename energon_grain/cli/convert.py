@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,25 +12,13 @@ if TYPE_CHECKING:
     from energon_grain.conversion import ConversionProgress, ConversionReport
 
 
-class Container(StrEnum):
-    """Kinds of shards."""
-
-    ARRAY_RECORD = "array-record"
-    TAR = "tar"
-
-
-class Compression(StrEnum):
-    """What is done to each record."""
-
-    NONE = "none"
-    ZSTD = "zstd"
-
-
 def convert(
     source: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset of tars or ArrayRecord files.")],
     target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
-    to: Annotated[Container | None, typer.Option(help="Kind of the new shards. Default: the other one.")] = None,
-    compression: Annotated[Compression, typer.Option(help="Of each record of ArrayRecord files.")] = Compression.NONE,
+    to: Annotated[
+        Literal["array-record", "tar"] | None, typer.Option(help="Kind of the new shards. Default: the other one.")
+    ] = None,
+    compression: Annotated[Literal["none", "zstd"], typer.Option(help="Of each record of ArrayRecord files.")] = "none",
     num_workers: Annotated[
         int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
     ] = None,
@@ -58,8 +45,8 @@ def convert(
         report = convert_dataset(
             source,
             target,
-            to=None if to is None else to.value,
-            compression=compression.value,
+            to=to,
+            compression=compression,
             num_workers=num_workers,
             verify=verify,
             sqlite=sqlite,

@@ -104,13 +104,13 @@ def _lines(report: LintReport, limit: int) -> list[str]:
     notes = report.findings[max(limit, problems) :]  # of which there are few
     warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
     found = counted(counts["error"], "problem") if counts["error"] else "No problems"
-    looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
+    shards = "" if is_file_of(report.root, ".jsonl") else f" and {counted(report.shards, 'shard')}"
     colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
     return [
         *map(_line, report.findings[:limit]),
         *hidden,
         *map(_line, notes),
-        typer.style(f"{found}{warnings} in {looked_at}.", fg=colour),
+        typer.style(f"{found}{warnings} in {counted(report.samples, 'sample')}{shards}.", fg=colour),
     ]
 
 

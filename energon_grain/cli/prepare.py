@@ -6,9 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,27 +39,13 @@ _LEAVE_OUT = "-"
 _CRUDE = "CrudeWebdataset"
 
 
-class Records(StrEnum):
-    """How the records of ArrayRecord files become parts."""
-
-    MSGPACK = "msgpack"
-    TF_EXAMPLE = "tf_example"
-    RAW = "raw"
-
-
-class Runner(StrEnum):
-    """What scans the shards."""
-
-    PROCESSES = "processes"
-    RAY = "ray"
-
-
 def prepare(
     path: Annotated[
         str, typer.Argument(help="Folder with the shards, a JSONL file, both also by URL, or a metadataset with joins.")
     ],
     records: Annotated[
-        Records | None, typer.Option(help="The shards are ArrayRecord files, with records in this encoding.")
+        Literal["msgpack", "tf_example", "raw"] | None,
+        typer.Option(help="The shards are ArrayRecord files, with records in this encoding."),
     ] = None,
     force_overwrite: Annotated[
         bool, typer.Option("--force-overwrite", help="Prepare again without asking what is prepared already.")
@@ -131,12 +116,12 @@ def prepare(
         ),
     ] = None,
     runner: Annotated[
-        Runner,
+        Literal["processes", "ray"],
         typer.Option(
             help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.",
             rich_help_panel=_RUNNING,
         ),
-    ] = Runner.PROCESSES,
+    ] = "processes",
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +147,7 @@ def prepare(
     decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
     decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
     decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
-    cluster = {"--runner": runner is not Runner.PROCESSES, "--ray-address": ray_address}
+    cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
         kind = "a JSONL file, which is only indexed" if is_jsonl else "a metadataset, of which only joins are prepared"
@@ -185,11 +170,10 @@ def prepare(
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
     fields = _parse_field_map(field_map) if field_map else None
-    encoding = None if records is None else records.value
     shards = None
     if not tar_index_only:
         dataset = open_to_prepare(location)
-        found = encoding or read_records_file(dataset.local)
+        found = records or read_records_file(dataset.local)
         shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
         kind = "ArrayRecord file" if found else "tar file"
         typer.echo(f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}.")
@@ -211,7 +195,7 @@ def prepare(
         report = prepare_dataset(
             location,
             shards=shards,
-            records=encoding,
+            records=records,
             split_ratio=ratio,
             split_patterns=patterns,
             shuffle_tars=shuffle_tars,
@@ -293,8 +277,8 @@ def _check_kind(path: str) -> None:
         raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
 
 
-def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
-    if runner is Runner.PROCESSES:
+def _executor(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
+    if runner == "processes":
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
         return contextlib.nullcontext()

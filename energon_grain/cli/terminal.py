@@ -233,7 +233,7 @@ def own_task_encoder(named: str) -> TaskEncoder:
 
     module, _, name = named.partition(":")
     if not module or not name:
-        raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
+        raise ConfigError(f"--task-encoder {named}: expected module:Class, as my_training.data:Encoder")
     own_modules([module])
     try:
         found = getattr(importlib.import_module(module), name)

@@ -108,6 +108,13 @@ def test_mistakes_are_one_red_line(folder: Path) -> None:
     assert "meta.yaml: $.splits.train.blend[0].wieght: there is no such key. Did you mean `weight`?" in line
 
 
+def test_which_names_the_dataset_of_each_sample(folder: Path) -> None:
+    path = write_v2(folder, train={"blend": [{"path": "a"}, {"path": "b"}]})
+    first, _, *rows = run("which", path, "--step", "0", "--batch-size", "8").output.splitlines()
+    assert first == f"Below {folder}/"
+    assert {row.split()[-1].partition("/")[0] for row in rows} == {"a", "b"}
+
+
 def test_schema() -> None:
     shown = run("schema")
     assert shown.exit_code == 0

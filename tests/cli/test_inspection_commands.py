@@ -8,7 +8,7 @@ import pytest
 from cli_runs import run
 
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.cli.terminal import format_bytes
+from energon_grain.cli.terminal import format_bytes, significant
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
 
 
@@ -84,6 +84,14 @@ def test_which_of_a_later_pass(root: Path) -> None:
 )
 def test_sizes(size: float, text: str) -> None:
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(0, 3, "0"), (150.2, 2, "150"), (9.96, 2, "10"), (0.0312, 2, "0.031"), (12_345.6, 3, "12,346")],
+)
+def test_numbers_have_no_exponent(value: float, digits: int, text: str) -> None:
+    assert significant(value, digits) == text
 
 
 _ENCODER = """

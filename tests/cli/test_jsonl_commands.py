@@ -23,7 +23,9 @@ def test_prepare(path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "3 samples, 3.04 kB" in done.output
     assert len(read_jsonl_index(jsonl_index_path(path))) == 4
-    assert isinstance(run("prepare", path, "--crude").exception, ConfigError)
+    refused = run("prepare", path, "--crude", "--split-ratio", "1").exception
+    assert isinstance(refused, ConfigError)
+    assert str(refused).endswith("a JSONL file, which is only indexed: leave out --split-ratio and --crude.")
     assert isinstance(run("prepare", path.with_name("y.jsonl")).exception, DatasetNotFoundError)
 
 

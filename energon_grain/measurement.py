@@ -1,0 +1,398 @@
+"""Three rates of loading, measured on the user's own data: storage, the work on samples, and the pipeline.
+
+*Storage* reads samples and does nothing with them, as in the first epoch (files dropped from memory; objects past the
+cache on disk) and again as in later ones. *Work* decodes, calls hooks and makes batches of what was read, in one
+thread, with a clock on each stage. The *pipeline* delivers batches to a loop that does nothing with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.sources.cache_pool import using_cache
+from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.storage.settings import storage_settings, using_storage
+from energon_grain.stream.batches import BatchDropped, BatchMaker
+from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
+from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.passes import Share
+from energon_grain.stream.prefetch import Prefetch
+from energon_grain.stream.spec import StreamSpec, wanted_block
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.stream import Stream
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.transforms.image import IMAGE_EXTENSIONS
+
+_SAMPLES = 20_000
+"""That are read at most: the first of the stream, and no more than one pass over the data."""
+_CHUNK, _WORK_CHUNK, _WORK_CHUNK_SECONDS = 1024, 64, 0.1
+_COLD = 3.0
+"""Files that are so much slower when they are not in memory are worth the advice."""
+_BUSY = 0.8
+"""Of what all workers could make of samples that are there: a pipeline that gives more does not wait for storage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """How fast samples were read, and the bytes of their parts."""
+
+    samples_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Part of the work on a sample: `decode`, a hook by its name, or `batch`, in one thread.
+
+    Attributes:
+        name: Which.
+        microseconds: A sample.
+        share: Of the time of all stages, 0 to 1.
+        serial: Whether it runs in one thread at a time, however many there are.
+    """
+
+    name: str
+    microseconds: float
+    share: float
+    serial: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The pipeline with one number of workers; of items, where lanes filter, pack, group or generate."""
+
+    workers: int
+    samples_per_s: float
+    first_batch_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Everything that was measured.
+
+    Attributes:
+        path: What was measured, as it was given.
+        samples: Of all datasets.
+        sample_bytes: Bytes that reading a sample takes, on average.
+        batch_size: Samples of a batch.
+        block: Consecutive samples that are read together; None: each by itself.
+        largest_block: Of how many samples there would be blocks for all lanes.
+        worker_type: `thread` or `process`.
+        cores: That this process may use.
+        images: Whether there are images among the parts.
+        items: Whether the pipeline delivers items, not the samples that were read.
+        in_store: Whether some of the data lies in an object store.
+        first: Reading as in the first epoch: of a store past the cache on disk, fetched ahead of need. None: what is
+            read are no files of this machine that can be dropped from memory.
+        later: Reading as in later epochs: out of memory, of a store out of the cache. None: it keeps nothing.
+        work: Stages in their order.
+        work_per_s: Samples that one thread makes of what was read.
+        pipeline: By number of workers, ascending.
+        dropped: How many samples and batches the work dropped, by hook and error.
+        notes: What limits the figures.
+    """
+
+    path: str
+    samples: int
+    sample_bytes: float
+    batch_size: int
+    block: int | None
+    largest_block: int
+    worker_type: str
+    cores: int
+    images: bool
+    items: bool
+    in_store: bool
+    first: Rate | None
+    later: Rate | None
+    work: tuple[Stage, ...]
+    work_per_s: float
+    pipeline: tuple[Run, ...]
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Run:
+        """The fastest run."""
+        return max(self.pipeline, key=lambda run: run.samples_per_s)
+
+    @property
+    def slowest(self) -> Stage:
+        """The stage that takes most of the work."""
+        return max(self.work, key=lambda stage: stage.share)
+
+    @property
+    def bound(self) -> Literal["storage", "work", "pipeline"]:
+        """What bounds: reading, the work on samples, or neither but planning and handing over."""
+        best, first, later = self.best.samples_per_s, self.first, self.later
+        if self.in_store:
+            serial = self.slowest.serial and self.worker_type == "thread"
+            could = self.work_per_s * (1 if serial else max(1, self.best.workers))
+            waits = first is not None and first.samples_per_s < could
+            return "storage" if waits and (self.items or best < _BUSY * could) else "work"
+        assert later is not None
+        if first and first.samples_per_s < min(best, later.samples_per_s / _COLD):
+            return "storage"
+        alone = self.pipeline[0]
+        reading_and_work_s = 1 / later.samples_per_s + 1 / self.work_per_s
+        if alone.workers == 0 and not self.items and 1 / alone.samples_per_s > 2 * reading_and_work_s:
+            return "pipeline"
+        return "storage" if later.samples_per_s < self.work_per_s else "work"
+
+
+def measure(
+    dataset: SavableDataset,
+    *,
+    path: str,
+    workers: Sequence[int],
+    seconds: float,
+    show: Callable[[str], None],
+) -> Figures:
+    """Measure storage, work and the pipeline, in about `5 + len(workers)` times `seconds`.
+
+    Numbers of workers beyond that of cores are left out. Nothing is written but the cache of what lies in an object
+    store. Raises as loading does: EmptyDatasetError, ReadError, FatalSampleError.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chosen = sorted({number for number in workers if number <= cores} or {cores})
+    keeps = storage_settings().cache_bytes != 0
+    spec = past = compile_dataset(dataset)
+    later = None
+    with contextlib.ExitStack() as stack:
+        stage = stack.enter_context(contextlib.closing(PureStage(spec)))
+        samples = sum(map(len, stage.sources))
+        parts = {part for source in stage.sources if len(source) for part in source.locate(0).parts}
+        in_store = any(isinstance(source, RemoteSource) and source.remote_files for source in stage.sources)
+        show("storage")
+        if in_store:
+            with using_storage(msgspec.structs.replace(storage_settings(), cache_bytes=0)):
+                past = compile_dataset(dataset)
+            past_stage = stack.enter_context(contextlib.closing(PureStage(past)))
+            ahead = stack.enter_context(contextlib.closing(Prefetch(past_stage.sources, in_process=True)))
+            chunks, first = _read(past_stage, _chunks(past, past_stage, _CHUNK, ahead), seconds)
+        else:
+            chunks = list(_chunks(spec, stage, _CHUNK))
+            first = _read(stage, chunks, seconds)[1] if _drop(stage, chunks) else None
+        if keeps or not in_store:
+            chunks, _ = _read(stage, chunks, seconds)
+            _, later = _read(stage, itertools.cycle(chunks), seconds)
+        show("sample work")
+        work, dropped = _work(spec, stage, seconds)
+    pipeline = _pipeline(past, dataset.worker_config, chosen, seconds, show, samples if in_store else 0)
+    shuffled = [leaf for leaf in spec.leaves if leaf.order.shuffle]
+    refused = max((wanted_block(leaf.leaf) or 1 for leaf in shuffled if leaf.order.block is None), default=1)
+    notes = {
+        f"this process may use {cores} cores: no more workers than that are tried": len(chosen) < len(set(workers)),
+        "lanes filter, pack, group or generate here, which shows in the pipeline alone: its samples are the items that "
+        "come out": spec.program is not None,
+        f"blocks of {refused:,} samples would be fewer than the {spec.lanes} lanes that take turns to read one, so "
+        f"this dataset is shuffled fully": refused > 1,
+        f"some were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists what is broken": bool(dropped),
+    }
+    return Figures(
+        path=path,
+        samples=samples,
+        sample_bytes=sum(chunk.size_bytes for chunk in chunks) / max(1, sum(len(chunk.draws) for chunk in chunks)),
+        batch_size=1 if spec.batch is None else spec.batch.size,
+        block=min((leaf.order.block for leaf in shuffled if leaf.order.block is not None), default=None),
+        largest_block=max((leaf.order.n * leaf.order.passes // spec.lanes for leaf in shuffled), default=0),
+        worker_type=dataset.worker_config.worker_type,
+        cores=cores,
+        images=any(part.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for part in parts),
+        items=spec.program is not None,
+        in_store=in_store,
+        first=first,
+        later=later,
+        work=work,
+        work_per_s=1e6 / max(1e-3, sum(each.microseconds for each in work)),
+        pipeline=pipeline,
+        dropped=dict(dropped),
+        notes=tuple(text for text, applies in notes.items() if applies),
+    )
+
+
+def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: Prefetch | None = None) -> Iterator[Chunk]:
+    """Chunks of the first samples of the stream, about one pass over the data: what comes again may take nothing.
+
+    Where lanes have a program, which alone knows its order, chunks of its feeds take turns.
+    """
+    left = min(_SAMPLES, sum(map(len, stage.sources)))
+    batch_size = 1 if spec.batch is None else spec.batch.size
+    if spec.program is None:
+        pace = ChunkPace(first=min(max(batch_size, size), left), leaves=len(spec.leaves))
+        share = Share(0, 1, spec.lanes)
+        planned = plan_chunks(
+            spec, stage.sources, share, pass_number=0, first=0, batch_size=batch_size, pace=pace, ahead=ahead
+        )
+    else:
+        feeds, firsts = spec.program.feeds, itertools.count(0, _WORK_CHUNK)
+        drawn = (feed.draw(np.arange(first, first + _WORK_CHUNK)) for first in firsts for feed in feeds)
+        planned = (Chunk(number=0, draws=each, size_bytes=int(stage.sources.sizes(each).sum())) for each in drawn)
+    for chunk in planned:
+        yield chunk
+        left -= len(chunk.draws)
+        if left <= 0:
+            break
+
+
+def _read(stage: PureStage, chunks: Iterable[Chunk], seconds: float) -> tuple[list[Chunk], Rate]:
+    """Read chunk by chunk until they or the time are over, at least one; the ones that were read, and how fast."""
+    read: list[Chunk] = []
+    began = time.perf_counter()
+    for chunk in chunks:
+        if chunk.arrival is not None:
+            chunk.arrival.wait()
+        stage.read(chunk.draws)
+        read.append(chunk)
+        if time.perf_counter() - began >= seconds:
+            break
+    elapsed_s = max(1e-9, time.perf_counter() - began)
+    samples, size_bytes = sum(len(chunk.draws) for chunk in read), sum(chunk.size_bytes for chunk in read)
+    return read, Rate(samples_per_s=samples / elapsed_s, bytes_per_s=size_bytes / elapsed_s)
+
+
+def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
+    """Ask the kernel to drop the files of these chunks from memory; False: not all of them are files.
+
+    It is a request: pages that another process has mapped stay, and so do those of some file systems.
+    """
+    files: set[str] = set()
+    for leaf, _, draws in itertools.chain.from_iterable(chunk.draws.by_leaf() for chunk in chunks):
+        source = stage.sources[leaf]
+        read = [(source, draws.index)]
+        if isinstance(source, JoinedSource):
+            read = [
+                (member, own[own >= 0])
+                for member, own in zip(source.members, source.samples(draws.index).T, strict=True)
+            ]
+        for each, indices in read:
+            shards = {each.locate(index).shard for index in indices.tolist()}
+            files |= {os.path.join(each.path, shard) for shard in shards} if os.path.isdir(each.path) else {each.path}
+    if not hasattr(os, "posix_fadvise") or not all(map(os.path.isfile, files)):
+        return False
+    for path in files:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # what was not written yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Stage, ...], Counter[str]]:
+    """Take chunks through decoding, hooks and batching in turn; what each takes, and what was dropped.
+
+    Batches are made where they are made of consecutive samples; lanes that filter, pack or group are not run.
+    """
+
+    def chunks() -> Iterator[Chunk]:
+        """A small one to import what decodes, the same to see how long it takes, and as large ones as go on."""
+        first = next(_chunks(spec, stage, _WORK_CHUNK))
+        yield first
+        began = time.perf_counter()
+        yield first
+        fit = int(len(first.draws) * _WORK_CHUNK_SECONDS / (time.perf_counter() - began))
+        yield from itertools.cycle(list(_chunks(spec, stage, min(max(fit, _WORK_CHUNK), _CHUNK))))
+
+    spent, samples, dropped = Counter[str](), Counter[str](), Counter[str]()
+    serial: set[str] = set()
+
+    @contextlib.contextmanager
+    def timed(name: str, count: int, concurrent: bool = True) -> Generator[None]:
+        began = time.perf_counter()
+        yield
+        spent[name] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
+        samples[name] += count
+        serial.update(() if concurrent else (name,))
+
+    batch = spec.batch if spec.program is None else None
+    waiting: list[tuple[Any, tuple[Any, ...]]] = []
+    deadline = time.perf_counter() + seconds
+    for number, chunk in enumerate(chunks()):
+        if number in (1, 2):  # what went before was to warm up
+            for counter in (spent, samples, dropped):
+                counter.clear()
+        made: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        with paused_collection(), using_cache(spec.cache_pool):
+            for kind, places, draws, raw in stage.read(chunk.draws):
+                with timed("decode", len(draws)):
+                    groups = chunk.groups if len(draws) == len(chunk.draws) else ()
+                    flow = kind.load(raw, draws, groups, chunk.batches_of(places))
+                for hook in kind.hooks:
+                    with timed(hook.name, len(draws), hook.concurrent):
+                        stage.apply(flow, hook)
+                dropped.update(f"{each.hook}: {type(each.error).__name__}" for each in flow.dropped.values())
+                for place, value in zip(flow.places, flow.values, strict=True):
+                    made[int(places[place])] = value, flow.restore_keys[place]
+            waiting += [made[place] for place in sorted(made)]
+            while batch is not None and len(waiting) >= batch.size:
+                values, keys = map(list, zip(*waiting[: batch.size], strict=True))
+                waiting = waiting[batch.size :]
+                maker = BatchMaker(batch, seed=spec.seed, hook_lock=stage.hook_lock)
+                with timed("batch", batch.size, all(hook.concurrent for hook in (batch.hook, *batch.encode))):
+                    try:
+                        maker.make(values, keys, item=0, pass_number=0, step=0, valid=None)
+                    except BatchDropped as error:
+                        dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
+        if number and time.perf_counter() >= deadline:
+            break
+    times = {name: 1e6 * seconds / samples[name] for name, seconds in spent.items()}
+    total = max(1e-12, sum(times.values()))
+    return tuple(
+        Stage(name=name, microseconds=each, share=each / total, serial=name in serial) for name, each in times.items()
+    ), dropped
+
+
+def _pipeline(
+    spec: StreamSpec,
+    config: WorkerConfig,
+    workers: Sequence[int],
+    seconds: float,
+    show: Callable[[str], None],
+    whole_pass: int,
+) -> tuple[Run, ...]:
+    """Run the stream with each number of workers, from its beginning.
+
+    Before that the largest number runs unmeasured, so that what the first one reads is in memory as it will be for the
+    last one. What comes from a store past the cache is as far away for the last one as for the first, so nothing is run
+    before; and a run ends with the first pass (of `whole_pass` samples), after which samples are in memory.
+    """
+    runs: list[Run] = []
+    for number in workers if whole_pass else (max(workers), *workers):
+        warms_up = not whole_pass and not runs
+        show("warming up" if warms_up else f"pipeline, {number} workers")
+        began = time.perf_counter()
+        with Stream(spec, replace(config, num_workers=number, global_error_handler=_say_nothing)) as stream:
+            next(stream)
+            first = end = time.perf_counter()
+            before = stream.stats()["samples"]
+            samples, over = 0, 0 < whole_pass <= before
+            while not over:
+                if next(stream, None) is None:
+                    iter(stream)  # a finite stream begins its next pass
+                now = time.perf_counter()
+                # Batches come in bursts, a chunk of them at once. The one that goes beyond the time opened a chunk that
+                # will not be delivered, so what counts ends before it.
+                over = now - first >= seconds
+                if samples == 0 or not over:
+                    end, samples = now, stream.stats()["samples"] - before
+                    over = over or 0 < whole_pass <= before + samples
+        # What a store sent while the first batch was waited for was fetched ahead: it counts with the time it took.
+        rate = (before + samples) / (end - began) if whole_pass else samples / max(1e-9, end - first)
+        runs.append(Run(workers=number, samples_per_s=max(1e-9, rate), first_batch_s=first - began))
+    return tuple(runs if whole_pass else runs[1:])
+
+
+def _say_nothing(error: Exception, sample: object, sources: object) -> None:
+    """Failing samples were counted in the work; runs that go over them again and again have nothing to add."""
