@@ -27,7 +27,6 @@ from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
-from energon_grain.stream.index_map import draw_sizes
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Prefetch
@@ -241,7 +240,7 @@ def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: Prefetch | Non
     else:
         feeds, firsts = spec.program.feeds, itertools.count(0, _WORK_CHUNK)
         drawn = (feed.draw(np.arange(first, first + _WORK_CHUNK)) for first in firsts for feed in feeds)
-        planned = (Chunk(number=0, draws=each, size_bytes=int(draw_sizes(each, stage.sources).sum())) for each in drawn)
+        planned = (Chunk(number=0, draws=each, size_bytes=int(stage.sources.sizes(each).sum())) for each in drawn)
     for chunk in planned:
         yield chunk
         left -= len(chunk.draws)

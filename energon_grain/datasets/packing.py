@@ -29,7 +29,7 @@ from energon_grain.stream.lanes import (
     Reference,
     State,
 )
-from energon_grain.stream.state import Form, Many, Number
+from energon_grain.stream.state import Form, Later, Many, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 _TYPICAL_GROUP = 8
@@ -192,22 +192,29 @@ class PackLanes(MadeOfSeveral):
             return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
         below, making, rounds, buffer, groups = state
         operator = _Pack(self, lane, self.child.open(lane, below), Making(self, lane, making))
-        operator.fill(
-            rounds,
-            [(reference, self.child.rebuild(reference, lane)) for reference in buffer],
-            [[(reference, self.child.rebuild(reference, lane)) for reference in group] for group in groups],
-        )
+        operator.fill(rounds, buffer, groups)
         return operator
 
     @property
     def state_form(self) -> Form:
         """The state below, that of the making, calls of the selector, buffer, and groups that wait."""
-        groups = Many(self.members_form)
-        return self.child.state_form, self.making_form, Number(), self.members_form, groups
+        held = Later(self.members_form), Later(Many(self.members_form))
+        return self.child.state_form, self.making_form, Number(), *held
 
 
 class _Pack:
-    __slots__ = ("_buffer", "_child", "_encoder_key", "_groups", "_lane", "_making", "_node", "_rounds", "_waiting")
+    __slots__ = (
+        "_buffer",
+        "_child",
+        "_encoder_key",
+        "_groups",
+        "_held",
+        "_lane",
+        "_making",
+        "_node",
+        "_rounds",
+        "_waiting",
+    )
 
     def __init__(self, node: PackLanes, lane: Lane, child: Items, making: Making) -> None:
         self._node = node
@@ -216,14 +223,15 @@ class _Pack:
         self._making = making
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0
+        self._held: Members = ()  # of a restored state: first in the buffer, and read when they are selected from
         self._buffer: list[Item] = []
-        self._groups: deque[list[Item]] = deque()
+        self._groups: deque[list[Item] | Members] = deque()
         self._waiting = 0
 
-    def fill(self, rounds: int, buffer: list[Item], groups: list[list[Item]]) -> None:
+    def fill(self, rounds: int, buffer: Members, groups: tuple[Members, ...]) -> None:
         """Put items back that were held."""
         self._rounds = rounds
-        self._buffer = buffer
+        self._held = buffer
         self._groups.extend(groups)
         self._waiting = sum(map(len, groups))
 
@@ -234,17 +242,17 @@ class _Pack:
                 return item
             if not self._groups:
                 self._top_up()
-                if not self._buffer:
+                if not self._buffer and not self._held:
                     return None
                 self._select()
                 continue
             group = self._groups.popleft()
             self._waiting -= len(group)
             self._top_up()
-            self._pack(group)
+            self._pack(self._lane.rebuilt(self._node.child, group) if isinstance(group, tuple) else group)
 
     def _top_up(self) -> None:
-        room = self._node.size - len(self._buffer) - self._waiting
+        room = self._node.size - len(self._held) - len(self._buffer) - self._waiting
         following, append = self._child.next, self._buffer.append
         for _ in range(room):
             item = following()
@@ -255,6 +263,8 @@ class _Pack:
     def _select(self) -> None:
         """Turn the buffer into groups."""
         node, buffer = self._node, self._buffer
+        if self._held:
+            buffer, self._held = self._lane.rebuilt(node.child, self._held) + buffer, ()
         self._buffer = []
         call, self._rounds = self._rounds, self._rounds + 1
         by_identity: dict[int, list[Item]] = {}
@@ -311,18 +321,24 @@ class _Pack:
 
     def begin(self, pass_number: int) -> None:
         self._making.stop()
+        self._held = ()
         self._buffer.clear()
         self._groups.clear()
         self._waiting = 0
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        buffer: Members = tuple([reference for reference, _ in self._buffer])
-        groups = tuple([tuple([reference for reference, _ in group]) for group in self._groups])
+        buffer: Members = (*self._held, *[reference for reference, _ in self._buffer])
+        groups = tuple(
+            [
+                group if isinstance(group, tuple) else tuple([reference for reference, _ in group])
+                for group in self._groups
+            ]
+        )
         return self._child.state(), self._making.state(), self._rounds, buffer, groups
 
     def expect(self, items: float) -> None:
-        room = self._node.size - len(self._buffer) - self._waiting
+        room = self._node.size - len(self._held) - len(self._buffer) - self._waiting
         self._child.expect(room + items * _TYPICAL_GROUP)
 
 

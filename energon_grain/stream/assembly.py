@@ -10,14 +10,13 @@ Otherwise every lane runs operators on its samples, and the state is theirs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
+from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
@@ -26,7 +25,7 @@ from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
-from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
+from energon_grain.stream.statistics import Dropped, Statistics
 from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
@@ -285,7 +284,7 @@ class LaneProgram:
         lanes = [lane for lane in lanes if self._operators[lane] is None]
         held = [*positions((self._root.state_form,) * len(lanes), tuple(self._states[lane] for lane in lanes))]
         samples = self._around.read(held) if held else {}
-        with rebuilding(self._around):
+        with self._around.rebuilding():
             for lane in lanes:
                 self._lanes[lane].samples = samples
                 self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
@@ -347,33 +346,11 @@ class LaneProgram:
         raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
 
 
-@contextmanager
-def rebuilding(around: Surroundings) -> Generator[None]:
-    """A context in which what hooks made once is made again.
-
-    Raises:
-        FatalSampleError: A hook failed as no policy may skip.
-        StateError: A hook failed in another way.
-    """
-    with around.replay():
-        try:
-            yield
-        except StateError:
-            raise
-        except Exception as error:
-            raise_if_fatal(error, "a hook", "a sample that is rebuilt")
-            around.restore_failed(error, None, None)
-            raise StateError(
-                f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
-                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
-            ) from error
-
-
 def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
     """An item again, from its restore key."""
     at = Lane(lane, pass_number, around.direct, around)
     at.samples = around.read([*positions(program.root.reference_form, reference)])
-    with rebuilding(around):
+    with around.rebuilding():
         value = program.root.rebuild(reference, at)
     return with_restore_key(value, ("item", pass_number, lane, reference))
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.sources.source import Source
-from energon_grain.stream.index_map import Draws, draw_sizes
+from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Arrival, Coming, Prefetch
 from energon_grain.stream.spec import StreamSpec
@@ -179,7 +178,7 @@ _BATCH_STRETCH = 4
 
 def plan_chunks(
     spec: StreamSpec,
-    sources: list[Source],
+    sources: Sources,
     share: Share,
     *,
     pass_number: int,
@@ -251,7 +250,7 @@ class _Plan:
 
 def _plans(
     spec: StreamSpec,
-    sources: list[Source],
+    sources: Sources,
     share: Share,
     pass_number: int,
     first: int,
@@ -264,7 +263,7 @@ def _plans(
     while end is None or first < end:
         stop = first + size if end is None else min(first + size, end)
         draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
-        totals = np.concatenate([[0], np.cumsum(draw_sizes(draws, sources))])
+        totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
         coming = None
         if ahead:
             coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])

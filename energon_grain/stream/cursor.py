@@ -445,7 +445,7 @@ def _unpacked(cursor: Mapping[str, Any], name: str) -> list[int]:
         values = unpack_integers(cursor[name])
     except StateError as error:
         raise StateError(f"the state's {name!r} is damaged: {error}") from error
-    if not all(map(_whole, values)):
+    if max(values, default=0) >= _LARGEST:
         raise StateError(f"the state's {name!r} is damaged: it holds {reprlib.repr(max(values))}, numbers are small")
     return values
 

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
-from energon_grain.stream.index_map import Draws, draw_sizes
+from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.prefetch import Arrival, Prefetch
 from energon_grain.stream.state import Position
@@ -131,7 +130,7 @@ class LaneChunks:
         ahead: Fetches what lies in object stores.
     """
 
-    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: Prefetch) -> None:
+    def __init__(self, sources: Sources, pace: ChunkPace, ahead: Prefetch) -> None:
         self._sources = sources
         self._pace = pace
         self._ahead = LanePrefetch(ahead, sources)
@@ -185,7 +184,7 @@ class LaneChunks:
         draws = joined_draws(
             [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
         )
-        sizes = np.cumsum(draw_sizes(draws, self._sources))
+        sizes = np.cumsum(self._sources.sizes(draws))
         fits = max(1, int(np.searchsorted(sizes, self._pace.size_bytes, side="right")))
         pending: list[tuple[FeedLane, int, list[int]]] = []
         left = fits
@@ -266,7 +265,7 @@ class DirectReader:
 
 
 def read_positions(
-    positions: list[Position], feeds: Sequence[Feed], sources: list[Source], run: Run, pace: ChunkPace
+    positions: list[Position], feeds: Sequence[Feed], sources: Sources, run: Run, pace: ChunkPace
 ) -> Samples:
     """Encoded samples of positions, read together, one each time that a position is named.
 
@@ -278,7 +277,7 @@ def read_positions(
         by_feed.setdefault(feed, []).append(position)
     for feed, wanted in by_feed.items():
         draws = feeds[feed].draw(np.array(wanted, np.int64))
-        sizes = np.cumsum(draw_sizes(draws, sources))
+        sizes = np.cumsum(sources.sizes(draws))
         first = 0
         while first < len(wanted):
             before = int(sizes[first - 1]) if first else 0
@@ -314,7 +313,7 @@ class LanePrefetch:
         sources: Of all leaves.
     """
 
-    def __init__(self, ahead: Prefetch, sources: list[Source]) -> None:
+    def __init__(self, ahead: Prefetch, sources: Sources) -> None:
         self._ahead = ahead
         self._sources = sources
         self._ends: dict[int, tuple[int, int]] = {}
@@ -387,7 +386,7 @@ class LanePrefetch:
                 begins[id(feed)] = feed.pass_number, begin
                 self._ends[id(feed)] = feed.pass_number, begin + rounds
         self._steps.append(_Step(begins, coming.until(len(coming))))
-        mean_bytes = max(1.0, float(draw_sizes(draws, self._sources).mean()))
+        mean_bytes = max(1.0, float(self._sources.sizes(draws).mean()))
         self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))
 
 

@@ -16,6 +16,10 @@ from energon_grain.samplers.weights import epoch_lengths, period
 from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.sources.source import Source
 
+_MANY = 64
+_SMALL = 1 << 12
+_KEPT = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draws:
@@ -54,14 +58,52 @@ class Draws:
         )
 
 
-def draw_sizes(draws: Draws, sources: list[Source]) -> npt.NDArray[np.int64]:
-    """(n,) bytes that reading each draw takes."""
-    if len(sources) == 1:
-        return sources[0].sizes(draws.index)
-    sizes = np.empty(len(draws), np.int64)
-    for leaf, places, own in draws.by_leaf():
-        sizes[places] = sources[leaf].sizes(own.index)
-    return sizes
+class Sources(list[Source]):
+    """The sources of all leaves, in their order.
+
+    Where there are many, each is drawn a few times at once, and a call for each to learn how long its samples are takes
+    longer than drawing them. So what small ones say is kept in one table, 8 MiB at most.
+    """
+
+    _known: npt.NDArray[np.int64] | None = None
+    """(samples of small leaves,) bytes that reading each takes; -1: not asked yet."""
+    _first: npt.NDArray[np.int64]
+    """(leaves + 1,) where each begins in the table; a large one takes no place there."""
+
+    def sizes(self, draws: Draws) -> npt.NDArray[np.int64]:
+        """(n,) bytes that reading each draw takes."""
+        if len(self) == 1:
+            return self[0].sizes(draws.index)
+        if len(self) >= _MANY:
+            return self._of_many(draws)
+        sizes = np.empty(len(draws), np.int64)
+        self._ask(draws, np.arange(len(draws)), sizes)
+        return sizes
+
+    def _of_many(self, draws: Draws) -> npt.NDArray[np.int64]:
+        if self._known is None:
+            counts = np.array([len(source) for source in self], np.int64)
+            counts[(counts > _SMALL) | (np.cumsum(np.minimum(counts, _SMALL)) > _KEPT)] = 0
+            self._first = np.concatenate([[0], np.cumsum(counts)])
+            self._known = np.full(int(self._first[-1]) + 1, -1, np.int64)
+        known = self._known
+        first = self._first[draws.leaf]
+        kept = self._first[draws.leaf + 1] > first
+        at = np.where(kept, first + draws.index, len(known) - 1)  # where nothing ever stands
+        sizes = known[at]
+        unknown = sizes < 0
+        if unknown.any():
+            for leaf in np.unique(draws.leaf[unknown & kept]).tolist():
+                begin, end = self._first[leaf : leaf + 2].tolist()
+                known[begin:end] = self[leaf].sizes(np.arange(end - begin))
+            sizes = known[at]
+            self._ask(draws, np.flatnonzero(~kept), sizes)
+        return sizes
+
+    def _ask(self, draws: Draws, places: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64]) -> None:
+        """Fill in the sizes of some draws, leaf by leaf."""
+        for leaf, own_places, own in draws[places].by_leaf():
+            sizes[places[own_places]] = self[leaf].sizes(own.index)
 
 
 Int64Array = npt.NDArray[np.int64]

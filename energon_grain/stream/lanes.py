@@ -311,6 +311,27 @@ class Surroundings:
         finally:
             self.replaying, self.in_a_row = outer, in_a_row
 
+    @contextmanager
+    def rebuilding(self) -> Generator[None]:
+        """A context in which what hooks made once is made again.
+
+        Raises:
+            FatalSampleError: A hook failed as no policy may skip.
+            StateError: A hook failed in another way.
+        """
+        with self.replay():
+            try:
+                yield
+            except StateError:
+                raise
+            except Exception as error:
+                raise_if_fatal(error, "a hook", "a sample that is rebuilt")
+                self.restore_failed(error, None, None)
+                raise StateError(
+                    f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
+                    f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+                ) from error
+
 
 @dataclass(slots=True, eq=False)
 class Lane:
@@ -441,6 +462,16 @@ class Lane:
     def replay(self) -> Lane:
         """The same lane, with feeds of its own that read directly."""
         return Lane(self.number, self.pass_number, self.around.direct, self.around)
+
+    def rebuilt(self, operator: LaneOperator, references: tuple[Reference, ...]) -> list[Item]:
+        """Items of an operator that a state holds, whose samples are read now. Raises as `Surroundings.rebuilding`."""
+        self.samples = self.around.read([*positions(Many(operator.reference_form), references)])
+        try:
+            with self.around.rebuilding():
+                return [(reference, operator.rebuild(reference, self)) for reference in references]
+        finally:
+            self.samples = {}
+            self.replays.clear()
 
     def reopen(self, operator: LaneOperator, state: State) -> Items:
         """An operator of this lane behind a state, whose held samples are read now."""

@@ -19,6 +19,8 @@ Segment = tuple[int, int, int, int, int]
 POSITIONS = 1 << 62
 """The order has so many positions."""
 _PASSES_AT_ONCE = 1 << 12
+_PASSES_WALKED = 1 << 27
+"""About a second."""
 
 
 class Progress(NamedTuple):
@@ -264,21 +266,27 @@ def place_of(
 
 
 def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
-    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `_place`."""
-    period = order.period
-    if period <= _PASSES_AT_ONCE and (steps := int(plan.steps_of(order.lengths(first, period)).sum())):
-        times = ahead // steps
-        if until is not None:
-            times = min(times, max(0, until - first) // period)
-        first, ahead = first + times * period, ahead - times * steps
+    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `place_of`."""
+    begin, period, steps = first, order.period, 0
     while until is None or first < until:
-        count = _PASSES_AT_ONCE if until is None else min(_PASSES_AT_ONCE, until - first)
+        if order.start(first) > POSITIONS:
+            return first, 0
+        count = _PASSES_AT_ONCE if first >= begin + period else min(_PASSES_AT_ONCE, begin + period - first)
+        count = count if until is None else min(count, until - first)
         ends = np.cumsum(plan.steps_of(order.lengths(first, count)))
         total = int(ends[-1])
         if ahead < total:
             place = int(np.searchsorted(ends, ahead, side="right"))
             return first + place, ahead - int(ends[place - 1] if place else 0)
-        if not total:
+        first, ahead, steps = first + count, ahead - total, steps + total
+        if not steps:
             raise StateError("no pass of this dataset has a step: a global batch takes more samples than there are")
-        first, ahead = first + count, ahead - total
+        if first == begin + period:  # from here on everything comes again
+            times = ahead // steps if until is None else min(ahead // steps, (until - first) // period)
+            first, ahead = first + times * period, ahead - times * steps
+        elif first - begin > _PASSES_WALKED and first < begin + period:
+            raise StateError(
+                f"passes of this dataset differ in length, and repeat themselves after {period} only: what lies more "
+                f"than {_PASSES_WALKED} of them behind the last change of the batch size is not counted"
+            )
     return first, ahead

@@ -24,12 +24,12 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
-from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
+from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
-from energon_grain.stream.index_map import Draws
+from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.memory import keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
 from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
@@ -565,7 +565,7 @@ class PureStage:
         keep_freed_memory()
         self._spec = spec
         self.hook_lock = hook_lock or threading.RLock()
-        self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
+        self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
         remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         alike: dict[Hashable, dict[int, LeafSpec]] = {}

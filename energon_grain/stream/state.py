@@ -14,6 +14,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from energon_grain.errors import StateError
@@ -67,6 +68,13 @@ class Same:
     """What is often the same several times in a row, among all values under its key. Its samples are read later."""
 
     key: int
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """What an operator makes of its samples when it needs them. Those are read then."""
+
     form: Form
 
 
@@ -128,7 +136,6 @@ class Codec:
 
 def _writer(form: Form) -> _Write:
     """What writes values of a form."""
-    write: _Write
     match form:
         case Place(feed=feed):
 
@@ -195,6 +202,8 @@ def _writer(form: Form) -> _Write:
                 if new:
                     repeated(value, integers, last, same)
 
+        case Later():
+            return _writer(form.form)
         case _:
             raise AssertionError(form)
     return write
@@ -228,6 +237,21 @@ class _Integers:
         self.last[feed] = _below(position, _POSITIONS)
         return position
 
+    def places(self, feed: int) -> tuple[int, ...]:
+        """The next positions of a feed, behind their number."""
+        count = self.next()
+        codes = self.values[self.at : self.at + count]
+        if len(codes) < count:
+            raise StateError("a saved state of lanes ends too early: it belongs to another graph, or is damaged")
+        self.at += count
+        differences = [-((code + 1) >> 1) if code & 1 else code >> 1 for code in codes]
+        found = tuple(accumulate(differences, initial=self.last.get(feed, 0)))
+        if min(found) < 0:
+            raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
+        self.last[feed] = found[-1]
+        _below(max(found), _POSITIONS)
+        return found[1:]
+
     def repeated(self, key: int, read: _Read) -> Any:
         """The next value under a key."""
         if self.next():
@@ -247,6 +271,8 @@ def _reader(form: Form) -> _Read:
         case tuple():
             parts = [_reader(part) for part in form]
             return lambda given: tuple([part(given) for part in parts])
+        case Many(each=Place(feed=feed)):
+            return lambda given: given.places(feed)
         case Many(each=each):
             one = _reader(each)
             return lambda given: tuple([one(given) for _ in range(given.next())])
@@ -264,6 +290,8 @@ def _reader(form: Form) -> _Read:
         case Same(key=key):
             again = _reader(form.form)
             return lambda given: given.repeated(key, again)
+        case Later():
+            return _reader(form.form)
         case _:
             raise AssertionError(form)
 
@@ -275,7 +303,7 @@ def _below(value: int, end: int) -> int:
 
 
 def positions(form: Form, value: Any) -> Iterator[Position]:
-    """The samples that a value is made of, each as often as it is there; those of `Same` left out."""
+    """The samples that a value is made of, each as often as it is there; those of `Same` and `Later` left out."""
     match form:
         case Place(feed=feed):
             yield feed, value

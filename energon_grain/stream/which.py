@@ -19,12 +19,11 @@ from typing import Any, cast
 import numpy as np
 
 from energon_grain.errors import StateError
-from energon_grain.sources.source import Source
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import Cursor, restored
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.index_map import Draws
+from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, next_pass, place_of
 from energon_grain.stream.spec import Program, StreamSpec
@@ -385,7 +384,7 @@ class _Stage:
     def __init__(self, stage: PureStage, *, read: bool) -> None:
         self._stage = stage if read else None
         self.hook_lock = stage.hook_lock
-        self.sources = stage.sources if read else cast("list[Source]", [_NoBytes()] * len(stage.sources))
+        self.sources = stage.sources if read else _NoSources()
 
     def run(self, chunk: Chunk) -> Encoded:
         """A chunk, done; its batches are not made."""
@@ -396,12 +395,12 @@ class _Stage:
         return Encoded(outcomes=[_UNREAD] * len(keys), restore_keys=keys, drops=0, size_bytes=0)
 
 
-class _NoBytes:
-    """A source of which nothing is read."""
+class _NoSources(Sources):
+    """In place of sources of which nothing is read."""
 
-    def sizes(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def sizes(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Nothing each."""
-        return np.zeros(len(indices), np.int64)
+        return np.zeros(len(draws), np.int64)
 
 
 class _Batches:

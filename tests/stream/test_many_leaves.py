@@ -34,6 +34,7 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.loader import EnergonDataSource
+from energon_grain.stream import index_map
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.index_map import Draws
 from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
@@ -85,6 +86,22 @@ def test_samples_read_together_are_those_read_alone(tmp_path: Path) -> None:
             assert alone[path, key] == text
             seen.add((path, key))
     assert seen == alone.keys()
+
+
+def test_sizes_of_many_leaves_are_those_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a leaf is small enough for the table or not, and asked before or not."""
+    monkeypatch.setattr(index_map, "_SMALL", 8)
+    monkeypatch.setattr(index_map, "_KEPT", 200)
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=5 + i % 5, shards=1, seed=i) for i in range(64)]
+    alone = [EnergonDataSource(path)._stage.sources[0] for path in paths]
+    sources = index_map.Sources(alone)
+    rng = np.random.default_rng(0)
+    for count in (3, 40, 2000):
+        leaf = rng.integers(64, size=count).astype(np.int32)
+        index = rng.integers(5, size=count)
+        sizes = sources.sizes(Draws(leaf=leaf, child=index, index=index, epoch=index))
+        expected = [int(alone[at].sizes(index[[place]])[0]) for place, at in enumerate(leaf.tolist())]
+        assert sizes.tolist() == expected
 
 
 def test_an_error_names_the_dataset_it_is_in(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from energon_grain import StateError
 from energon_grain.stream.state import (
     Codec,
+    Later,
     Many,
     Marked,
     Number,
@@ -28,6 +29,7 @@ FORMS = st.recursive(
         st.lists(forms, min_size=1, max_size=3).map(tuple),
         st.builds(Many, forms),
         st.lists(forms, min_size=1, max_size=3).map(lambda several: OneOf(tuple(several))),
+        st.builds(Later, forms),
         st.builds(Marked, forms, st.builds(Many, forms)),
     ),
     max_leaves=6,
@@ -46,7 +48,7 @@ def values_of(form: Any) -> st.SearchStrategy[Any]:
             return st.lists(values_of(each), max_size=4).map(tuple)
         case OneOf(forms=forms):
             return st.one_of(*(st.tuples(st.just(n), values_of(each)) for n, each in enumerate(forms)))
-        case Same():
+        case Same() | Later():
             return values_of(form.form)
         case _:
             return st.tuples(st.integers(0, 2**61), values_of(form.value), values_of(form.rare))

@@ -185,6 +185,20 @@ def test_steps_beyond_all_positions_are_refused(text_dataset: MakeDataset) -> No
         assert len(streams[0].which(10**16)) in range(1, 33)
 
 
+def test_passes_that_repeat_after_millions_are_counted_by_their_period(tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "a", n=41, shards=1)
+    path = write_v2(tmp_path, train={"blend_epochized": [{"path": "a", "repetitions": 0.3718281}]})
+    stream = open_stream(path, worker_config=config(), batch_size=5, repeat=False, last_batch="pad")
+    ends, steps = 10**7, 0
+    for first in range(0, ends, 10**6):
+        steps += int((-(-stream.spec.order.lengths(first, 10**6) // 5)).sum())
+    near, far = stream.which(6), stream.which(6 + 10**5 * steps)
+    assert [record.item for record in near] == [record.item for record in far]
+    assert far[0].epoch >= 10**5 * 3718281
+    with pytest.raises(StateError, match=r"which\(10{18}\): .* below 2\*\*62"):
+        stream.which(10**18)
+
+
 def samples(path: Path, **options: Any) -> Any:
     given = {"worker_config": config(), "shuffle_buffer_size": None, "max_samples_per_sequence": None, **options}
     return get_train_dataset(path, batch_size=None, **given)
