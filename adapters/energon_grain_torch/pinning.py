@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.fields import pin_memory
 
 
 class PinMemory:

@@ -171,6 +171,7 @@ class Stream:
         prefetch_factor: Batches that are made ahead for each worker.
         make_pool: Makes the workers, in place of those that the configuration describes.
         finish: Called on each batch when it is made, maybe in another thread.
+        share: Which steps of the host are made here; default: all.
     """
 
     def __init__(
@@ -181,10 +182,11 @@ class Stream:
         prefetch_factor: int = 2,
         make_pool: MakePool | None = None,
         finish: Callable[[Any], Any] | None = None,
+        share: Share | None = None,
     ) -> None:
         self.spec = spec
         self.config = config
-        self.share = Share(config.rank, config.world_size, spec.lanes)
+        self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
         self._workers = min(config.num_workers, os.cpu_count() or 1)

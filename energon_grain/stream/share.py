@@ -49,6 +49,11 @@ class Share:
         """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
         return self.lanes // self.hosts if self.whole_lanes else 1
 
+    @property
+    def stride(self) -> int:
+        """Steps of the host from one of this share's to the next."""
+        return 1
+
     def first_at(self, item: int) -> int:
         """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
         return max(0, -(-(item - self.host) // self.hosts))
@@ -69,3 +74,37 @@ class Share:
                 f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
                 f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class StepsShare(Share):
+    """Every so manieth step of a host, for readers beside each other whose batches are then taken in turns.
+
+    Reader w of W makes the steps t of its host with `t mod W == w`. Its own items are counted u = 0, 1, 2, …: item u is
+    the host's local item `(u div B · W + w) · B + u mod B`, B being the size of batches. So no sample is anybody
+    else's, and where a sample is dropped, later ones of the same reader move up.
+
+    Attributes:
+        reader: w.
+        readers: W.
+        batch_size: B.
+    """
+
+    reader: int
+    readers: int
+    batch_size: int
+
+    @property
+    def stride(self) -> int:
+        """See `Share`."""
+        return self.readers
+
+    def first_at(self, item: int) -> int:
+        """See `Share`."""
+        turn, rest = divmod(Share.first_at(self, item), self.batch_size * self.readers)
+        return turn * self.batch_size + min(max(rest - self.reader * self.batch_size, 0), self.batch_size)
+
+    def to_global(self, local: Int64Array) -> Int64Array:
+        """See `Share`."""
+        turn, place = np.divmod(local, self.batch_size)
+        return Share.to_global(self, (turn * self.readers + self.reader) * self.batch_size + place)
