@@ -30,7 +30,6 @@ from energon_grain.samples.sample import Sample
 from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.run import Stream
-from energon_grain.stream.share import StepsShare
 from energon_grain.transforms.batching import generic_batch
 
 _logger = logging.getLogger("energon_grain")
@@ -154,20 +153,8 @@ class _Batches:
         if self._spec.program is not None:
             self._begin_lanes(plan, epoch, step, before)
             return
-        steps = plan.remaining(0, 0) or 0
-        step += self._worker
-        item = (step + epoch * steps * self._spec.endless) * plan.global_batch
-        self._open(item // plan.global_batch)
-        self._restore(
-            Progress(
-                step=epoch * steps + step,
-                pass_number=epoch,
-                pass_step=step,
-                item=item,
-                ended=plan.over(step, item),
-                drops=np.zeros(self.stream.share.local_lanes, np.int64),
-                history=((0, 0, 0, 0, plan.global_batch),),
-            )
+        self._stream = Stream.of_steps(
+            self._spec, self._config, first=step + self._worker, readers=self._workers, pass_number=epoch
         )
 
     def _begin_lanes(self, plan: PassPlan, epoch: int, step: int, before: _Batches | None) -> None:
@@ -179,9 +166,10 @@ class _Batches:
         if plan.steps is not None and self._workers > 1:
             self._left = max(0, -(-(plan.steps - self._worker) // self._workers))
         if epoch == 0 or not self._spec.endless:
-            self._open(self._worker)
+            self._open_lanes()
             drops = np.zeros(self.stream.share.local_lanes, np.int64)
-            self._restore(Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),)))
+            progress = Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),))
+            self.stream.restore(to_cursor(progress, self.stream.share, self._spec.fingerprint()))
         elif before is not None and (before._worker, before._workers) == (self._worker, self._workers):
             self._stream = iter(before.stream)  # pyright: ignore[reportAttributeAccessIssue]
         else:
@@ -191,27 +179,20 @@ class _Batches:
                 f"StatefulDataLoader, or get_savable_loader"
             )
 
-    def _open(self, turn: int) -> None:
-        """Make the stream of this worker; `turn`: one of its steps, or where lanes have a program its number."""
+    def _open_lanes(self) -> None:
+        """Make the stream of the lanes that are this worker's."""
         spec, config, workers = self._spec, self._config, self._workers
-        share = None
-        if spec.program is None:
-            size = 1 if spec.batch is None else spec.batch.size
-            share = StepsShare(config.rank, config.world_size, spec.lanes, turn % workers, workers, size)
-        elif workers > 1:
+        if workers > 1:
             if not spec.endless:
                 raise ConfigError(
                     f"num_workers={workers}: this dataset filters, groups, packs or generates, so where its passes end "
                     f"is known only when all of their samples were read: use num_workers=1 or 0, repeat=True, or "
                     f"get_savable_loader, which has workers of its own"
                 )
-            rank, ranks = config.rank + config.world_size * turn, config.world_size * workers
+            rank, ranks = config.rank + config.world_size * self._worker, config.world_size * workers
             config = dataclasses.replace(config, rank=rank, world_size=ranks)
             spec = dataclasses.replace(spec, steps=None, limit=None)
-        self._stream = Stream(spec, config, share=share)
-
-    def _restore(self, progress: Progress) -> None:
-        self.stream.restore(to_cursor(progress, self.stream.share, self._spec.fingerprint()))
+        self._stream = Stream(spec, config)
 
     def __iter__(self) -> _Batches:
         return self
@@ -248,12 +229,14 @@ class _Batches:
             )
         cursor = check_cursor(cursor)
         self._epoch, self._left = epoch, left
-        turn = self._worker
-        if self._spec.program is None:
-            turn, rest = divmod(cursor["item"], PassPlan.of(self._spec, self._config.world_size).global_batch)
-            if rest and not cursor["ended"]:
+        if self._spec.program is not None:
+            self._open_lanes()
+        else:
+            global_batch = PassPlan.of(self._spec, self._config.world_size).global_batch
+            if cursor["item"] % global_batch and not cursor["ended"]:
                 raise StateError("the state is of batches of another size: load it with the same batch size")
-        self._open(turn)
+            turn = cursor["item"] // global_batch % workers
+            self._stream = Stream.of_steps(self._spec, self._config, first=turn, readers=workers)
         self.stream.restore(cursor)
         self._dataset.note_pass(self._worker, epoch)
 

@@ -132,6 +132,40 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
     return (pass_number, item) == behind
 
 
+def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: int) -> Progress:
+    """The place before a step of a pass, or behind its last one, if nothing is dropped; arithmetic."""
+    plan = PassPlan.of(spec, share.hosts, pass_number)
+    if spec.order.passes is None:
+        before = pass_number * (plan.steps or 0)
+        item = (before + pass_step) * plan.global_batch
+    else:
+        before = int(plan.steps_of(spec.order.lengths(0, pass_number)).sum())
+        item = pass_step * plan.global_batch
+    return Progress(
+        step=before + pass_step,
+        pass_number=pass_number,
+        pass_step=pass_step,
+        item=item,
+        ended=plan.over(pass_step, item),
+        drops=np.zeros(share.local_lanes, np.int64),
+        history=((0, 0, 0, 0, plan.global_batch),),
+    )
+
+
+def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
+    """The same of a step counted over all passes: behind the end of a pass, where the next one begins with it."""
+    plan = PassPlan.of(spec, share.hosts)
+    if spec.order.passes is None:
+        pass_number, pass_step = divmod(step, plan.steps) if plan.steps else (0, step)
+    else:
+        pass_number, item, size = _place(spec, share.hosts, ((0, 0, 0, 0, plan.global_batch),), step)
+        pass_step = item // size
+    if pass_number and not pass_step:
+        pass_number -= 1
+        pass_step = PassPlan.of(spec, share.hosts, pass_number).remaining(0, 0) or 0
+    return place_in_pass(spec, share, pass_number, pass_step)
+
+
 def _place(
     spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int, until: int | None = None
 ) -> tuple[int, int, int]:

@@ -27,8 +27,16 @@ from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, 
 from energon_grain.stream.end_of_life import UnderWay, close_with, interrupts_held
 from energon_grain.stream.passes import PassPlan, Progress, check_last_batch, pass_steps
 from energon_grain.stream.production import Production, Step
-from energon_grain.stream.replay import POSITIONS, SampleRecord, SampleRestorer, history_holds, which
-from energon_grain.stream.share import Share
+from energon_grain.stream.replay import (
+    POSITIONS,
+    SampleRecord,
+    SampleRestorer,
+    history_holds,
+    place_in_pass,
+    place_of_step,
+    which,
+)
+from energon_grain.stream.share import Share, StepsShare
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage, approximate_bytes
 from energon_grain.stream.state import encode_lanes, pack_integers
@@ -263,6 +271,31 @@ class Stream:
         spec = dataset.compiled(hosts=config.world_size, cache_pool=cache_pool)
         return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
 
+    @classmethod
+    def of_steps(
+        cls, spec: StreamSpec, config: WorkerConfig, *, first: int, readers: int, pass_number: int = 0, **options: Any
+    ) -> Stream:
+        """Every so manieth step of one pass, for so many readers beside each other, each of which makes its own.
+
+        Args:
+            spec: The compiled dataset.
+            config: This host.
+            first: Step of the pass that this reader begins with.
+            readers: How many there are: the next one is `first + readers`.
+            pass_number: Which pass.
+            **options: As in `Stream`.
+
+        Raises:
+            ConfigError: What a step is made of depends on the data of those before.
+        """
+        order, size = spec.order, 1 if spec.batch is None else spec.batch.size
+        begin = 0 if order.passes is not None else PassPlan.of(spec, config.world_size).steps or 0
+        reader = (pass_number * begin + first) % readers
+        share = StepsShare(config.rank, config.world_size, spec.lanes, reader, readers, size)
+        stream = cls(spec, config, share=share, **options)
+        stream._go_to(place_in_pass(spec, share, pass_number, first))
+        return stream
+
     def _beginning(self) -> Progress:
         return Progress(
             drops=np.zeros(self.share.local_lanes, np.int64), history=((0, 0, 0, 0, self.plan.global_batch),)
@@ -271,7 +304,7 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         self._require_here("go on")
         with self.turn:
-            if self._progress.ended:
+            if self._progress.ended and self.share.stride == 1:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
         return self
 
@@ -503,6 +536,23 @@ class Stream:
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
         with self.turn:
             self._go_to(progress)
+
+    @property
+    def step(self) -> int:
+        """Steps of the host behind which the next one lies, over all passes."""
+        return self._progress.step
+
+    def seek(self, step: int) -> None:
+        """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
+
+        Behind the last step of a pass that pass is over, and `iter` begins the next one.
+
+        Raises:
+            ConfigError: Where a step begins depends on data.
+        """
+        self._require_here("go to a step")
+        with self.turn:
+            self._go_to(place_of_step(self.spec, self.share, step))
 
     def skip(self, steps: int) -> None:
         """Jump over steps of this pass, which count as delivered; the cursor records it.
