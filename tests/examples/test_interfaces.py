@@ -189,8 +189,13 @@ def test_maxtext_s_iterator_and_checkpoints(example: Any, text_dataset: MakeData
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
 
     def create() -> Any:
-        path = str(text_dataset(53, broken={7}))
-        return maxtext.create_data_iterator(config, mesh, path=path, eval_part="train", tokenize=lambda text: list(text.encode()))
+        return maxtext.create_data_iterator(
+            config,
+            mesh,
+            path=str(text_dataset(53, broken={7})),
+            tokenize=lambda text: list(text.encode()),
+            eval_part="train",
+        )
 
     train, evaluation = create()
     batch = next(train)
