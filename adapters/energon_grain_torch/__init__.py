@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 from energon_grain_torch import random_generator as random_generator, tensors as tensors
 from energon_grain_torch.av import AVData as AVData
-from energon_grain_torch.decode import SampleDecoder as SampleDecoder
-from energon_grain_torch.get_datasets import (
+from energon_grain_torch.datasets import (
+    StreamDataset as StreamDataset,
     get_dataset_from_config as get_dataset_from_config,
     get_train_dataset as get_train_dataset,
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from energon_grain_torch.decode import SampleDecoder as SampleDecoder
 from energon_grain_torch.get_loader import get_loader as get_loader, get_savable_loader as get_savable_loader
 from energon_grain_torch.loader import SavableDataLoader as SavableDataLoader
 from energon_grain_torch.task_encoder import (
@@ -42,6 +43,7 @@ _OURS = (
     "DefaultTaskEncoder",
     "SampleDecoder",
     "SavableDataLoader",
+    "StreamDataset",
     "TaskEncoder",
     "WorkerConfig",
     "get_dataset_from_config",

@@ -1,12 +1,18 @@
-"""A loader's state in a checkpoint folder: one file for all hosts, whatever their number."""
+"""A loader's state in a checkpoint folder: one file for all hosts, whatever their number.
+
+`orbax.checkpoint.v1` calls a blocking part at once, then a coroutine for the background: `save_cursor`, `load_cursor`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Awaitable
 from typing import Any
 
 from energon_grain.errors import StateError
+from energon_grain.loader.jax_processes import gather_over_jax, is_primary
 from energon_grain.stream.cursor import Cursor, check_cursor, merge_cursors
 
 FILE_NAME = "energon_grain.json"
@@ -57,3 +63,29 @@ def _read(file: Any) -> Cursor:
     except (ValueError, OSError, RecursionError) as error:
         reason = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
         raise StateError(f"{file} holds no usable state: {reason}; restore another checkpoint") from error
+
+
+async def save_cursor(cursor: Cursor, directory: Any) -> Awaitable[None]:
+    """Gather the states of all hosts now; the file is written by the coroutine that this returns."""
+    merged = gather_over_jax(cursor)
+
+    async def write() -> None:
+        folder = await directory.await_creation()
+        if is_primary():
+            await asyncio.to_thread(write_state, folder, merged)
+
+    return write()
+
+
+async def load_cursor(loader: Any, directory: Any) -> Awaitable[None]:
+    """Restore the loader and let it read ahead; nothing is left to the coroutine that this returns.
+
+    Orbax reports any error of that coroutine as an "incompatible handler"; one that is raised here arrives as it is.
+    """
+    loader.restore_state_rank(read_state(directory))
+    loader.start_prefetch()
+
+    async def done() -> None:
+        return None
+
+    return done()

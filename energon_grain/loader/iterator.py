@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from energon_grain.datasets.cache_pool import CachePool
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.loader.checkpoint_io import load_cursor, save_cursor
+from energon_grain.loader.checkpoint_file import load_cursor, save_cursor
 from energon_grain.loader.grain_reports import record_read, traced_next
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
 from energon_grain.stream.cursor import Cursor

@@ -1,4 +1,6 @@
-"""Datasets for PyTorch's own loaders: `DataLoader(dataset, batch_size=None, num_workers=n)`, and torchdata's.
+"""The core's entry points with this backend's defaults, whose datasets PyTorch's own loaders take.
+
+That is `DataLoader(dataset, batch_size=None, num_workers=n)`, and torchdata's `StatefulDataLoader`.
 
 Each of the n workers makes the steps that are its own, t = w, w + n, w + 2n, … of its rank, and reads nothing else. As
 those loaders take from their workers in turns, the batches come out in the order of the stream, whatever n is. Where
@@ -11,16 +13,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from multiprocessing import RawArray
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch.utils.data
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from energon_grain.datasets import get_datasets
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.datasets.worker_log import this_is_worker
@@ -31,6 +35,10 @@ from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.run import Stream
 from energon_grain.transforms.batching import generic_batch
+from energon_grain_torch.task_encoder import DefaultTaskEncoder
+from energon_grain_torch.worker_config import WorkerConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _logger = logging.getLogger("energon_grain")
 _KEY = "energon_grain"
@@ -250,3 +258,28 @@ def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:
 
 
 default_collate_fn_map[Sample] = default_collate_fn_map[Batch] = _collate
+
+
+def _with_defaults(function: F) -> F:
+    @wraps(function)
+    def call(path: Any, **options: Any) -> Any:
+        if options.get("worker_config") is None:
+            options["worker_config"] = WorkerConfig.default_worker_config(num_workers=0)
+        if options.get("task_encoder") is None:
+            options["task_encoder"] = DefaultTaskEncoder()
+        return _for_torch(function(path, **options))
+
+    return cast("F", call)
+
+
+def _for_torch(made: Any) -> Any:
+    """Datasets as PyTorch's: one, or those of a list of (dataset, leaf)."""
+    if isinstance(made, list):
+        return [(_for_torch(dataset), leaf) for dataset, leaf in cast("list[tuple[Any, Any]]", made)]
+    return StreamDataset(worker_config=made.worker_config, dataset=made)
+
+
+get_dataset_from_config = _with_defaults(get_datasets.get_dataset_from_config)
+get_train_dataset = _with_defaults(get_datasets.get_train_dataset)
+get_val_dataset = _with_defaults(get_datasets.get_val_dataset)
+get_val_datasets = _with_defaults(get_datasets.get_val_datasets)
