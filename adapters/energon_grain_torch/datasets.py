@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from multiprocessing import RawArray
@@ -112,7 +113,8 @@ class StreamDataset(SavableDataset, torch.utils.data.IterableDataset[Any]):  # p
         before = self._last.pop() if self._last else None
         batches = _Batches(self, worker, workers)
         batches.begin(epoch, step, before)
-        self._last.append(batches)
+        if batches.stream.spec.program is not None:
+            self._last.append(batches)  # where the next pass begins, it alone knows
         return batches
 
     def note_pass(self, worker: int, epoch: int) -> None:
@@ -129,7 +131,22 @@ class _Batches:
         self._spec = dataset.compiled()
         self._epoch = 0
         self._left: int | None = None  # steps of this pass, where the stream itself does not know when it ends
+        self._ended = False
         self._stream: Stream | None = None
+        self._end: Any = None
+
+    def _run(self, stream: Stream) -> None:
+        """Take the batches from a stream, which ends together with this."""
+        if self._end is not None:
+            self._end()
+        self._stream, self._ended = stream, False
+        self._end = weakref.finalize(self, stream.close)
+        self._end.atexit = False
+
+    def hand_over(self) -> Stream:
+        """The stream, for who makes the next pass."""
+        self._end.detach()
+        return self.stream
 
     @property
     def stream(self) -> Stream:
@@ -161,8 +178,10 @@ class _Batches:
         if self._spec.program is not None:
             self._begin_lanes(plan, epoch, step, before)
             return
-        self._stream = Stream.of_steps(
-            self._spec, self._config, first=step + self._worker, readers=self._workers, pass_number=epoch
+        self._run(
+            Stream.of_steps(
+                self._spec, self._config, first=step + self._worker, readers=self._workers, pass_number=epoch
+            )
         )
 
     def _begin_lanes(self, plan: PassPlan, epoch: int, step: int, before: _Batches | None) -> None:
@@ -179,7 +198,9 @@ class _Batches:
             progress = Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),))
             self.stream.restore(to_cursor(progress, self.stream.share, self._spec.fingerprint()))
         elif before is not None and (before._worker, before._workers) == (self._worker, self._workers):
-            self._stream = iter(before.stream)  # pyright: ignore[reportAttributeAccessIssue]
+            stream = before.hand_over()
+            iter(stream)
+            self._run(stream)
         else:
             raise ConfigError(
                 f"this dataset filters, groups, packs or generates, so where pass {epoch} begins is known to those "
@@ -200,18 +221,23 @@ class _Batches:
             rank, ranks = config.rank + config.world_size * self._worker, config.world_size * workers
             config = dataclasses.replace(config, rank=rank, world_size=ranks)
             spec = dataclasses.replace(spec, steps=None, limit=None)
-        self._stream = Stream(spec, config)
+        self._run(Stream(spec, config))
 
     def __iter__(self) -> _Batches:
         return self
 
     def __next__(self) -> Any:
-        if self._left is None:
-            return next(self.stream)
-        if self._left == 0:
+        if self._left == 0 or self._ended:
             raise StopIteration
-        batch = next(self.stream)
-        self._left -= 1
+        try:
+            batch = next(self.stream)
+        except StopIteration:
+            self._ended = True
+            if self._spec.program is None:  # else the next pass goes on with it
+                self.stream.close()
+            raise
+        if self._left is not None:
+            self._left -= 1
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -244,7 +270,7 @@ class _Batches:
             if cursor["item"] % global_batch and not cursor["ended"]:
                 raise StateError("the state is of batches of another size: load it with the same batch size")
             turn = cursor["item"] // global_batch % workers
-            self._stream = Stream.of_steps(self._spec, self._config, first=turn, readers=workers)
+            self._run(Stream.of_steps(self._spec, self._config, first=turn, readers=workers))
         self.stream.restore(cursor)
         self._dataset.note_pass(self._worker, epoch)
 

@@ -40,6 +40,12 @@ class StreamLoader:
         """Steps per host of the current pass; of one pass over the data where the stream is endless."""
         return len(self._stream)
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} has no batches by index, and needs no other loader around it: iterate over it. For "
+            f"torch.utils.data.DataLoader, take what get_train_dataset of energon_grain_torch returned"
+        )
+
     def __bool__(self) -> bool:
         return True
 
