@@ -11,6 +11,7 @@ VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 DEMO_TORCH_VENV ?= .venv-demo-torch
 PEERS_VENV ?= .venv-peers
+DIST ?= dist
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
@@ -22,7 +23,7 @@ ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup environments test golden check format docs bench peers clean
+.PHONY: help demo demo-torch setup environments test golden check format docs package bench peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +34,7 @@ help:
 	@echo "make check      ruff, pyright, import-linter"
 	@echo "make format     let ruff format and fix what it can"
 	@echo "make docs       build the documentation into site/, with every warning an error"
+	@echo "make package    sdist and wheel into dist/, checked, and tried in an environment of their own"
 	@echo "make bench      the benchmarks, against the peers that 'make peers' installs"
 	@echo "make setup      only the development environment ($(VENV))"
 	@echo "make environments  that one, and those of both demos"
@@ -68,13 +70,23 @@ format: $(VENV)/.ready
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
+# What would be published: the sdist, and the wheel that is built of it, checked; and the README's program, run by the wheel alone.
+package: $(VENV)/.ready
+	rm -rf $(DIST)
+	$(VENV)/bin/python -m build --no-isolation --outdir $(DIST) .
+	$(VENV)/bin/python -m twine check --strict $(DIST)/*
+	$(PYTHON) -m venv $(DIST)/venv
+	$(DIST)/venv/bin/python $(PIP_INSTALL) $(DIST)/*.whl
+	sed -n '/^```python/,/^```/p' README.md | sed '/^```/d' > $(DIST)/readme.py
+	cd $(DIST) && venv/bin/energon-grain --version && venv/bin/python readme.py
+
 bench: $(VENV)/.ready $(PEERS_VENV)/.ready
 	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks.run $(BENCH_ARGS)
 
 peers: $(PEERS_VENV)/.ready
 
 clean:
-	rm -rf .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # pip learnt to install dependency groups in version 25.1.
 # On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves two gigabytes of PyTorch's.

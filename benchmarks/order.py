@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import ours
 from benchmarks.child import serve
 from energon_grain import WorkerConfig, get_train_dataset
-from energon_grain.datasets.compile import compile_dataset
+from energon_grain.datasets.lowering import compile_dataset
 
 _CHUNK = 1 << 16
 

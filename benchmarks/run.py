@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import chart, report
 from benchmarks.contender import MeasurementFailedError, measure
 from benchmarks.datasets import DATA_SETS, build, once
 from benchmarks.joins import JOINS, write_join
@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.output.write_text(report.page(results, describe(options.cache), settings) + "\n")
     print("\n".join(report.summary(results)))
     print(f"\nwritten to {options.output}", file=sys.stderr)
+    if options.output.resolve() == chart.RESULTS:
+        chart.main()
     verdicts = [(target, result.verdict(target)) for result in results for target in result.row.targets]
     return int(any(value is not None and not target.met(value) for target, value in verdicts))
 

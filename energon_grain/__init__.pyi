@@ -1,15 +1,34 @@
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
 from ._version import __version__ as __version__
-from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
-from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.cache_pool import (
-    CachePool as CachePool,
-    DirectLazy as DirectLazy,
-    Lazy as Lazy,
-    MockLazy as MockLazy,
-    NoCachePool as NoCachePool,
+from .compat.factories import (
+    BaseWebdatasetFactory as BaseWebdatasetFactory,
+    CaptioningWebdataset as CaptioningWebdataset,
+    CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
+    CrudeWebdataset as CrudeWebdataset,
+    DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory,
+    DefaultDecoderWebdatasetFactory as DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory as DefaultGenericWebdatasetFactory,
+    ImageClassificationWebdataset as ImageClassificationWebdataset,
+    ImageWebdataset as ImageWebdataset,
+    InterleavedWebdataset as InterleavedWebdataset,
+    JoinedWebdatasetFactory as JoinedWebdatasetFactory,
+    MultiChoiceVQAWebdataset as MultiChoiceVQAWebdataset,
+    OCRWebdataset as OCRWebdataset,
+    SimilarityInterleavedWebdataset as SimilarityInterleavedWebdataset,
+    StandardWebdatasetFactory as StandardWebdatasetFactory,
+    TextWebdataset as TextWebdataset,
+    VidQAWebdataset as VidQAWebdataset,
+    VQAOCRWebdataset as VQAOCRWebdataset,
+    VQAWebdataset as VQAWebdataset,
 )
+from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
+from .datasets.aux_stores import (
+    DecodeFileStore as DecodeFileStore,
+    FileStoreDecoder as FileStoreDecoder,
+    PrimaryFileStore as PrimaryFileStore,
+)
+from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.collect_garbage import GcDataset as GcDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
@@ -17,13 +36,7 @@ from .datasets.dataset import (
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
     SavableDataset as SavableDataset,
 )
-from .datasets.draw_context import Draw as Draw, current_draw as current_draw
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.file_store_views import (
-    DecodeFileStore as DecodeFileStore,
-    FileStoreDecoder as FileStoreDecoder,
-    PrimaryFileStore as PrimaryFileStore,
-)
 from .datasets.get_datasets import (
     get_dataset_from_config as get_dataset_from_config,
     get_train_dataset as get_train_dataset,
@@ -31,11 +44,7 @@ from .datasets.get_datasets import (
     get_val_datasets as get_val_datasets,
 )
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
-from .datasets.joined_webdataset_factory import JoinedWebdatasetFactory as JoinedWebdatasetFactory
-from .datasets.jsonl_factories import (
-    CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory,
-    DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory,
-)
+from .datasets.hooks import stateless as stateless
 from .datasets.loaded_dataset import DatasetBlendMode as DatasetBlendMode, LoadedDataset as LoadedDataset
 from .datasets.log_samples import LogSampleDataset as LogSampleDataset, default_get_batch_keys as default_get_batch_keys
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -60,32 +69,8 @@ from .datasets.passes import (
     RepeatDataset as RepeatDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
-from .datasets.stateless import stateless as stateless
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
-from .datasets.webdataset_factories import (
-    BaseWebdatasetFactory as BaseWebdatasetFactory,
-    CaptioningWebdataset as CaptioningWebdataset,
-    CrudeWebdataset as CrudeWebdataset,
-    DefaultDecoderWebdatasetFactory as DefaultDecoderWebdatasetFactory,
-    DefaultGenericWebdatasetFactory as DefaultGenericWebdatasetFactory,
-    ImageClassificationWebdataset as ImageClassificationWebdataset,
-    ImageWebdataset as ImageWebdataset,
-    InterleavedWebdataset as InterleavedWebdataset,
-    MultiChoiceVQAWebdataset as MultiChoiceVQAWebdataset,
-    OCRWebdataset as OCRWebdataset,
-    SimilarityInterleavedWebdataset as SimilarityInterleavedWebdataset,
-    StandardWebdatasetFactory as StandardWebdatasetFactory,
-    TextWebdataset as TextWebdataset,
-    VidQAWebdataset as VidQAWebdataset,
-    VQAOCRWebdataset as VQAOCRWebdataset,
-    VQAWebdataset as VQAWebdataset,
-)
-from .datasets.worker_config import (
-    WorkerConfig as WorkerConfig,
-    log_exception as log_exception,
-    reraise_exception as reraise_exception,
-)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
@@ -144,6 +129,13 @@ from .samples.types import (
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
 )
+from .sources.cache_pool import (
+    CachePool as CachePool,
+    DirectLazy as DirectLazy,
+    Lazy as Lazy,
+    MockLazy as MockLazy,
+    NoCachePool as NoCachePool,
+)
 from .sources.file_store import (
     FileStore as FileStore,
     ObjectFileStore as ObjectFileStore,
@@ -163,8 +155,17 @@ from .storage.settings import (
     use_storage as use_storage,
 )
 from .stream.cursor import merge_cursors as merge_cursors
-from .stream.replay import SampleRecord as SampleRecord
-from .stream.run import Stream as Stream
+from .stream.hooks import (
+    Draw as Draw,
+    current_draw as current_draw,
+)
+from .stream.stream import Stream as Stream
+from .stream.which import SampleRecord as SampleRecord
+from .stream.worker_config import (
+    WorkerConfig as WorkerConfig,
+    log_exception as log_exception,
+    reraise_exception as reraise_exception,
+)
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,

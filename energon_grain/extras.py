@@ -1,7 +1,6 @@
 """Packages that not everybody needs: which extra of `pip install 'energon-grain[…]'` brings each.
 
-The core asks for none of them. They are imported where their work is done, inside of `needed_for`, which names the
-extra to whoever lacks it.
+The core asks for none of them. They are imported where they are used, inside `needed_for`, which names a missing extra.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ EXTRAS = {
     "ray": "ray",
     "boto3": "aws",
     "multistorageclient": "msc",
+    "matplotlib": "viz",
 }
 """Package, as it is imported, to the smallest extra that brings it."""
 

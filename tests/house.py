@@ -8,6 +8,7 @@ hides a circle.
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -42,6 +43,27 @@ def imported(tree: ast.AST, known: dict[str, Path]) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found & set(known)
+
+
+def circle() -> list[str]:
+    """Modules that import each other in a circle; empty: none do.
+
+    What counts is every import outside of functions, those for annotations alone (`if TYPE_CHECKING`) among them. A
+    package that hands on names lazily imports nothing by that.
+    """
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in [*ast.walk(tree)]:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = []
+        graph[name] = imported(tree, known) - {name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
 def measure() -> Counts:

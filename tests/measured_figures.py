@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from energon_grain.measurement.figures import (
-    Figures,
-    PipelineRun,
-    ReadRate,
-    StageTime,
-    StorageFigures,
-    StoreFigures,
-)
+from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures, StoreFigures
 
 
 def rate(samples_per_s: float, bytes_per_s: float = 1e9) -> ReadRate:

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import (
-    Sample,
-    SkipSample,
-    TaskEncoder,
-    current_draw,
-    stateless,
-)
+from energon_grain import Sample, SkipSample, TaskEncoder, current_draw, stateless
 
 
 @dataclass(kw_only=True)
@@ -41,6 +35,14 @@ def items_of(batch: Any, batched: bool) -> list[Any]:
     if not batched:
         return [tell(batch)]
     return [member for member, real in tell(batch)[2] if real]
+
+
+def keys_of(value: Any, batched: bool = False) -> list[str]:
+    """Keys of all samples that a value is made of; `batched`: but of padding."""
+    if not isinstance(value, Piece) or not value.members:
+        return [value.__key__]
+    valid = [True] * len(value.members) if not batched or value.__valid__ is None else value.__valid__.tolist()
+    return [key for member, real in zip(value.members, valid, strict=True) if real for key in keys_of(member)]
 
 
 def number_of(value: Any) -> int:

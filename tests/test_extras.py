@@ -62,6 +62,7 @@ import os, pathlib
 from energon_grain import (
     ConfigError, EPath, MissingPackageError, SampleDecoder, get_savable_loader, get_train_dataset, loader
 )
+from energon_grain.cli import plot
 from energon_grain.conversion import convert_dataset
 from energon_grain.prepare import RayExecutor
 
@@ -138,6 +139,7 @@ USES = {
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
+    "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
 }
 """What is done, what it is called in the error, and the package that it needs."""

@@ -68,6 +68,10 @@ def test_public_names_live_where_the_stub_says() -> None:
         assert getattr(value, "__module__", home.__name__) == home.__name__
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert house.circle() == []
+
+
 def test_the_house_does_not_grow() -> None:
     recorded = json.loads(house.RECORDED.read_text())
     counts = {

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class GroupProcesses:
-    """The processes of a group. See `energon_grain.stream.host_processes.HostProcesses`.
+    """The processes of a group. See `energon_grain.stream.cursor.HostProcesses`.
 
     Args:
         group: Their process group; None: all processes.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from energon_grain.errors import StateError
-from energon_grain.stream.run import Stream
+from energon_grain.samples.subscripts import Item
+from energon_grain.stream.stream import Stream
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain_torch.group_processes import GroupProcesses, group_processes
 
 _KEY = "energon_grain"
 
 
-class SavableDataLoader(StreamLoader):
+class SavableDataLoader(StreamLoader[Item]):
     """Batches of one rank, with state.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
@@ -82,7 +83,7 @@ class SavableDataLoader(StreamLoader):
         """End threads and processes, and release files. Further `next` calls raise ValueError."""
         self._stream.close()
 
-    def __enter__(self) -> SavableDataLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from energon_grain.datasets import augment_task_encoder, task_encoder
-from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
+from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
 from energon_grain.transforms import decode
 from energon_grain_torch.decode import SampleDecoder
 

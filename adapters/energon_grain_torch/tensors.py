@@ -9,13 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from energon_grain.transforms.batching import (
-    WORTH_A_LOOK,
-    ArrayKind,
-    fill_rows,
-    fill_stretches,
-    register_array_kind,
-)
+from energon_grain.transforms.batching import WORTH_A_LOOK, ArrayKind, fill_rows, fill_stretches, register_array_kind
 
 
 def _stack(batch: Sequence[Tensor]) -> Tensor:

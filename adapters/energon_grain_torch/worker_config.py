@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch.distributed as dist
 
-from energon_grain.datasets import worker_config
+from energon_grain.stream import worker_config
 
 
 @dataclass
@@ -19,9 +19,9 @@ class WorkerConfig(worker_config.WorkerConfig):
     Attributes:
         num_workers: Workers that read and encode ahead of the training loop; 0: everything happens inside `next`.
         data_parallel_group: The process group whose ranks read different data; None: all processes.
-        worker_type: "dataloader" (default): processes of a `torch.utils.data.DataLoader`. "thread": threads of this
-            process, which suit reading and decoding and hooks that say `thread_safe`. "process": the core's own
-            processes, which need no `__main__` guard and no `/dev/shm`.
+        worker_type: "dataloader" (default): processes as a `torch.utils.data.DataLoader` starts them. "thread": threads
+            of this process, which suit reading and decoding and hooks that say `thread_safe`. "process": the core's own
+            processes, which need no `__main__` guard.
     """
 
     worker_types: ClassVar[tuple[str, ...]] = ("dataloader", "thread", "process")

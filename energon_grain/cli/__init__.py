@@ -16,7 +16,7 @@ def main() -> None:
     from energon_grain.errors import ConfigError, EnergonGrainError, RefusedError
 
     try:
-        app()
+        app(prog_name="energon-grain")  # which completion goes by, however it was started
     except (EnergonGrainError, OSError) as error:
         import typer
 

@@ -11,25 +11,34 @@ from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
 from energon_grain.cli.prepare import prepare
-from energon_grain.cli.schema import schema
+from energon_grain.cli.terminal import Answer, answering
 from energon_grain.cli.which import which
 
+
+def schema() -> Answer:
+    """Print the JSON Schema of metadataset files, for editors that complete and check YAML.
+
+    Save it, and put `# yaml-language-server: $schema=FILE` at the top of a metadataset.
+    """
+    import json
+
+    from energon_grain.metadataset.documents import json_schema
+
+    found = json_schema()
+    return Answer(document=found, lines=[json.dumps(found, indent=2)])
+
+
+_MAKE, _LOOK = "Make datasets", "Look at datasets and mixtures"
 app = typer.Typer(
     name="energon-grain",
-    help="Prepare, convert, inspect, check and measure datasets, and mixtures of them.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(prepare)
-app.command()(convert)
-app.command()(info)
-app.command()(lint)
-app.command()(which)
-app.command()(bench)
-app.command()(schema)
+for command, panel in {prepare: _MAKE, convert: _MAKE, info: _LOOK, lint: _LOOK, which: _LOOK, bench: _LOOK}.items():
+    app.command(rich_help_panel=panel)(answering(command))
+app.command(rich_help_panel="Write metadatasets")(answering(schema))
 
 
 def _show_version(asked: bool) -> None:

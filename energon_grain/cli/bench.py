@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
-from energon_grain.cli.print_json import print_json
-from energon_grain.cli.sizes import format_bytes
+from energon_grain.cli.terminal import Answer, format_bytes, own_modules, own_task_encoder
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, ReadRate
 from energon_grain.measurement.significant import significant
@@ -163,8 +161,7 @@ def bench(
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
     progress: Annotated[bool, typer.Option(help="Say on stderr what is measured, on terminals.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """Measure loading on your own data: storage, decoding, hooks, batching, and the pipeline with workers.
 
     Says how close storage comes to plain reads, what each stage takes for a sample, how many workers pay, and what to
@@ -176,12 +173,11 @@ def bench(
         raise ConfigError("--max-samples-per-sequence is the size of blocks; add --shuffle block")
     numbers = _numbers(workers)
 
-    from energon_grain.cli.bench import figure_lines
-    from energon_grain.cli.progress_bar import progress_bar
+    from energon_grain.cli.terminal import progress_bar
     from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.datasets.worker_config import WorkerConfig
     from energon_grain.measurement.advice import advise
     from energon_grain.measurement.measure import measure_dataset
+    from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store
     block = {None: None, Shuffle.FULL: full, Shuffle.BLOCK: max_samples_per_sequence or 100}[shuffle]
@@ -205,13 +201,10 @@ def bench(
 
         figures = measure_dataset(dataset, path=path, workers=numbers, seconds=seconds, progress=show)
     advice = advise(figures)
-    if as_json:
-        import msgspec
+    import msgspec
 
-        print_json({**msgspec.to_builtins(figures), "bound": figures.bound.name, "advice": advice})
-        return
-    for line in figure_lines(figures, advice):
-        typer.echo(line)
+    document = {**msgspec.to_builtins(figures), "bound": figures.bound.name, "advice": advice}
+    return Answer(document=document, lines=figure_lines(figures, advice))
 
 
 def _numbers(text: str) -> list[int]:
@@ -229,29 +222,10 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
     """
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 
-    encoder = DefaultTaskEncoder() if named is None else _imported(named)
+    encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:
         if encoder.decoder is None:
             raise ConfigError(f"--image-decode {image_decode}: {named} decodes nothing (its decoder is None)")
         arguments: dict[str, Any] = {**encoder.decoder.config(), "image_decode": image_decode}
         encoder.decoder = type(encoder.decoder)(**arguments)
-    return encoder
-
-
-def _imported(named: str) -> TaskEncoder:
-    import importlib
-
-    from energon_grain.datasets.task_encoder import TaskEncoder
-
-    module, _, name = named.partition(":")
-    if not module or not name:
-        raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
-    own_modules([module])
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--task-encoder {named}: {error}") from error
-    encoder = found() if isinstance(found, type) else found
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
     return encoder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.sizes import counted, format_bytes
+from energon_grain.cli.terminal import Answer, counted, format_bytes, note, progress_bar, with_samples
 
 if TYPE_CHECKING:
     from energon_grain.conversion import ConversionProgress, ConversionReport
@@ -40,13 +40,12 @@ def convert(
         bool, typer.Option(help="Write index.sqlite for tars, which Energon's joins and auxiliary data need.")
     ] = True,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
-) -> None:
+) -> Answer:
     """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
 
     Keys, parts, splits and configuration stay, so the new dataset gives the same stream and goes on with saved states
     of the old one. After a kill, the same command goes on where it was.
     """
-    from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.conversion import convert_dataset
 
     with progress_bar("Converting", shown=progress) as bar:
@@ -66,21 +65,19 @@ def convert(
             sqlite=sqlite,
             progress=show,
         )
-    _print_report(report)
+    return Answer(document=with_samples(report), lines=_lines(report))
 
 
-def _print_report(report: ConversionReport) -> None:
+def _lines(report: ConversionReport) -> list[str]:
     kind = "ArrayRecord file" if report.container == "array-record" else "tar file"
-    files = counted(len(report.shard_counts), kind)
-    typer.echo(
-        f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in {files}, "
-        f"{format_bytes(report.target_bytes)} ({format_bytes(report.source_bytes)} before), in "
-        f"{report.elapsed_s:.2f} s."
-    )
+    lines = [
+        f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in "
+        f"{counted(len(report.shard_counts), kind)}, {format_bytes(report.target_bytes)} "
+        f"({format_bytes(report.source_bytes)} before), in {report.elapsed_s:.2f} s."
+    ]
     if report.shards_reused:
-        typer.echo(
+        lines.append(
             f"  {counted(report.shards_reused, 'shard')} had been written by an earlier run that did not finish."
         )
-    typer.echo("  every shard was read back and compared." if report.verified else "  nothing was read back.")
-    for note in report.notes:
-        typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
+    read_back = "every shard was read back and compared." if report.verified else "nothing was read back."
+    return [*lines, f"  {read_back}", *(f"  {note(each)}" for each in report.notes)]

@@ -1,4 +1,4 @@
-"""`info`: what a dataset or a metadataset holds."""
+"""`energon-grain info`: what a dataset or a metadataset holds, as text, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
-from energon_grain.cli.print_json import print_json
-from energon_grain.cli.sizes import counted, format_bytes
+from energon_grain.cli.terminal import Answer, binary_bytes, counted, format_bytes, own_modules, table
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.cli.mixture_summary import MixtureSummary
-    from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary, SizeBin
+    from energon_grain.prepare.summary import ArraySummary, DatasetSummary, SizeBin
 
 _BAR_WIDTH = 40
+_PLOTS, _MIXTURES = "Plots", "Metadatasets"
 
 
 def info(
@@ -30,100 +28,99 @@ def info(
     dataset_config: Annotated[
         str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Of a metadataset: the split. Default: train.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The split to show. Default: train.", rich_help_panel=_MIXTURES)
+    ] = None,
+    trust_module: Annotated[
+        list[str] | None,
+        typer.Option(help="Module whose sample types may be imported. Repeatable.", rich_help_panel=_MIXTURES),
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Of a metadataset: draw its composition over steps to this .svg or .png file.")
+        Path | None,
+        typer.Option(
+            help="Draw to this file (.svg, .png, .pdf): of a dataset the sizes of its samples and parts; of a "
+            "metadataset its shares and epochs over steps. Needs matplotlib (the extra viz).",
+            rich_help_panel=_PLOTS,
+        ),
     ] = None,
     batch_size: Annotated[
         int,
-        typer.Option(min=1, help="For --plot: samples in a step of all hosts together. Default: steps are positions."),
+        typer.Option(
+            min=1,
+            help="Of a metadataset: samples in a step of all hosts together. Default: steps are positions.",
+            rich_help_panel=_PLOTS,
+        ),
     ] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="For --plot: steps to show. Default: an epoch, or all of a schedule.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a metadataset: steps to show. Default: three epochs, or all of a schedule.",
+            rich_help_panel=_PLOTS,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="For --plot: seed of the run.")] = 0,
-    lanes: Annotated[int | None, typer.Option(min=1, help="For --plot: lanes of the run, if they were given.")] = None,
-    trust_module: Annotated[
-        list[str] | None, typer.Option(help="Of a metadataset: module whose sample types may be imported. Repeatable.")
+    seed: Annotated[int, typer.Option(help="Of a metadataset: seed of the run.", rich_help_panel=_PLOTS)] = 0,
+    lanes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a metadataset: lanes of the run, if they were given.", rich_help_panel=_PLOTS),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show what a dataset or a metadataset holds, without reading tars.
+) -> Answer:
+    """Show what a dataset or a metadataset holds, without reading samples.
 
     Of a dataset: shards, samples, parts, splits, sample type and sizes. Of a metadataset: its tree, with each dataset's
     size, its weight or repetitions, the share of the stream that it gets, and how often its samples are seen.
     """
     path = located(path)
+    if plot is not None:
+        from energon_grain.cli.plot import check_file
+
+        check_file(plot)
     if is_file_of(path, METADATASET_ENDINGS):
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config")
-        summary, lines = _mixture(
-            path, split or "train", seed, lanes, own_modules(trust_module), plot, batch_size, steps
+        from energon_grain.cli.mixture import mixture_lines, summarize_mixture
+
+        mixture, spec = summarize_mixture(
+            path, split=split or "train", seed=seed, lanes=lanes, trusted_modules=own_modules(trust_module)
         )
+        answer = Answer(document=mixture, lines=mixture_lines(mixture))
+        if plot is not None:
+            from energon_grain.cli.plot import draw_mixture, save
+
+            save(draw_mixture(mixture, spec, batch_size=batch_size, steps=steps), plot)
     else:
-        if split is not None or plot is not None:
-            raise ConfigError(f"{path} is no metadataset (.yaml): --split and --plot are for those")
-        summary, lines = _dataset(path, split_config, dataset_config)
-    if as_json:
-        print_json(summary)
-    else:
-        for line in lines:
-            typer.echo(line)
+        if split is not None:
+            raise ConfigError(f"{path} is no metadataset (.yaml): --split is for those; a dataset's are all shown")
+        answer = _dataset(path, split_config, dataset_config)
+        if plot is not None:
+            from energon_grain.cli.plot import draw_sizes, save
+
+            save(draw_sizes(path, answer.document), plot)
+    if plot is None:
+        return answer
+    return Answer(document=answer.document, lines=[*answer.lines, "", f"Wrote {plot}."])
 
 
-def _dataset(
-    path: str, split_config: str | None, dataset_config: str | None
-) -> tuple[DatasetSummary | JsonlSummary | ArraySummary, list[str]]:
-    if is_file_of(path, ".jsonl"):
-        from energon_grain.prepare.summary import summarize_jsonl
-
-        if split_config is not None or dataset_config is not None:
-            raise ConfigError(f"{path}: a JSONL file has neither --split-config nor --dataset-config")
-        found = summarize_jsonl(path)
-        samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
-        kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
-        return found, [found.path, samples, kind, "", *_histogram(found.sizes)]
+def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.formats.nv_meta import DatasetKind
+    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl
 
-    if kind_at(path) is DatasetKind.ARRAY:
-        from energon_grain.prepare.summary import summarize_arrays
-
+    lines = is_file_of(path, ".jsonl")
+    if lines or kind_at(path) is DatasetKind.ARRAY:
         if split_config is not None or dataset_config is not None:
-            raise ConfigError(f"{path}: an array has neither --split-config nor --dataset-config")
+            kind = "a JSONL file" if lines else "an array"
+            raise ConfigError(f"{path}: {kind} has neither --split-config nor --dataset-config")
+    else:
+        summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
+        return Answer(document=summary, lines=_lines(summary))
+    if not lines:
         arrays = summarize_arrays(path)
-        return arrays, _lines_of_arrays(arrays)
-    from energon_grain.prepare.summary import summarize_dataset
-
-    summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
-    return summary, _lines(summary)
-
-
-def _mixture(
-    path: str,
-    split: str,
-    seed: int,
-    lanes: int | None,
-    trusted_modules: Sequence[str],
-    plot: Path | None,
-    batch_size: int,
-    steps: int | None,
-) -> tuple[MixtureSummary, list[str]]:
-    from energon_grain.cli.mixture import mixture_lines
-    from energon_grain.cli.mixture_summary import summarize_mixture
-
-    if plot is not None:
-        from energon_grain.cli.mixture import check_ending
-
-        check_ending(plot)
-    summary, spec = summarize_mixture(path, split=split, seed=seed, lanes=lanes, trusted_modules=trusted_modules)
-    lines = mixture_lines(summary)
-    if plot is not None:
-        from energon_grain.cli.mixture import write_plot
-
-        write_plot(plot, summary, spec, batch_size=batch_size, steps=steps)
-        lines += ["", f"Wrote {plot}."]
-    return summary, lines
+        return Answer(document=arrays, lines=_lines_of_arrays(arrays))
+    found = summarize_jsonl(path)
+    samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
+    kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
+    return Answer(document=found, lines=[found.path, samples, kind, "", *_histogram(found.sizes)])
 
 
 def _lines(summary: DatasetSummary) -> list[str]:
@@ -141,46 +138,45 @@ def _lines(summary: DatasetSummary) -> list[str]:
         "",
         "Splits" if summary.splits else "No splits.",
     ]
+    rows: list[tuple[str, ...]] = []
     for name, split in summary.splits.items():
         share = split.samples / summary.samples if summary.samples else 0.0
         excluded = f", {split.excluded_samples:,} of them excluded" if split.excluded_samples else ""
-        lines.append(
-            f"  {name:16} {split.samples:>14,} samples {share:7.1%}  in {counted(split.shards, 'shard')}{excluded}"
+        rows.append(
+            (name, f"{split.samples:,} samples", f"{share:.1%}", f"in {counted(split.shards, 'shard')}{excluded}")
         )
-    lines += ["", "Parts"]
+    lines += [*table(rows, "<>><"), "", "Parts"]
+    rows = []
     for name, part in summary.parts.items():
         mean = format_bytes(part.total_bytes / part.count)
         extent = f"{format_bytes(part.smallest_bytes)} to {format_bytes(part.largest_bytes)}"
-        lines.append(
-            f"  {name:16} {part.count:>14,} files   {format_bytes(part.total_bytes):>8}  mean {mean} ({extent})"
-        )
-    return [*lines, "", *_histogram(summary.sizes)]
+        rows.append((name, f"{part.count:,} files", format_bytes(part.total_bytes), f"mean {mean} ({extent})"))
+    return [*lines, *table(rows, "<>><"), "", *_histogram(summary.sizes)]
 
 
 def _lines_of_arrays(summary: ArraySummary) -> list[str]:
-    lines = [
+    rows = [
+        (name, f"{array.type}{list(array.row_shape)}", format_bytes(array.row_bytes), f"in chunks of {chunk:,} rows")
+        for name, array in summary.arrays.items()
+        for chunk in [array.chunk_rows]
+    ]
+    return [
         summary.path,
         f"  {counted(summary.samples, 'sample')}, {format_bytes(summary.size_bytes)} of rows, not compressed",
         "  samples are plain dicts, to be cooked by the program (crude); their parts are rows of arrays",
         "",
         "Parts",
+        *table(rows, "<<><"),
     ]
-    for name, array in summary.arrays.items():
-        form = f"{array.type}{list(array.row_shape)}"
-        lines.append(
-            f"  {name:16} {form:20} {format_bytes(array.row_bytes):>8}  in chunks of {array.chunk_rows:,} rows"
-        )
-    return lines
 
 
 def _histogram(sizes: Sequence[SizeBin]) -> list[str]:
-    lines = ["Sample sizes"]
     most = max((size.samples for size in sizes), default=0)
+    rows: list[tuple[str, ...]] = []
     for size in sizes:
-        extent = f"{_power(size.from_bytes)} to {_power(size.below_bytes)}"
         bar = "█" * max(round(size.samples / most * _BAR_WIDTH), int(size.samples > 0))
-        lines.append(f"  {extent:20} {size.samples:>10,}  {bar}".rstrip())
-    return lines
+        rows.append((f"{binary_bytes(size.from_bytes)} to {binary_bytes(size.below_bytes)}", f"{size.samples:,}", bar))
+    return ["Sample sizes", *table(rows, "<><")]
 
 
 def _sample_type(summary: DatasetSummary) -> str:
@@ -189,12 +185,3 @@ def _sample_type(summary: DatasetSummary) -> str:
     if summary.kind == "crude":
         return "plain dicts, to be cooked by the program (crude)"
     return f"{summary.sample_type}" + (" (custom class)" if summary.kind == "custom" else "")
-
-
-def _power(size_bytes: int) -> str:
-    """Write a power of two in binary units: 1024 is `1 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size_bytes < 1024 or unit == "TiB":
-            return f"{size_bytes} {unit}"
-        size_bytes //= 1024
-    raise AssertionError

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
-from energon_grain.cli.print_json import print_json
-from energon_grain.cli.sizes import counted
+from energon_grain.cli.terminal import Answer, counted, note, own_modules, progress_bar
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
@@ -41,16 +39,14 @@ def lint(
     trust_module: Annotated[
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List at most so many findings.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="List at most so many findings; --json has all.")] = 100,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
-) -> None:
+) -> Answer:
     """Open a dataset as a loader does, compare its indices with its tars, and decode every sample.
 
     Of a JSONL file, all malformed lines are named, as x.jsonl:123. Of a metadataset, every split is opened with all
     that it refers to, and the first sample of each shard is decoded. Exit code 1 if anything is wrong.
     """
-    from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.prepare.lint import lint_dataset, lint_jsonl
 
     path = located(path)
@@ -97,35 +93,29 @@ def lint(
                 dataset_config=dataset_config or "dataset.yaml",
                 open_part=open_part,
             )
-    _print(report, limit, as_json=as_json)
+    failed = any(finding.severity == "error" for finding in report.findings)
+    return Answer(document=report.findings, lines=_lines(report, limit), failed=failed)
 
 
-def _print(report: LintReport, limit: int, *, as_json: bool) -> None:
+def _lines(report: LintReport, limit: int) -> list[str]:
     counts = Counter(finding.severity for finding in report.findings)
-    if as_json:
-        print_json(report.findings)
-    else:
-        problems = counts["error"] + counts["warning"]
-        for finding in report.findings[:limit]:
-            _show(finding)
-        if problems > limit:
-            typer.echo(f"… and {problems - limit:,} more (--limit)")
-        for finding in report.findings[max(limit, problems) :]:  # notes, of which there are few
-            _show(finding)
-        warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
-        found = counted(counts["error"], "problem") if counts["error"] else "No problems"
-        looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
-        colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
-        typer.secho(f"{found}{warnings} in {looked_at}.", fg=colour)
-    if counts["error"]:
-        raise typer.Exit(1)
+    problems = counts["error"] + counts["warning"]
+    hidden = [f"… and {problems - limit:,} more (--limit)"] if problems > limit else []
+    notes = report.findings[max(limit, problems) :]  # of which there are few
+    warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
+    found = counted(counts["error"], "problem") if counts["error"] else "No problems"
+    looked_at = f"{counted(report.samples, 'sample')} and {counted(report.shards, 'shard')}"
+    colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
+    return [
+        *map(_line, report.findings[:limit]),
+        *hidden,
+        *map(_line, notes),
+        typer.style(f"{found}{warnings} in {looked_at}.", fg=colour),
+    ]
 
 
-def _show(finding: LintFinding) -> None:
-    if finding.severity == "error":
-        typer.echo(str(finding))
-    else:
-        typer.secho(f"{finding.severity}: {finding}", fg=typer.colors.YELLOW)
+def _line(finding: LintFinding) -> str:
+    return str(finding) if finding.severity == "error" else note(str(finding), kind=finding.severity)
 
 
 def _lint_metadataset(
@@ -184,7 +174,7 @@ def _leaves(
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], Leaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
-    from energon_grain.datasets.compile import compile_dataset
+    from energon_grain.datasets.lowering import compile_dataset
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
     from energon_grain.metadataset.documents import leaf_maker, load_metadataset
     from energon_grain.metadataset.flat import leaves_of

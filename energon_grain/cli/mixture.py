@@ -1,288 +1,292 @@
-"""A mixture as text and as a picture: its tree with shares, and its composition over steps."""
+"""What a metadataset comes to: its tree, with the share of the stream that each dataset gets, as data and as text."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from io import BytesIO
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Literal
-from xml.sax.saxutils import escape
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from energon_grain.cli.mixture_summary import MILLION, Composition, MixtureSummary, NodeSummary, Share, composition
-from energon_grain.cli.sizes import counted
-from energon_grain.errors import ConfigError
-from energon_grain.samplers.share_tree import RUN
+from energon_grain.cli.terminal import counted, table
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.get_datasets import get_train_dataset
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.metadataset.documents import load_dataset, load_metadataset
+from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
+from energon_grain.metadataset.resolve import Leaf
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_config import WorkerConfig
 
-Point = tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
-    """A filled polygon."""
-
-    points: tuple[Point, ...]
-    color: str
-    title: str = ""
+NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
+MILLION = 1_000_000
+_Course = tuple[tuple[int, Fraction], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A thin line, dashed or not."""
+class Share:
+    """A part of the stream, from a position on.
 
-    start: Point
-    end: Point
-    color: str
-    dashed: bool = False
+    Attributes:
+        from_position: Where it begins.
+        share: 0 to 1.
+        exact: The same as a fraction, such as `3/10`.
+    """
+
+    from_position: int
+    share: float
+    exact: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Label:
-    """A line of text; `at` is the left, middle or right end of its baseline."""
+class LeafSummary:
+    """A dataset and its part in the stream.
 
-    at: Point
-    text: str
-    color: str
-    size: int = 12
-    anchor: Literal["start", "middle", "end"] = "start"
+    Attributes:
+        label: Its name or its path as written, with what tells it from its siblings.
+        path: Its folder.
+        place: Where in the metadataset it stands.
+        split_part: What is read of it.
+        subset: The range that is taken of that; None: all.
+        name: As the metadataset names it.
+        subflavors: Tags, without those of the dataset's own configuration.
+        samples: After subset and excludes.
+        shares: Of the stream; several where a schedule changes it.
+        seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
+        seen_per_million: How often a million positions have each of its samples, for each of `shares`.
+    """
 
-
-@dataclass(kw_only=True, slots=True)
-class Picture:
-    """Shapes on a white ground, in pixels from the top left corner, later ones over earlier ones."""
-
-    width: int
-    height: int
-    title: str
-    shapes: list[Area | Line | Label] = field(default_factory=list[Area | Line | Label])
-
-    def svg(self) -> str:
-        """The picture as SVG, the same text for the same shapes."""
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
-            f'viewBox="0 0 {self.width} {self.height}" role="img" font-family="sans-serif">',
-            f"<title>{escape(self.title)}</title>",
-            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>',
-            *map(_element, self.shapes),
-            "</svg>",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def png(self) -> bytes:
-        """The picture as PNG, with two dots for each pixel."""
-        from PIL import Image, ImageDraw, ImageFont
-
-        scale = 2
-        image = Image.new("RGB", (self.width * scale, self.height * scale), "#ffffff")
-        draw = ImageDraw.Draw(image)
-        for shape in self.shapes:
-            match shape:
-                case Area():
-                    draw.polygon([(x * scale, y * scale) for x, y in shape.points], fill=shape.color)
-                case Line():
-                    for start, end in _dashes(shape):
-                        draw.line([(x * scale, y * scale) for x, y in (start, end)], fill=shape.color, width=scale)
-                case Label():
-                    font = ImageFont.load_default(shape.size * scale)
-                    anchor = {"start": "ls", "middle": "ms", "end": "rs"}[shape.anchor]
-                    place = (shape.at[0] * scale, shape.at[1] * scale)
-                    draw.text(place, shape.text, fill=shape.color, font=font, anchor=anchor)
-        target = BytesIO()
-        image.save(target, "PNG")
-        return target.getvalue()
+    label: str
+    path: str
+    place: str
+    split_part: str
+    subset: str | None
+    name: str | None
+    subflavors: dict[str, Any]
+    samples: int
+    shares: tuple[Share, ...]
+    seen_per_epoch: float | None
+    seen_per_million: tuple[float, ...]
 
 
-def _element(shape: Area | Line | Label) -> str:
-    match shape:
-        case Area():
-            points = " ".join(f"{x:.2f},{y:.2f}" for x, y in shape.points)
-            return f'<polygon points="{points}" fill="{shape.color}"><title>{escape(shape.title)}</title></polygon>'
-        case Line():
-            (x1, y1), (x2, y2) = shape.start, shape.end
-            dashes = ' stroke-dasharray="4 3"' if shape.dashed else ""
-            return f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{shape.color}"{dashes}/>'
-        case Label():
-            x, y = shape.at
-            return (
-                f'<text x="{x:.2f}" y="{y:.2f}" font-size="{shape.size}" fill="{shape.color}" '
-                f'text-anchor="{shape.anchor}">{escape(shape.text)}</text>'
-            )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSummary:
+    """A node of the tree.
+
+    Attributes:
+        kind: A blend, a concatenation or a dataset.
+        weights: In the blend that it is a child of, one for each step of that blend's schedule; empty elsewhere.
+        repetitions: In the epochized blend that it is a child of; None elsewhere.
+        samples: Of all datasets below.
+        shares: Of the stream, of all datasets below.
+        leaf: Number of the dataset among `leaves`; None for a combination.
+        children: Of a combination.
+    """
+
+    kind: NodeKind
+    weights: tuple[float, ...] = ()
+    repetitions: float | None = None
+    samples: int
+    shares: tuple[Share, ...]
+    leaf: int | None = None
+    children: tuple[NodeSummary, ...] = ()
 
 
-def _dashes(line: Line) -> list[tuple[Point, Point]]:
-    """The line, or its dashes of 4 pixels with 3 between them."""
-    if not line.dashed:
-        return [(line.start, line.end)]
-    (x1, y1), (x2, y2) = line.start, line.end
-    length = max(abs(x2 - x1), abs(y2 - y1), 1.0)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSummary:
+    """What one split of a metadataset comes to in training.
 
-    def at(distance: float) -> Point:
-        part = min(distance / length, 1.0)
-        return x1 + (x2 - x1) * part, y1 + (y2 - y1) * part
+    Attributes:
+        path: The file.
+        split: The split.
+        endless: Whether it is a blend by weights, which has no epochs.
+        samples: Of all leaves.
+        epoch_positions: Length of the first epoch; later ones of an epochized blend can differ by a few. None where
+            it is endless.
+        tree: Its root.
+        leaves: In document order.
+    """
 
-    return [(at(7.0 * number), at(7.0 * number + 4)) for number in range(int(length // 7) + 1)]
+    path: str
+    split: str
+    endless: bool
+    samples: int
+    epoch_positions: int | None
+    tree: NodeSummary
+    leaves: tuple[LeafSummary, ...]
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Positions at which a schedule changes the share of a leaf."""
+        starts = {share.from_position for leaf in self.leaves for share in leaf.shares}
+        return tuple(sorted(starts - {0}))
 
 
-ENDINGS = (".svg", ".png")
-WINDOWS = 200
-LEAST = 40_000
-"""Positions of an endless blend that are shown at least."""
-_COLORS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99", "#882255", "#999933",
-)  # fmt: skip
-_OTHERS = "#bbbbbb"
-_INK, _MUTED = "#222222", "#555555"
-_LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 56, 56, 640, 300
-_LEGEND = _LEFT + _PLOT_WIDTH + 24
-_LABEL_LETTERS = 34
-
-
-def check_ending(file: Path) -> None:
-    """Check that a plot can be written to a file of this name.
+def summarize_mixture(
+    path: str | Path,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    lanes: int | None = None,
+    trusted_modules: Collection[str] = (),
+) -> tuple[MixtureSummary, StreamSpec]:
+    """Describe one split of a metadataset, as `get_train_dataset` reads it. The spec has its order, to count on.
 
     Raises:
-        ConfigError: It ends neither in .svg nor in .png.
+        ConfigError: The metadataset is not valid, or cannot be trained on.
+        DatasetNotFoundError: A file or a dataset is missing.
+        SplitError: A dataset lacks the split part.
     """
-    if file.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"--plot {file}: a file that ends in {' or '.join(ENDINGS)} is meant")
+    document = load_dataset(path)
+    tree = load_metadataset(document, split_part=split)
+    endless = isinstance(tree, BlendDataset)
+    dataset = get_train_dataset(
+        document,
+        split_part=split,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=endless,
+        seed=seed,
+        lanes=lanes,
+        trusted_modules=trusted_modules,
+    )
+    spec = compile_dataset(dataset)
+    flat = list(flatten(tree))
+    sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
+    courses = leaf_shares(flat, sizes)
+    leaves = tuple(
+        _leaf(each, course, size, label, endless)
+        for each, course, size, label in zip(flat, courses, sizes, _labels(flat), strict=True)
+    )
+    summary = MixtureSummary(
+        path=str(path),
+        split=split,
+        endless=endless,
+        samples=sum(sizes),
+        epoch_positions=spec.order.length(0),
+        tree=_node(tree, enumerate(zip(courses, sizes, strict=True)))[0],
+        leaves=leaves,
+    )
+    return summary, spec
 
 
-def write_plot(
-    file: Path, summary: MixtureSummary, spec: StreamSpec, *, batch_size: int = 1, steps: int | None = None
-) -> None:
-    """Count the order of a mixture and draw it.
+def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]:
+    """Give the share of the stream that each leaf gets, from each position on: exact fractions that add up to 1.
 
-    Args:
-        file: Where to; its ending says as what.
-        summary: The mixture.
-        spec: Its order.
-        batch_size: Positions of a step.
-        steps: How many to show; default: an epoch, or enough to see the last step of a schedule.
-
-    Raises:
-        ConfigError: The file cannot be written.
+    Weights are shares as they stand; a concat in a blend divides its share by the lengths of its leaves. Without
+    weights, the share of a leaf is its part in an epoch: repetitions times length.
     """
-    check_ending(file)
-    positions = steps * batch_size if steps is not None else default_positions(summary)
-    windows = max(min(positions, 40), min(positions // (RUN * spec.lanes), WINDOWS))
-    counted = composition(spec.order, leaves=len(summary.leaves), positions=positions, windows=windows)
-    picture = draw(summary, counted, batch_size=batch_size)
-    content = picture.svg().encode() if file.suffix.lower() == ".svg" else picture.png()
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"--plot {file}: cannot be written: {error.strerror}") from error
+    if flat[0].shares is None:
+        rates = [size * (each.repetitions or Fraction(1)) for each, size in zip(flat, sizes, strict=True)]
+        return [((0, Fraction(rate) / sum(rates)),) for rate in rates]
+    courses: list[_Course] = []
+    for each, size in zip(flat, sizes, strict=True):
+        together = size
+        if each.concat is not None:
+            together = sum(n for other, n in zip(flat, sizes, strict=True) if other.concat is each.concat)
+        courses.append(tuple((start, share * Fraction(size, together)) for start, share in each.shares or ()))
+    return courses
 
 
-def default_positions(summary: MixtureSummary) -> int:
-    """An epoch; of an endless blend as much as shows all of a schedule, and two turns of what is concatenated."""
-    if summary.epoch_positions is not None:
-        return summary.epoch_positions
-    turns = [
-        2 * math.ceil(node.samples / node.shares[-1].share)
-        for node in _nodes(summary)
-        if node.kind == "concat" and node.shares[-1].share
+def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bool) -> LeafSummary:
+    leaf = flat.leaf
+    return LeafSummary(
+        label=label,
+        path=leaf.path,
+        place=str(leaf.place),
+        split_part=leaf.split_part,
+        subset=None if leaf.subset is None else str(leaf.subset),
+        name=leaf.name,
+        subflavors=dict(leaf.subflavors),
+        samples=samples,
+        shares=_shares(course),
+        seen_per_epoch=None if endless else float(flat.repetitions or 1),
+        seen_per_million=tuple(float(share * MILLION / samples) for _, share in course),
+    )
+
+
+def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
+    """A label for each leaf, as short as it can be while none is there twice; joins are called by all their members."""
+    leaves = [each.leaf for each in flat]
+    labels = [leaf.name or _written(leaf) for leaf in leaves]
+    splits = {leaf.split_part for leaf in leaves}
+    for number, leaf in enumerate(leaves):
+        if len(splits) > 1:
+            labels[number] += f":{leaf.split_part}"
+        if leaf.subset is not None:
+            labels[number] += f" {leaf.subset}"
+    return [
+        f"{label} #{labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
+        for number, label in enumerate(labels)
     ]
-    return max(LEAST, 2 * max(summary.changes, default=0), *turns)
 
 
-def draw(summary: MixtureSummary, counted: Composition, *, batch_size: int) -> Picture:
-    """Draw the shares as a stack of areas, one for each dataset, the first one on top as in the legend."""
-    groups = _groups(counted.counts.sum(axis=0))
-    steps = int(counted.edges[-1]) / batch_size
-    unit = "positions" if batch_size == 1 else f"steps of {batch_size:,} samples"
-    title = f"{Path(summary.path).name}, {summary.split}: the first {steps:,.0f} {unit}"
-    picture = Picture(width=_LEGEND + 260, height=_TOP + _PLOT_HEIGHT + 64, title=title)
-    bottom = _TOP + _PLOT_HEIGHT
-    x = _LEFT + _PLOT_WIDTH * counted.edges / counted.edges[-1]
-    above = np.zeros(len(counted.counts))
-    total = counted.counts.sum()
-    for number, group in enumerate(groups):
-        color = _COLORS[number] if len(group) == 1 else _OTHERS
-        label = summary.leaves[group[0]].label if len(group) == 1 else f"{len(group)} others"
-        below = above + counted.shares[:, group].sum(axis=1)
-        if number == len(groups) - 1:
-            below = np.ones_like(below)  # whatever was rounded on the way
-        share = counted.counts[:, group].sum() / total
-        for first, last in _present(counted.counts[:, group].sum(axis=1)):
-            upper = _steps(x[first : last + 1], _TOP + _PLOT_HEIGHT * above[first:last])
-            lower = _steps(x[first : last + 1], _TOP + _PLOT_HEIGHT * below[first:last])
-            picture.shapes.append(Area(points=upper + lower[::-1], color=color, title=f"{label}: {share:.1%}"))
-        y = _TOP + 20 * number
-        square = ((_LEGEND, y), (_LEGEND + 12, y), (_LEGEND + 12, y + 12), (_LEGEND, y + 12))
-        picture.shapes.append(Area(points=square, color=color, title=label))
-        picture.shapes.append(Label(at=(_LEGEND + 68, y + 10), text=f"{share:.1%}", color=_MUTED, anchor="end"))
-        picture.shapes.append(Label(at=(_LEGEND + 76, y + 10), text=_cut(label), color=_INK))
-        above = below
-    picture.shapes.append(Line(start=(_LEFT, bottom), end=(_LEFT + _PLOT_WIDTH, bottom), color=_MUTED))
-    for number in range(5):
-        y = bottom - _PLOT_HEIGHT * number / 4
-        picture.shapes.append(Line(start=(_LEFT - 4, y), end=(_LEFT, y), color=_MUTED))
-        picture.shapes.append(Label(at=(_LEFT - 8, y + 4), text=f"{number * 25}%", color=_MUTED, anchor="end"))
-    for tick in _ticks(steps):
-        across = _LEFT + _PLOT_WIDTH * tick / steps
-        picture.shapes.append(Line(start=(across, bottom), end=(across, bottom + 4), color=_MUTED))
-        picture.shapes.append(Label(at=(across, bottom + 18), text=f"{tick:,}", color=_MUTED, anchor="middle"))
-    for change in summary.changes:
-        if change < counted.edges[-1]:
-            across = _LEFT + _PLOT_WIDTH * change / int(counted.edges[-1])
-            picture.shapes.append(Line(start=(across, _TOP - 6), end=(across, bottom), color=_INK, dashed=True))
-    window = counted.edges[-1] / len(counted.counts)
-    how = f"counted in windows of {window:,.0f}"
-    if counted.counted < counted.edges[-1]:
-        how += f", {counted.counted / counted.edges[-1]:.2g} of them looked at"
-    middle = _LEFT + _PLOT_WIDTH / 2
-    picture.shapes += [
-        Label(at=(middle, bottom + 38), text=unit, color=_INK, anchor="middle"),
-        Label(at=(_LEFT, 24), text=title, color=_INK, size=15),
-        Label(at=(_LEFT, 42), text=f"share of positions, {how}", color=_MUTED),
-    ]
-    return picture
+def _written(leaf: Leaf) -> str:
+    if isinstance(leaf, JoinedLeafDataset):
+        return " + ".join(str(member.leaf.written) for member in leaf.members)
+    return str(leaf.written)
 
 
-def _nodes(summary: MixtureSummary) -> list[NodeSummary]:
-    found = [summary.tree]
-    for node in found:
-        found.extend(node.children)
-    return found
+def _node(
+    tree: SavableDataset,
+    leaves: Iterator[tuple[int, tuple[_Course, int]]],
+    weights: tuple[float, ...] = (),
+    repetitions: float | None = None,
+) -> tuple[NodeSummary, _Course]:
+    """Summarise a node; `leaves` gives the next ones in document order."""
+    children = children_of(tree)
+    if not children:
+        number, (course, samples) = next(leaves)
+        node = NodeSummary(
+            kind="dataset",
+            weights=weights,
+            repetitions=repetitions,
+            samples=samples,
+            shares=_shares(course),
+            leaf=number,
+        )
+        return node, course
+    below: list[tuple[NodeSummary, _Course]] = []
+    for number, child in enumerate(children):
+        said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
+        often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
+        below.append(_node(child, leaves, said, often))
+    course = _sum([course for _, course in below])
+    kind: NodeKind = "concat"
+    if not isinstance(tree, ConcatDataset):
+        kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
+    node = NodeSummary(
+        kind=kind,
+        weights=weights,
+        repetitions=repetitions,
+        samples=sum(child.samples for child, _ in below),
+        shares=_shares(course),
+        children=tuple(child for child, _ in below),
+    )
+    return node, course
 
 
-def _groups(totals: npt.NDArray[np.int64]) -> list[list[int]]:
-    """Each leaf by itself; of many, the largest, and one group of the others. In document order."""
-    if len(totals) <= len(_COLORS):
-        return [[number] for number in range(len(totals))]
-    alone = sorted(np.argsort(-totals, kind="stable")[: len(_COLORS)].tolist())
-    return [*([number] for number in alone), sorted(set(range(len(totals))) - set(alone))]
+def _sum(courses: Sequence[_Course]) -> _Course:
+    starts = sorted({start for course in courses for start, _ in course})
+    totals: list[tuple[int, Fraction]] = []
+    for start in starts:
+        total = sum((_at(course, start) for course in courses), Fraction(0))
+        if not totals or totals[-1][1] != total:
+            totals.append((start, total))
+    return tuple(totals)
 
 
-def _present(counts: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Runs of windows, (first, one past the last), that are not 0."""
-    here = np.concatenate([[False], counts > 0, [False]])
-    edges = np.flatnonzero(here[1:] != here[:-1]).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+def _at(course: _Course, position: int) -> Fraction:
+    return list(itertools.takewhile(lambda step: step[0] <= position, course))[-1][1]
 
 
-def _steps(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """A line of level pieces: `y` (n,) between the edges `x` (n + 1,)."""
-    across = np.repeat(x, 2)[1:-1]
-    return tuple(zip(across.tolist(), np.repeat(y, 2).tolist(), strict=True))
-
-
-def _ticks(steps: float) -> Sequence[int]:
-    """Up to seven round numbers from 0 on."""
-    rough = max(steps / 6, 1)
-    power = 10 ** math.floor(math.log10(rough))
-    apart = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    return range(0, math.floor(steps) + 1, apart)
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= _LABEL_LETTERS else "…" + label[1 - _LABEL_LETTERS :]
+def _shares(course: _Course) -> tuple[Share, ...]:
+    return tuple(Share(from_position=start, share=float(share), exact=str(share)) for start, share in course)
 
 
 def mixture_lines(summary: MixtureSummary) -> list[str]:
@@ -292,11 +296,7 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "samples", said, "share", seen), *_rows(summary, summary.tree, "", "")]
     if not any(row[2] for row in rows[1:]):
         rows = [(*row[:2], *row[3:]) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{summary.path}, split {summary.split}: {_length(summary)}", ""]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append(("  " + "  ".join(cells)).rstrip())
+    lines = [f"{summary.path}, split {summary.split}: {_length(summary)}", "", *table(rows, "<>>>>")]
     if summary.changes:
         lines += ["", f"Shares change at position {', '.join(f'{start:,}' for start in summary.changes)}."]
     if any(leaf.subflavors for leaf in summary.leaves):

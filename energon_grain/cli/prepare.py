@@ -1,69 +1,43 @@
-"""`energon-grain prepare`: index and split a folder of tars, asking for what the flags leave open."""
+"""`energon-grain prepare`: index and split a folder of shards, asking for what the flags leave open."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.own_modules import own_sample_type
-from energon_grain.cli.progress_bar import progress_bar
-from energon_grain.cli.sizes import counted, format_bytes
-from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
+from energon_grain.cli.terminal import (
+    Answer,
+    ProgressBar,
+    counted,
+    format_bytes,
+    note,
+    own_sample_type,
+    progress_bar,
+    with_samples,
+)
+from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import is_url, located, no_such_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from energon_grain.prepare.dataset_definition import DatasetDefinition
+    from energon_grain.metadataset.prepare_joins import MetadatasetReport
+    from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.preparation import PrepareReport
-    from energon_grain.prepare.scan import ScannedDataset
+    from energon_grain.prepare.scan import PrepareProgress, ScannedDataset
 
-
-def prepare_jsonl_file(path: str, *, progress: bool) -> None:
-    """Index a file and say how many samples it has."""
-    from energon_grain.prepare.preparation import prepare_jsonl
-
-    with progress_bar("Indexing", shown=progress) as bar:
-        report = prepare_jsonl(
-            path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
-        )
-    typer.echo(
-        f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}, in "
-        f"{report.elapsed_s:.2f} s."
-    )
-    typer.echo(f"  index: {report.index}")
-
-
-def prepare_metadataset_file(path: str, *, progress: bool) -> None:
-    """Index the joins of a metadataset and say what was done."""
-    from energon_grain.cli.progress_bar import progress_bar
-    from energon_grain.cli.sizes import counted
-    from energon_grain.metadataset.documents import prepare_metadataset
-
-    with progress_bar("Joining", shown=progress) as bar:
-        report = prepare_metadataset(path, progress=bar.show_join)
-    if not report.joins:
-        typer.echo(f"{path}: has no joins, there is nothing to prepare.")
-    for join in report.joins:
-        done = "joined" if join.built else "up to date"
-        typer.echo(f"{', '.join(join.places)}: {counted(join.rows, 'row')} {done}, in {join.folder.name}")
-        if join.skipped:
-            typer.echo(f"  without a row: {counted(join.skipped, 'sample')} of the first dataset")
-        for dataset, missing in join.missing.items():
-            if missing:
-                typer.echo(f"  without a sample of {dataset}: {counted(missing, 'row')}")
-    for name in report.removed:
-        typer.echo(f"  removed the index {name}, which no join needs any more")
-    for note in report.notes:
-        typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
-    typer.echo(f"Prepared {path} in {report.elapsed_s:.2f} s.")
+_SPLIT, _SAMPLES, _RUNNING = "Split", "Samples", "How it runs"
+_SHOWN_PARTS = 10
+_LEAVE_OUT = "-"
+_CRUDE = "CrudeWebdataset"
 
 
 class Records(StrEnum):
@@ -88,32 +62,6 @@ def prepare(
     records: Annotated[
         Records | None, typer.Option(help="The shards are ArrayRecord files, with records in this encoding.")
     ] = None,
-    split_ratio: Annotated[
-        str | None,
-        typer.Option(help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1."),
-    ] = None,
-    split_parts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
-            "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable."
-        ),
-    ] = None,
-    exclude: Annotated[
-        str | None, typer.Option(help="Leave out shards in whose relative path this regular expression is found.")
-    ] = None,
-    shuffle_tars: Annotated[bool, typer.Option("--shuffle-tars", help="Shuffle the shards before splitting.")] = False,
-    sample_type: Annotated[
-        str | None, typer.Option(help="Sample type, such as CaptioningSample, or package.module:Class.")
-    ] = None,
-    field_map: Annotated[
-        str | None, typer.Option(help='Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.')
-    ] = None,
-    crude: Annotated[bool, typer.Option("--crude", help="Samples are plain dicts, cooked by the program.")] = False,
-    skip_dataset_yaml: Annotated[
-        bool, typer.Option("--skip-dataset-yaml", help="Do not write (or ask about) dataset.yaml.")
-    ] = False,
-    dataset_yaml_name: Annotated[str, typer.Option(help="Name of that file in .nv-meta.")] = "dataset.yaml",
     force_overwrite: Annotated[
         bool, typer.Option("--force-overwrite", help="Prepare again without asking what is prepared already.")
     ] = False,
@@ -129,22 +77,77 @@ def prepare(
     sqlite: Annotated[
         bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
     ] = True,
+    split_ratio: Annotated[
+        str | None,
+        typer.Option(
+            help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.",
+            rich_help_panel=_SPLIT,
+        ),
+    ] = None,
+    split_parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
+            "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable.",
+            rich_help_panel=_SPLIT,
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave out shards in whose relative path this regular expression is found.", rich_help_panel=_SPLIT
+        ),
+    ] = None,
+    shuffle_tars: Annotated[
+        bool, typer.Option("--shuffle-tars", help="Shuffle the shards before splitting.", rich_help_panel=_SPLIT)
+    ] = False,
+    sample_type: Annotated[
+        str | None,
+        typer.Option(help="Sample type, such as CaptioningSample, or package.module:Class.", rich_help_panel=_SAMPLES),
+    ] = None,
+    field_map: Annotated[
+        str | None,
+        typer.Option(
+            help='Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', rich_help_panel=_SAMPLES
+        ),
+    ] = None,
+    crude: Annotated[
+        bool,
+        typer.Option("--crude", help="Samples are plain dicts, cooked by the program.", rich_help_panel=_SAMPLES),
+    ] = False,
+    skip_dataset_yaml: Annotated[
+        bool,
+        typer.Option("--skip-dataset-yaml", help="Do not write (or ask about) dataset.yaml.", rich_help_panel=_SAMPLES),
+    ] = False,
+    dataset_yaml_name: Annotated[
+        str, typer.Option(help="Name of that file in .nv-meta.", rich_help_panel=_SAMPLES)
+    ] = "dataset.yaml",
     num_workers: Annotated[
         int | None,
         typer.Option(
             min=0,
             help="Processes at most; 0 for none. Default: one for each core. With Ray: shards handed over at a time.",
+            rich_help_panel=_RUNNING,
         ),
     ] = None,
     runner: Annotated[
-        Runner, typer.Option(help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.")
+        Runner,
+        typer.Option(
+            help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.",
+            rich_help_panel=_RUNNING,
+        ),
     ] = Runner.PROCESSES,
     ray_address: Annotated[
-        str | None, typer.Option(help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).")
+        str | None,
+        typer.Option(
+            help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).", rich_help_panel=_RUNNING
+        ),
     ] = None,
-    non_interactive: Annotated[bool, typer.Option("--non-interactive", help="Never ask.")] = False,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
-) -> None:
+    non_interactive: Annotated[
+        bool, typer.Option("--non-interactive", help="Never ask.", rich_help_panel=_RUNNING)
+    ] = False,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)] = True,
+) -> Answer:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
     With --records, or where it was given before, the shards are the *.array_record files instead.
@@ -155,35 +158,29 @@ def prepare(
     written; after a kill, the same command goes on where it was.
     """
     location = located(path)
+    decides_split: dict[str, object] = {"--split-ratio": split_ratio, "--split-parts": split_parts}
+    decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
+    decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
+    decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
+    cluster = {"--runner": runner is not Runner.PROCESSES, "--ray-address": ray_address}
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
-        changes = split_ratio or split_parts or exclude or shuffle_tars or sample_type or field_map or crude
-        if changes or records or tar_index_only or fix_duplicates or runner is not Runner.PROCESSES or ray_address:
-            lines = "a JSONL file, which is only indexed"
-            kind = lines if is_jsonl else "a metadataset, of which only joins are prepared"
-            raise ConfigError(f"{path}: {kind}: give it no options.")
-        if is_jsonl:
-            prepare_jsonl_file(location, progress=progress)
-            return
-
-        prepare_metadataset_file(location, progress=progress)
-        return
+        kind = "a JSONL file, which is only indexed" if is_jsonl else "a metadataset, of which only joins are prepared"
+        _refuse(f"{path}: {kind}", {**decides_split, **decides_type, **decides_shards, **cluster})
+        return _jsonl(location, progress) if is_jsonl else _metadataset(location, progress)
     _check_kind(location)
-    if skip_dataset_yaml and (sample_type or field_map or crude):
-        raise ConfigError("--skip-dataset-yaml contradicts --sample-type, --field-map and --crude.")
-    if tar_index_only and (sample_type or field_map or crude or split_ratio or split_parts or shuffle_tars or exclude):
-        raise ConfigError(
-            "--tar-index-only keeps shards, splits and sample types: give no option that would change them."
-        )
+    if skip_dataset_yaml:
+        _refuse("--skip-dataset-yaml contradicts what decides the sample type", decides_type)
+    if tar_index_only:
+        _refuse("--tar-index-only keeps shards, splits and sample types", {**decides_type, **decides_split})
+    if split_ratio and split_parts:
+        raise ConfigError("give --split-ratio or --split-parts, not both.")
 
-    from energon_grain.cli.progress_bar import progress_bar
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
     from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset
 
-    if split_ratio and split_parts:
-        raise ConfigError("give --split-ratio or --split-parts, not both.")
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
@@ -195,28 +192,21 @@ def prepare(
         found = encoding or read_records_file(dataset.local)
         shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
         kind = "ArrayRecord file" if found else "tar file"
-        typer.echo(f"Found {counted(len(shards), kind)}, {_first_and_last(shards)}.")
-        if not force_overwrite and not non_interactive:
-            from energon_grain.cli.prepare_wizard import ask_overwrite
-
-            with _answers():
-                force_overwrite = ask_overwrite(dataset.local)
-        if ratio is None and patterns is None:
-            if non_interactive:
-                raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
-            from energon_grain.cli.prepare_wizard import ask_split_ratio
-
-            with _answers():
-                ratio = ask_split_ratio(len(shards))
+        typer.echo(f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}.")
+        with _answers():
+            if not force_overwrite and not non_interactive:
+                force_overwrite = _ask_overwrite(dataset.local)
+            if ratio is None and patterns is None:
+                if non_interactive:
+                    raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
+                ratio = _ask_split_ratio(len(shards))
     asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
-    asks = asks and sample_type != "CrudeWebdataset"
+    asks = asks and sample_type != _CRUDE
     with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
-            from energon_grain.cli.prepare_wizard import ask_definition
-
             bar.stop()
-            return ask_definition(scanned, sample_type)
+            return _ask_definition(scanned, sample_type)
 
         report = prepare_dataset(
             location,
@@ -235,10 +225,57 @@ def prepare(
             fix_duplicates=fix_duplicates,
             num_workers=num_workers,
             sqlite=sqlite,
-            progress=bar.show_prepare,
+            progress=_shown_by(bar),
             executor=executor,
         )
-    _print_report(report, wants_yaml=not (tar_index_only or skip_dataset_yaml), yaml_name=dataset_yaml_name)
+    wants_yaml = None if tar_index_only or skip_dataset_yaml else dataset_yaml_name
+    return Answer(document=with_samples(report), lines=_lines(report, wants_yaml))
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{why}: leave out {' and '.join(given)}.")
+
+
+def _jsonl(path: str, progress: bool) -> Answer:
+    """Index a file."""
+    from energon_grain.prepare.preparation import prepare_jsonl
+
+    with progress_bar("Indexing", shown=progress) as bar:
+        report = prepare_jsonl(
+            path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
+        )
+    prepared = f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}"
+    return Answer(document=report, lines=[f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"])
+
+
+def _metadataset(path: str, progress: bool) -> Answer:
+    """Index the joins of a metadataset."""
+    from energon_grain.metadataset.documents import prepare_metadataset
+
+    with progress_bar("Joining", shown=progress) as bar:
+        report = prepare_metadataset(
+            path,
+            progress=lambda place, keys, total: bar.advance_to(keys, total, f"{keys:,}/{total:,} keys, {place}"),
+        )
+    return Answer(document=report, lines=_lines_of_joins(path, report))
+
+
+def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
+    if not report.joins:
+        yield f"{path}: has no joins, there is nothing to prepare."
+    for join in report.joins:
+        done = "joined" if join.built else "up to date"
+        yield f"{', '.join(join.places)}: {counted(join.rows, 'row')} {done}, in {join.folder.name}"
+        if join.skipped:
+            yield f"  without a row: {counted(join.skipped, 'sample')} of the first dataset"
+        for dataset, missing in join.missing.items():
+            if missing:
+                yield f"  without a sample of {dataset}: {counted(missing, 'row')}"
+    yield from (f"  removed the index {name}, which no join needs any more" for name in report.removed)
+    yield from (f"  {note(each)}" for each in report.notes)
+    yield f"Prepared {path} in {report.elapsed_s:.2f} s."
 
 
 def _check_kind(path: str) -> None:
@@ -266,6 +303,55 @@ def _executor(runner: Runner, ray_address: str | None) -> contextlib.AbstractCon
     return RayExecutor(ray_address or "auto")
 
 
+def _shown_by(bar: ProgressBar) -> Callable[[PrepareProgress], None]:
+    """Runs over bytes, where known: shards differ in size."""
+
+    def show(now: PrepareProgress) -> None:
+        detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
+        if now.stage == "scan" and now.bytes_done:
+            detail += f", {format_bytes(now.bytes_done / bar.elapsed_s)}/s"
+        label = {"scan": None, "index": "Writing the index", "commit": "Putting it in place"}[now.stage]
+        done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
+        bar.advance_to(done, total, detail, label)
+
+    return show
+
+
+def _parse_field_map(text: str) -> dict[str, str]:
+    import json
+
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'--field-map {text!r} is not JSON ({error}): write \'{{"image": "jpg"}}\'.') from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f'--field-map {text!r} is no mapping: write \'{{"image": "jpg"}}\'.')
+    return fields
+
+
+def _lines(report: PrepareReport, wants_yaml: str | None) -> Iterator[str]:
+    from energon_grain.formats.data_folder import open_folder
+
+    yield (
+        f"Prepared {report.root}: {counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}, "
+        f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+    )
+    if report.shards_reused:
+        yield f"  {counted(report.shards_reused, 'shard')} had been scanned by an earlier run that did not finish."
+    for name, shards in report.split_parts.items():
+        yield f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}"
+    yield f"  parts: {_some(report.part_names)}"
+    yield from (f"  {note(each)}" for each in report.notes)
+    if wants_yaml is not None and not any(path.endswith(f"/{wants_yaml}") for path in report.written):
+        kept = (open_folder(report.root).local / ".nv-meta" / wants_yaml).exists()
+        ways = "Prepare again with --force-overwrite, and --sample-type with --field-map, or --crude."
+        yield f"  {wants_yaml}: the existing one was kept." if kept else f"  {wants_yaml}: none was written. {ways}"
+
+
+def _some(parts: Sequence[str]) -> str:
+    return ", ".join([*parts[:_SHOWN_PARTS], *(["…"] if len(parts) > _SHOWN_PARTS else [])])
+
+
 @contextlib.contextmanager
 def _answers() -> Generator[None]:
     """Say which options answer, where questions end the program for want of somebody to ask."""
@@ -281,43 +367,107 @@ def _answers() -> Generator[None]:
         ) from None
 
 
-def _parse_field_map(text: str) -> dict[str, str]:
-    import json
+def _ask_overwrite(root: Path) -> bool:
+    """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
+    from energon_grain.formats.nv_meta import dataset_kind
 
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f'--field-map {text!r} is not JSON ({error}): write \'{{"image": "jpg"}}\'.') from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f'--field-map {text!r} is no mapping: write \'{{"image": "jpg"}}\'.')
-    return fields
-
-
-def _first_and_last(shards: tuple[str, ...]) -> str:
-    return shards[0] if len(shards) == 1 else f"{shards[0]} … {shards[-1]}"
+    if not dataset_kind(root).has_shards:
+        return False
+    if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
+        raise typer.Exit(1)
+    return True
 
 
-def _print_report(report: PrepareReport, *, wants_yaml: bool, yaml_name: str) -> None:
-    from energon_grain.formats.data_folder import open_folder
+def _ask_split_ratio(shard_count: int) -> dict[str, float]:
+    """Ask for the split until it is one that `shard_count` shards can be dealt to."""
+    from energon_grain.prepare.listing import parse_ratio, shards_per_part
 
+    default = "8,1,1" if shard_count >= 3 else "1,0,0"
+    while True:
+        answer: str = typer.prompt("Ratio of train, val and test", default=default)
+        try:
+            ratio = parse_ratio(answer)
+            shards_per_part(shard_count, ratio)
+        except ConfigError as error:
+            typer.echo(f"{error}")
+        else:
+            return ratio
+
+
+def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> DatasetDefinition | None:
+    """Show the first samples, then ask for sample type (unless it is given) and field map."""
+    from energon_grain.prepare.dataset_definition import define_dataset, find_sample_type, preview_samples
+    from energon_grain.storage.location import join
+
+    task, scan = scanned.shards[0].task, next(scanned.scans())
+    for key, sizes, json_text in preview_samples(join(scanned.root, task.name), scan, records=task.records):
+        parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
+        typer.echo(f"Sample {key!r} of {task.name}: {parts}")
+        if json_text is not None:
+            typer.echo(json_text)
+    typer.echo(f"Parts: {_some(scanned.part_names)}")
+    if sample_type is None:
+        if not typer.confirm("Choose a sample type now (writes dataset.yaml)?", default=True):
+            return None
+        sample_type = _ask_sample_type()
+    if sample_type == _CRUDE:
+        typer.echo("Samples will be plain dicts. Give your task encoder a cooker for them.")
+        return define_dataset(sample_type=None, field_map=None, crude=True)
+    find_sample_type(sample_type)
+    return _ask_field_map(sample_type, scanned.part_names)
+
+
+def _ask_sample_type() -> str:
+    from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields, find_sample_type
+
+    names = [*SAMPLE_TYPES, _CRUDE]
+    for number, name in enumerate(names):
+        fields = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
+        typer.echo(f"{number:3}. {name:28} {fields or 'plain dicts, to be cooked by the program'}")
+    while True:
+        answer: str = typer.prompt("Number or name of the sample type")
+        if answer.isdecimal() and int(answer) < len(names):
+            return names[int(answer)]
+        try:
+            if answer != _CRUDE:
+                own_sample_type(answer)
+                find_sample_type(answer)
+        except ConfigError as error:
+            typer.echo(f"{error}")
+        else:
+            return answer
+
+
+def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
+    from energon_grain.prepare.dataset_definition import class_reference, data_fields, define_dataset, find_sample_type
+
+    fields = data_fields(find_sample_type(sample_type))
     typer.echo(
-        f"Prepared {report.root}: {counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}, "
-        f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take "
+        f"the first that a sample has (jpg,png), or a value inside JSON (json[captions][0])."
     )
-    if report.shards_reused:
-        typer.echo(
-            f"  {counted(report.shards_reused, 'shard')} had been scanned by an earlier run that did not finish."
-        )
-    for name, shards in report.split_parts.items():
-        typer.echo(f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}")
-    typer.echo(f"  parts: {', '.join(report.part_names[:10])}{', …' if len(report.part_names) > 10 else ''}")
-    for note in report.notes:
-        typer.secho(f"  note: {note}", fg=typer.colors.YELLOW)
-    if wants_yaml and not any(path.endswith(f"/{yaml_name}") for path in report.written):
-        existing = (open_folder(report.root).local / ".nv-meta" / yaml_name).exists()
-        typer.echo(
-            f"  {yaml_name}: the existing one was kept."
-            if existing
-            else f"  {yaml_name}: none was written. Prepare again with --force-overwrite, and --sample-type with "
-            "--field-map, or --crude."
-        )
+    while True:
+        answers = {field.name: _ask_field(field, parts) for field in fields}
+        field_map = {name: answer for name, answer in answers.items() if answer is not None}
+        try:
+            return define_dataset(sample_type=sample_type, field_map=field_map)
+        except FieldMapError as error:
+            typer.echo(f"{error}")
+
+
+def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
+    """Ask for the expression of one field; None leaves an optional one out."""
+    from energon_grain.prepare.dataset_definition import propose_expression
+    from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
+
+    proposal = propose_expression(field.name, parts)
+    skip = "" if field.required else f", '{_LEAVE_OUT}' to leave it at {field.default}"
+    while True:
+        default = proposal or (None if field.required else _LEAVE_OUT)
+        answer: str = typer.prompt(f"  {field.name} ({field.annotation}{skip})", default=default).strip()
+        if answer == _LEAVE_OUT and not field.required:
+            return None
+        unknown = [option.part for option in parse_expression(answer) if option.part not in {*parts, *PSEUDO_PARTS}]
+        if not unknown:
+            return answer
+        typer.echo(f"    There is no part {unknown[0]!r}. There are {_some(parts)}.")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.own_modules import own_modules
-from energon_grain.cli.print_json import print_json
+from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder, table
+
+if TYPE_CHECKING:
+    from energon_grain.stream.which import SampleRecord
 
 _PLAIN_ENDINGS = (".tar", ".jsonl")
 """Of files whose bytes are those of their samples."""
@@ -32,59 +38,73 @@ def which(
     lanes: Annotated[int | None, typer.Option(min=1, help="Lanes of the run, if they were given.")] = None,
     dataset_config: Annotated[str, typer.Option(help="Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml",
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
+    task_encoder: Annotated[
+        str | None, typer.Option(help="Task encoder of the run, as module:Class. It is imported and made anew.")
+    ] = None,
+    packing_buffer_size: Annotated[int | None, typer.Option(min=1, help="As in get_train_dataset.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="JSON file of a saved state of the run, of all hosts: a place to begin at.")
+    ] = None,
     trust_module: Annotated[
         list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List shard, key and byte range of the samples of a global batch, from arithmetic, without reading data.
+) -> Answer:
+    """List shard, key and byte range of the samples of a global batch.
 
     Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
 
-    Give the settings of the run. Samples that the run dropped are not known here: ask the loader, restored from a
-    saved state.
+    Give the settings of the run. Mostly this is arithmetic. Where a task encoder packs, groups, filters or generates,
+    the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped
+    without such a task encoder are known from a state only.
     """
-    from energon_grain.datasets.worker_config import WorkerConfig
-    from energon_grain.stream.run import Stream
+    from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+    from energon_grain.stream.cursor import merge_cursors
+    from energon_grain.stream.stream import Stream
+    from energon_grain.stream.worker_config import WorkerConfig
 
-    trusted_modules = own_modules(trust_module)
-    config = WorkerConfig(rank=0, world_size=world_size, num_workers=0)
+    settings: dict[str, Any] = {
+        # Nobody is asked: all hosts are gone through here.
+        "worker_config": WorkerConfig(rank=0, world_size=world_size, num_workers=0, any_host=bool),
+        "batch_size": batch_size,
+        "packing_buffer_size": packing_buffer_size,
+        "task_encoder": None if task_encoder is None else own_task_encoder(task_encoder),
+        "lanes": lanes,
+        "dataset_config": dataset_config,
+        "split_config": split_config,
+        "trusted_modules": own_modules(trust_module),
+    }
     if validation:
-        from energon_grain.datasets.get_datasets import get_val_dataset
-
-        dataset = get_val_dataset(
-            path,
-            split_part=split_part or "val",
-            worker_config=config,
-            batch_size=batch_size,
-            dataset_config=dataset_config,
-            split_config=split_config,
-            lanes=lanes,
-            trusted_modules=trusted_modules,
-        )
+        dataset = get_val_dataset(path, split_part=split_part or "val", **settings)
     else:
-        from energon_grain.datasets.get_datasets import get_train_dataset
-
         dataset = get_train_dataset(
             path,
             split_part=split_part or "train",
-            worker_config=config,
-            batch_size=batch_size,
             shuffle_buffer_size=shuffle_buffer_size,
             max_samples_per_sequence=max_samples_per_sequence,
             seed=seed,
-            lanes=lanes,
-            dataset_config=dataset_config,
-            split_config=split_config,
-            trusted_modules=trusted_modules,
+            **settings,
         )
     with Stream.of(dataset) as stream:
+        if state is not None:
+            saved = json.loads(state.read_text())
+            stream.restore(merge_cursors(saved) if isinstance(saved, list) else saved)
         records = stream.which(step)
-    if as_json:
-        print_json(records)
-        return
+    document = [{**asdict(record), "read": True} for record in records] if records.read else records
+    lines = _lines(records)
+    if records.read:
+        lines.append("Known by reading the samples before, and making the steps again.")
+    return Answer(document=document, lines=lines)
+
+
+def _lines(records: list[SampleRecord]) -> list[str]:
+    """A table; it names the datasets where they are several, shortened by what they have in common."""
     in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
-    typer.echo(f"{'item':>8} {'host':>4} {'epoch':>5}  {'bytes' if in_files else 'bytes, uncompressed':25} sample")
+    datasets = sorted({record.dataset for record in records})
+    several = len(datasets) > 1
+    common = os.path.commonprefix(datasets).rpartition("/")[0] if several else "".join(datasets)  # noqa: RUF071
+    rows = [("item", "host", "epoch", "bytes" if in_files else "bytes, uncompressed", "sample")]
     for record in records:
+        place = f"{record.dataset[len(common) :].lstrip('/')}/{record.shard}/{record.key}".lstrip("/")
         extent = f"{record.start}-{record.stop}"
-        typer.echo(f"{record.item:8} {record.host:4} {record.epoch:5}  {extent:25} {record.shard}/{record.key}")
+        rows.append((f"{record.item}", f"{record.host}", f"{record.epoch}", extent, place))
+    return [*([f"Below {common}/"] if several else []), *table(rows, ">>><<")]

@@ -532,14 +532,14 @@ def write_tar(path: Path, samples: Iterable[Sample]) -> None:
         for key, parts in samples:
             if not parts or key == last:
                 reason = "has no part" if not parts else "has the key of the sample before it"
-                raise UnfitSampleError(f"sample {key!r} {reason}, so a tar cannot tell it")
+                raise UnfitSampleError(f"sample {key!r} {reason}: in a tar it would not be a sample of its own")
             last = key
             for part, data in parts.items():
                 name = f"{key}.{part}"
                 if "\0" in name or split_member_name(name) != (key, part):
                     raise UnfitSampleError(
                         f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that "
-                        f"sample and part: keys may have no dot behind their last slash, parts no slash, and neither a "
+                        f"sample and part: keys may have no dot after their last slash, parts no slash, and neither a "
                         f"zero byte"
                     )
                 member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine

@@ -7,9 +7,9 @@ from typing import Any
 
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.hooks import forwarding
-from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
 from energon_grain.transforms.decode import SampleDecoder
 
 _BUILDERS = ("build_train_datasets", "build_val_datasets", "build_encode_sample", "build_batch")

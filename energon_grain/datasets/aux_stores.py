@@ -1,19 +1,25 @@
-"""The auxiliary stores of a leaf, `aux:` in a metadataset: how they are written, and opening them."""
+"""What cookers read by key: the auxiliary stores of a leaf, `aux:` in a metadataset, and the leaf itself."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from energon_grain.datasets.containers import container_at
-from energon_grain.datasets.file_store_views import DecodeFileStore, FileStoreDecoder
-from energon_grain.errors import ConfigError
+import numpy as np
+
+from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.formats.data_folder import kind_at, naming, open_folder
+from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.forms import Place, expected, unknown, wrong
-from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore
-from energon_grain.storage.location import absolute, check_url, is_url
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.array_record import ArrayRecordFileStore
+from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
+from energon_grain.sources.jsonl import JsonlFileStore
+from energon_grain.sources.webdataset import WebdatasetFileStore
+from energon_grain.storage.location import absolute, check_url, is_url, located
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
@@ -100,7 +106,7 @@ def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None)
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
     """
-    return _decoded(container_at(path).store(path), decoder)
+    return _decoded(store_at(path), decoder)
 
 
 def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_type: type[Any] | None) -> None:
@@ -128,6 +134,150 @@ def _open(reference: AuxReference) -> FileStore[bytes]:
     try:
         if reference.kind == "filesystem":
             return ObjectFileStore(path) if is_url(path) else SystemFileStore(path)
-        return container_at(path).store(path)
+        return store_at(path)
     except ConfigError as error:
         raise ConfigError(f"{reference.place}: {error}") from error
+
+
+class FileStoreDecoder(Protocol):
+    """Decodes a file by its name; a `SampleDecoder` is one."""
+
+    def decode(self, fname: str, data: bytes, /) -> Any:
+        """The value of a file.
+
+        Raises:
+            DecodingError: The bytes do not decode.
+        """
+        ...
+
+
+class DecodeFileStore(FileStore[Any]):
+    """Decodes what another store reads, by the endings of the keys.
+
+    Args:
+        inner: Reads the bytes.
+        decoder: Decodes them.
+    """
+
+    def __init__(self, inner: FileStore[bytes], *, decoder: FileStoreDecoder) -> None:
+        self.inner = inner
+        self.decoder = decoder
+
+    def __repr__(self) -> str:
+        return f"DecodeFileStore({self.inner!r}, decoder={self.decoder!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecodeFileStore) and (self.inner, self.decoder) == (other.inner, other.decoder)
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def get_path(self) -> str:
+        """Where the inner store lies."""
+        return self.inner.get_path()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the inner store has something under a key, decodable or not."""
+        return key in self.inner
+
+    def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
+        """Read and decode. See `FileStore.read`.
+
+        Raises:
+            DecodingError: The bytes of a file do not decode.
+        """
+        return [
+            (self._decoded(key, data), source) for key, (data, source) in zip(keys, self.inner.read(keys), strict=True)
+        ]
+
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """As the inner store has it."""
+        return self.inner.stored(key)
+
+    def decoded(self, key: str, data: Any) -> Any:
+        """Decode what the inner store has. Raises as `read` does."""
+        return self._decoded(key, self.inner.decoded(key, data))
+
+    def _decoded(self, key: str, data: Any) -> Any:
+        if isinstance(data, np.ndarray):
+            return data  # numbers of a record, which need no decoding
+        try:
+            return self.decoder.decode(key, data)
+        except DecodingError as error:
+            raise DecodingError(f"{self.get_path()}: {key}: {error}") from error
+
+    def close(self) -> None:
+        """Close the inner store."""
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryFileStore(FileStore[T_co]):
+    """A store in which a key that begins with a dot means that part of the current sample: `.wav` is `000012.wav`.
+
+    Attributes:
+        inner: The store.
+        current_key: Key of the sample that is being cooked.
+    """
+
+    inner: FileStore[T_co]
+    current_key: str
+
+    def get_path(self) -> str:
+        """Where the store lies."""
+        return self.inner.get_path()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is something under a key."""
+        return isinstance(key, str) and self._full(key) in self.inner
+
+    def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
+        """Read whole names as they are, parts as those of the current sample. See `FileStore.read`."""
+        return self.inner.read([self._full(key) for key in keys])
+
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """As the store has it."""
+        return self.inner.stored(self._full(key))
+
+    def decoded(self, key: str, data: Any) -> T_co:
+        """As the store decodes it."""
+        return self.inner.decoded(self._full(key), data)
+
+    def _full(self, key: str) -> str:
+        return self.current_key + key if key.startswith(".") else key
+
+    def close(self) -> None:
+        """Close the store."""
+        self.inner.close()
+
+
+def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
+    """What lies at a path, by key. What is not there, or unknown, is taken for a WebDataset, which says so.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset.
+        ConfigError: It holds arrays, whose rows have no keys.
+    """
+    return _STORES.get(kind_at(located(path)), _store_of_shards)(path)
+
+
+def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
+    folder = open_folder(path)
+    with naming(folder):
+        return WebdatasetFileStore(folder)
+
+
+def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
+    folder = open_folder(path)
+    return ArrayRecordFileStore(folder)
+
+
+def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
+    raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
+
+
+_STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
+    DatasetKind.ARRAY_RECORD: _store_of_records,
+    DatasetKind.JSONL: JsonlFileStore,
+    DatasetKind.ARRAY: _no_store_of_rows,
+}

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.hooks import hook_spec, is_generator, with_own_name
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, with_own_name
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, MadeOfSeveral, Making, Reference, State
 from energon_grain.stream.passes import check_last_batch
-from energon_grain.stream.spec import BatchSpec, HookSpec, LastBatch
+from energon_grain.stream.spec import BatchSpec, LastBatch
 from energon_grain.stream.state import Form
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:
@@ -69,7 +66,7 @@ class BatchDataset(SavableDataset):
     batcher: Callable[[list[Any]], Any]
     last_batch: LastBatch
     hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     failure_tolerance: int | None
 
     def __init__(
@@ -81,7 +78,7 @@ class BatchDataset(SavableDataset):
         drop_last: bool = False,
         last_batch: LastBatch | None = None,
         hook: str = "batch",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
         batcher_stateless: bool = False,
         batcher_config: Any = None,
@@ -207,6 +204,11 @@ class BatchLanes(MadeOfSeveral):
     key: int
     size: int
     drop_last: bool
+
+    @property
+    def looks(self) -> bool:
+        """If the hook says how many batches there are."""
+        return self.generates
 
     def items(self) -> int:
         """Full batches, and a short one."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_size
 from energon_grain.datasets.mapping import MapDataset
-from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -6,22 +6,19 @@ A node describes; it holds no file, thread or position. Iterating over one runs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
-from energon_grain.datasets.subscripts import OneSubscript
-from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.datasets.lowering import Lowering, Part, Steps, compile_dataset, nodes_below
 from energon_grain.errors import ConfigError
+from energon_grain.samples.subscripts import Item, OneSubscript
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
-from energon_grain.stream.spec import names_of_leaves
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.cache_pool import CachePool
-    from energon_grain.datasets.lowering import Lowering, Part, Steps
-    from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import StreamSpec, names_of_leaves
+from energon_grain.stream.worker_config import WorkerConfig
 
 _OF_LOADERS = frozenset(
     (
@@ -32,8 +29,8 @@ _OF_LOADERS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
-class SavableDataset(OneSubscript):
-    """Base of dataset nodes.
+class SavableDataset(OneSubscript[Item]):
+    """Base of dataset nodes; `SavableDataset[Batch]` yields batches of that type, to a type checker.
 
     `for batch in dataset` runs one pass (for ever, where the dataset is endless) in this process without any backend;
     each `iter` starts from the beginning. `get_loader` and `get_savable_loader` add threads and state.
@@ -67,8 +64,8 @@ class SavableDataset(OneSubscript):
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __iter__(self) -> Iterator[Any]:
-        from energon_grain.stream.run import Stream
+    def __iter__(self) -> Iterator[Item]:
+        from energon_grain.stream.stream import Stream
 
         stream = Stream.of(self, num_workers=0)
         try:
@@ -104,19 +101,8 @@ class SavableDataset(OneSubscript):
         return first_pass_steps(self.compiled(), self.worker_config.world_size)
 
     def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
-        """Everything that decides what comes out of it. See `energon_grain.datasets.compile.compile_dataset`."""
-        from energon_grain.datasets.compile import compile_dataset
-
+        """Everything that decides what comes out of it. See `energon_grain.datasets.lowering.compile_dataset`."""
         return compile_dataset(self, hosts=hosts, cache_pool=cache_pool)
-
-
-def datasets_below(node: SavableDataset) -> Iterator[SavableDataset]:
-    """The datasets that a node stands on, from left to right."""
-    for field in fields(node):
-        value = getattr(node, field.name)
-        for below in value if isinstance(value, tuple) else (value,):
-            if isinstance(below, SavableDataset):
-                yield below
 
 
 def _identities(node: Any) -> Iterator[tuple[str, ...]]:
@@ -124,7 +110,7 @@ def _identities(node: Any) -> Iterator[tuple[str, ...]]:
     if hasattr(node, "identity"):
         yield node.identity
         return
-    for below in datasets_below(node):
+    for below in nodes_below(node):
         yield from _identities(below)
 
 

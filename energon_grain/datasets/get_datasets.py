@@ -1,4 +1,9 @@
-"""The two entry points: a dataset for training, and one for validation."""
+"""The front door: the datasets that a program trains and validates on.
+
+Each entry point is the pipeline in its order: *open* the datasets of a path, each of which *cooks* and *shuffles* its
+samples by itself; let the task encoder *mix* them, *encode*, *pack* or *group*, and *batch*; give the whole a seed.
+What they take by keyword stands in the tables below, once: name, type, default, and what may be given.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,23 @@ import difflib
 import inspect
 import operator
 import os
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, get_origin, get_type_hints
 
+from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.declared_keywords import call_declared
-from energon_grain.datasets.leaf import check_passes
-from energon_grain.datasets.loaded_dataset import LoadedDataset
 from energon_grain.datasets.run_settings import RunSettings
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.metadataset.documents import (
+    OF_LEAVES,
     DatasetLoader,
+    LeafMaker,
     Source,
     leaf_maker,
     training_datasets,
@@ -31,210 +35,184 @@ from energon_grain.metadataset.documents import (
 )
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.storage.location import check_url
-from energon_grain.stream.spec import LastBatch
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.stream.spec import LastBatch, check_passes
+from energon_grain.stream.worker_config import WorkerConfig
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
-class DeprecatedArguments(TypedDict, total=False):
-    """What belongs in the task encoder's `decoder` today, and `handler`, which has no effect.
+@dataclass(frozen=True, slots=True)
+class _Keyword:
+    """What is known of a keyword besides its name and type.
 
     Attributes:
-        auto_decode: False: `decoder = None`.
-        image_decode: As in `SampleDecoder`, and so are the next two.
-        av_decode: See there.
-        video_decode_audio: See there.
-        handler: Ignored; give `WorkerConfig(global_error_handler=…)`.
+        default: What it is where it is not given; `...`: it must be given.
+        least: The least that a number may be.
+        meant: What to say of anything else than a number.
+        write: What to write where it is missing.
     """
 
-    auto_decode: bool
-    image_decode: Any
-    av_decode: Any
-    video_decode_audio: bool
-    handler: Any
+    default: Any = ...
+    least: int | None = None
+    meant: str = ""
+    write: str = ""
 
 
-def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any], *, below: int = 0) -> None:
-    """Set the task encoder's decoder as deprecated arguments say, with a `DeprecationWarning`.
+class _Batching(TypedDict, total=False):
+    worker_config: Annotated[WorkerConfig | None, _Keyword(None)]
+    batch_size: Annotated[
+        Required[int | None],
+        _Keyword(
+            least=1,
+            meant="a positive number of samples is meant, or None for single samples",
+            write="batch_size=32 (or another number, or None for single samples)",
+        ),
+    ]
+    batch_drop_last: Annotated[bool, _Keyword(False)]
+    last_batch: Annotated[LastBatch | None, _Keyword(None)]
+    packing_buffer_size: Annotated[
+        int | None, _Keyword(None, least=1, meant="a positive number of samples is meant, or None for no packing")
+    ]
 
-    Args:
-        task_encoder: Of the call.
-        arguments: Those of `DeprecatedArguments` that were given.
-        below: Calls between this and the entry point.
 
-    Raises:
-        ConfigError: The task encoder has another decoder of its own.
+class _Shuffling(TypedDict, total=False):
+    shuffle_buffer_size: Annotated[
+        Required[int | None], _Keyword(least=0, meant="0 or more, or None", write="shuffle_buffer_size=None")
+    ]
+    max_samples_per_sequence: Annotated[
+        Required[int | None], _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None")
+    ]
+    parallel_shard_iters: Annotated[int | None, _Keyword(None, least=1, meant="1 or more, or None")]
+    virtual_epoch_length: Annotated[int, _Keyword(0, meant="a whole number of batches is meant, or 0")]
+    shuffle_over_epochs_multiplier: Annotated[int | None, _Keyword(1)]
+
+
+class _Limiting(TypedDict, total=False):
+    limit: Annotated[
+        int | None, _Keyword(None, least=1, meant="a positive number of batches, or None for all, is meant")
+    ]
+
+
+class _Encoding(TypedDict, Generic[EncodedBatch], total=False):
+    task_encoder: Annotated[TaskEncoder[Any, Any, Any, EncodedBatch] | None, _Keyword(None)]
+
+
+class _Repeating(TypedDict, total=False):
+    repeat: Annotated[bool, _Keyword(True)]
+
+
+class _Reading(TypedDict, total=False):
+    seed: Annotated[int, _Keyword(0)]
+    lanes: Annotated[int | None, _Keyword(None, least=1, meant="a positive number is meant")]
+    subset: Annotated[Any, _Keyword(None)]
+    sample_type: Annotated[type[Any] | None, _Keyword(None)]
+    part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
+    dataset_config: Annotated[str | None, _Keyword(None)]
+    split_config: Annotated[str | None, _Keyword(None)]
+    trusted_modules: Annotated[Collection[str], _Keyword(())]
+
+
+class TrainArguments(
+    _Batching,
+    _Shuffling,
+    _Encoding[EncodedBatch],
+    _Repeating,
+    _Reading,
+    DeprecatedArguments,
+    Generic[EncodedBatch],
+    total=False,
+):
+    """What `get_train_dataset` takes by keyword; described there."""
+
+
+class ValArguments(
+    _Batching,
+    _Limiting,
+    _Encoding[EncodedBatch],
+    _Reading,
+    DeprecatedArguments,
+    Generic[EncodedBatch],
+    total=False,
+):
+    """What `get_val_dataset` and `get_val_datasets` take by keyword; described at `get_train_dataset`."""
+
+
+def _takes(table: type[Any]) -> Callable[[Entry], Entry]:
+    """Let an entry point take the keywords of a table: fill in defaults, and list them one by one in its signature.
+
+    A keyword that is unknown, missing, or of a value that cannot be used is refused, with what to write.
     """
-    if not arguments:
-        return
-    if "handler" in arguments:
-        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)", below)
-    options = {name: value for name, value in arguments.items() if name not in ("auto_decode", "handler")}
-    if not arguments.get("auto_decode", True):
-        _warn("auto_decode is deprecated; set `decoder = None` in the task encoder", below)
-        _set_decoder(task_encoder, None, "auto_decode")
-    elif options:
-        names = ", ".join(options)
-        _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder", below)
-        _set_decoder(task_encoder, task_encoder.decoder_type(**options), names)
+    types = get_type_hints(table)
+    hints = get_type_hints(table, include_extras=True)
+    keywords: dict[str, _Keyword] = {
+        name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+    needed = [name for name, keyword in keywords.items() if keyword.default is ...]
+    defaults = {name: keyword.default for name, keyword in keywords.items() if name not in needed}
+
+    def decorate(entry: Entry) -> Entry:
+        shown = inspect.signature(entry)
+        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        known = [*(each.name for each in own), *keywords]
+
+        @wraps(entry)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in known and name not in types:
+                    close = difflib.get_close_matches(name, {*known, *types}, n=1)
+                    advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(known)}"
+                    raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {name!r}. {advice}")
+            missing = [name for name in needed if name not in given]
+            if missing:
+                write = ", ".join(keywords[name].write for name in missing)
+                why = _SHUFFLE if missing[-1] in _Shuffling.__annotations__ else ""
+                raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
+            for name, value in given.items():
+                _check(name, value, keywords.get(name, _Keyword()))
+            return entry(*args, **{**defaults, **given})
+
+        for name in keywords:
+            default = defaults.get(name, inspect.Parameter.empty)
+            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name]))
+        own.append(inspect.Parameter("deprecated", inspect.Parameter.VAR_KEYWORD, annotation=DeprecatedArguments))
+        cast("Any", call).__signature__ = shown.replace(parameters=own)
+        return cast("Entry", call)
+
+    return decorate
 
 
-def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names: str) -> None:
-    present = task_encoder.decoder
-    if present == decoder:
-        return
-    if present != task_encoder.decoder_type():
-        raise ConfigError(
-            f"{names}: {type(task_encoder).__name__} has the decoder {present!r} of its own, which this would replace; "
-            f"set it there alone"
-        )
-    task_encoder.decoder = decoder
-
-
-def _warn(message: str, below: int) -> None:
-    warnings.warn(message, DeprecationWarning, stacklevel=5 + below)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_NUMBERS = {
-    "batch_size": (1, "a positive number of samples is meant, or None for single samples"),
-    "packing_buffer_size": (1, "a positive number of samples is meant, or None for no packing"),
-    "shuffle_buffer_size": (0, "0 or more, or None"),
-    "max_samples_per_sequence": (1, "1 or more, or None"),
-    "parallel_shard_iters": (1, "1 or more, or None"),
-    "virtual_epoch_length": (None, "a whole number of batches is meant, or 0"),
-    "limit": (1, "a positive number of batches, or None for all, is meant"),
-    "lanes": (1, "a positive number is meant"),
-}
-"""The least that each may be, and what to say of anything else."""
-_TO_WRITE = {
-    "batch_size": "batch_size=32 (or another number, or None for single samples)",
-    "shuffle_buffer_size": "shuffle_buffer_size=None",
-    "max_samples_per_sequence": "max_samples_per_sequence=None",
-}
 _SHUFFLE = (
     "; with None for both, datasets on this machine are shuffled fully, and those in object stores in blocks of about "
     "4 MiB"
 )
+_OTHERS: dict[str, tuple[type[Any], bool, str]] = {
+    "sample_type": (type, True, "a class is meant, such as sample_type=TextSample"),
+    "part_filter": (str, False, "a list of names is meant, such as [{!r}], or a function"),
+    "split_part": (str, True, "the name of a part is meant, such as split_part='train'"),
+    "trusted_modules": (str, False, "a list of names is meant, such as [{!r}]"),
+}
+"""What is no number: a type, whether it must be of it or must not, and what to say."""
 
 
-def checked_arguments(entry: Callable[P, R]) -> Callable[P, R]:
-    """Let an entry point refuse keywords that it does not know, lacks or cannot use, and say what to write."""
-    parameters = inspect.signature(entry).parameters.values()
-    named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
-    required = [name for name in _TO_WRITE if name in named and named[name].default is inspect.Parameter.empty]
-    known = {*named, *DeprecatedArguments.__annotations__}
-
-    @wraps(entry)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        unknown = [name for name in kwargs if name not in known]
-        if unknown:
-            close = difflib.get_close_matches(unknown[0], known, n=1)
-            advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(named)}"
-            raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}")
-        missing = [name for name in required if name not in kwargs]
-        if missing and args:
-            write = ", ".join(_TO_WRITE[name] for name in missing)
-            why = _SHUFFLE if "shuffle_buffer_size" in missing or "max_samples_per_sequence" in missing else ""
-            raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
-        _check_values(kwargs)
-        return entry(*args, **kwargs)
-
-    return call
-
-
-def _check_values(arguments: Mapping[str, Any]) -> None:
-    for name, (least, meant) in _NUMBERS.items():
-        value = arguments.get(name)
+def _check(name: str, value: Any, keyword: _Keyword) -> None:
+    if value is None:
+        return
+    if name in _OTHERS:
+        kind, must, meant = _OTHERS[name]
+        if isinstance(value, kind) is not must:
+            raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
+    elif keyword.meant:
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if value is not None and not (whole and (least is None or value >= least)):
-            raise ConfigError(f"{name}={value!r}: {meant}")
-    sample_type: Any = arguments.get("sample_type")
-    if sample_type is not None and not isinstance(sample_type, type):
-        raise ConfigError(f"sample_type={sample_type!r}: a class is meant, such as sample_type=TextSample")
-    parts = arguments.get("part_filter")
-    if isinstance(parts, str):
-        raise ConfigError(f"part_filter={parts!r}: a list of names is meant, such as [{parts!r}], or a function")
-    split_part = arguments.get("split_part")
-    if split_part is not None and not isinstance(split_part, str):
-        raise ConfigError(f"split_part={split_part!r}: the name of a part is meant, such as split_part='train'")
-    modules = arguments.get("trusted_modules")
-    if isinstance(modules, str):
-        raise ConfigError(f"trusted_modules={modules!r}: a list of names is meant, such as [{modules!r}]")
+        if not whole or (keyword.least is not None and value < keyword.least):
+            raise ConfigError(f"{name}={value!r}: {keyword.meant}")
 
 
-def checked_entry(
-    worker_config: WorkerConfig | None, task_encoder: TaskEncoder | None, seed: int
-) -> tuple[WorkerConfig, TaskEncoder, int]:
-    """The hosts and the task encoder, or their defaults, and the seed, which may be a numpy number, as a plain one.
-
-    Raises:
-        ConfigError: One of the arguments is something else, a class in place of an object for instance.
-    """
-    config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
-    if not isinstance(config, WorkerConfig):
-        raise ConfigError(
-            f"worker_config={config!r}: a WorkerConfig is meant, such as WorkerConfig(rank=0, world_size=1)"
-        )
-    encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
-    if isinstance(encoder, type):
-        raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task_encoder={encoder!r}: an object of a class that derives from TaskEncoder is meant")
-    _check_attributes(encoder)
-    try:
-        return config, encoder, operator.index(seed)
-    except TypeError:
-        raise ConfigError(f"seed={seed!r}: a whole number is meant") from None
-
-
-def _check_attributes(encoder: TaskEncoder) -> None:
-    name = type(encoder).__name__
-    decoder: Any = encoder.decoder
-    if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
-        raise ConfigError(
-            f"{name}.decoder = {decoder!r}: a SampleDecoder is meant, such as SampleDecoder(image_decode='rgb8'), "
-            f"or None, which leaves parts bytes"
-        )
-    cookers: Any = encoder.cookers
-    if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
-        raise ConfigError(f"{name}.cookers = {cookers!r}: a list of cookers is meant, such as [Cooker(my_function)]")
-    if hasattr(encoder, "build_cook_crude_sample"):
-        raise ConfigError(
-            f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
-            f"cook_crude_sample, or give cookers"
-        )
-
-
-@checked_arguments
+@_takes(TrainArguments)
 def get_train_dataset(
-    path: Source,
-    *,
-    split_part: str = "train",
-    worker_config: WorkerConfig | None = None,
-    batch_size: int | None,
-    batch_drop_last: bool = False,
-    last_batch: LastBatch | None = None,
-    packing_buffer_size: int | None = None,
-    shuffle_buffer_size: int | None,
-    max_samples_per_sequence: int | None,
-    parallel_shard_iters: int | None = None,
-    virtual_epoch_length: int = 0,
-    shuffle_over_epochs_multiplier: int | None = 1,
-    task_encoder: TaskEncoder | None = None,
-    repeat: bool = True,
-    seed: int = 0,
-    lanes: int | None = None,
-    subset: Any = None,
-    sample_type: type[Any] | None = None,
-    part_filter: Callable[[str], bool] | Collection[str] | None = None,
-    dataset_config: str | None = None,
-    split_config: str | None = None,
-    trusted_modules: Collection[str] = (),
-    **deprecated: Unpack[DeprecatedArguments],
-) -> SavableDataset:
+    path: Source, *, split_part: str = "train", **arguments: Unpack[TrainArguments[EncodedBatch]]
+) -> SavableDataset[EncodedBatch]:
     """Describe shuffled training batches of a prepared dataset.
 
     Which samples make a batch, and every random number used on them, depend on the data, these arguments and the step
@@ -261,7 +239,8 @@ def get_train_dataset(
         virtual_epoch_length: End an epoch after this many batches; 0: an iteration over an endless dataset never ends.
         shuffle_over_epochs_multiplier: Passes over the data that are shuffled as one; -1: draw with replacement; None:
             keep the order of the shards.
-        task_encoder: The user's hooks; default: `DefaultTaskEncoder()`.
+        task_encoder: The user's hooks; default: `DefaultTaskEncoder()`. What its class names last, as in
+            `DefaultTaskEncoder[Raw, Encoded, RawBatch, Batch]`, is to type checkers what the dataset yields.
         repeat: Go over the data for ever. With False, an iteration is one pass and the next one is the next pass.
         seed: Of every random choice. `WorkerConfig.seed_offset` is mixed in.
         lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
@@ -273,7 +252,7 @@ def get_train_dataset(
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
-        **deprecated: See `DeprecatedArguments`.
+        **arguments: Those above, and `DeprecatedArguments`.
 
     Raises:
         ConfigError: Arguments contradict each other, or a configuration is wrong.
@@ -283,74 +262,21 @@ def get_train_dataset(
     Of datasets on this machine everything but the index is read at once, so that what is wrong is said here; those in
     object stores are looked at when they are first used.
     """
-    check_passes(shuffle_over_epochs_multiplier)
-    worker_config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated)
-    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
-        raise ConfigError(
-            f"virtual_epoch_length={virtual_epoch_length} with repeat={repeat}: virtual epochs cut an endless stream; "
-            f"give a positive number of batches and repeat=True, or 0"
-        )
-    choose_last_batch(last_batch, batch_drop_last, worker_config.world_size)
-    leaf = leaf_maker(
-        worker_config=worker_config,
-        task_encoder=encoder,
-        training=True,
-        max_samples_per_sequence=max_samples_per_sequence,
-        shuffle_buffer_size=shuffle_buffer_size,
-        parallel_shard_iters=parallel_shard_iters,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        part_filter=part_filter,
-        sample_type=sample_type,
-        trusted_modules=tuple(trusted_modules),
-    )
-    loaded = training_datasets(
-        *_described(path),
-        leaf,
-        split_part=split_part,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        subset=subset,
-    )
-    dataset = _built(
-        encoder.build_train_datasets,
+    run = _Run(arguments, training=True)
+    loaded = training_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)  # open, cook, shuffle
+    dataset = run.build(  # mix, encode, pack or group, batch, cut into virtual epochs
+        run.encoder.build_train_datasets,
         datasets=loaded.datasets,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        virtual_epoch_length=virtual_epoch_length,
-        shuffle_buffer_size=shuffle_buffer_size,
         blend_mode=loaded.blend_mode,
-        repeat=repeat,
-        last_batch=last_batch,
         schedule=loaded.schedule,
     )
-    return RunSettings(worker_config=worker_config, dataset=dataset, seed=seed, lanes=lanes)
+    return run.seeded(dataset)
 
 
-@checked_arguments
+@_takes(ValArguments)
 def get_val_dataset(
-    path: Source,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig | None = None,
-    batch_size: int | None,
-    batch_drop_last: bool = False,
-    last_batch: LastBatch | None = None,
-    packing_buffer_size: int | None = None,
-    limit: int | None = None,
-    task_encoder: TaskEncoder | None = None,
-    seed: int = 0,
-    lanes: int | None = None,
-    subset: Any = None,
-    sample_type: type[Any] | None = None,
-    part_filter: Callable[[str], bool] | Collection[str] | None = None,
-    dataset_config: str | None = None,
-    split_config: str | None = None,
-    trusted_modules: Collection[str] = (),
-    **deprecated: Unpack[DeprecatedArguments],
-) -> SavableDataset:
+    path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
+) -> SavableDataset[EncodedBatch]:
     """Describe validation batches: every sample once, in the order of the shards, the same in every pass.
 
     Arguments are those of `get_train_dataset`, and `limit`: batches per host of each pass; None: all.
@@ -358,32 +284,15 @@ def get_val_dataset(
     Raises:
         ConfigError: Arguments contradict each other.
     """
-    leaves, run = _validation(**locals())
-    return run(leaves)
+    run = _Run(arguments, training=False)
+    leaves = validation_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)
+    return run.seeded(run.build(run.encoder.build_val_datasets, datasets=leaves))
 
 
-@checked_arguments
+@_takes(ValArguments)
 def get_val_datasets(
-    path: Source,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig | None = None,
-    batch_size: int | None,
-    batch_drop_last: bool = False,
-    last_batch: LastBatch | None = None,
-    packing_buffer_size: int | None = None,
-    limit: int | None = None,
-    task_encoder: TaskEncoder | None = None,
-    seed: int = 0,
-    lanes: int | None = None,
-    subset: Any = None,
-    sample_type: type[Any] | None = None,
-    part_filter: Callable[[str], bool] | Collection[str] | None = None,
-    dataset_config: str | None = None,
-    split_config: str | None = None,
-    trusted_modules: Collection[str] = (),
-    **deprecated: Unpack[DeprecatedArguments],
-) -> list[tuple[SavableDataset, Leaf]]:
+    path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
+) -> list[tuple[SavableDataset[EncodedBatch], Leaf]]:
     """Describe validation batches of each leaf by itself, to report one loss for each.
 
     Arguments are those of `get_val_dataset`; `limit` counts batches of each leaf.
@@ -395,8 +304,139 @@ def get_val_datasets(
     Raises:
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
-    leaves, run = _validation(**locals())
-    return [(run([each]), leaves_of(each.dataset)[0]) for each in leaves]
+    run = _Run(arguments, training=False)
+    leaves = validation_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)
+    build = run.encoder.build_val_datasets
+    return [(run.seeded(run.build(build, datasets=[each])), leaves_of(each.dataset)[0]) for each in leaves]
+
+
+_UNASKED: dict[str, Any] = {
+    "batch_drop_last": False,
+    "last_batch": None,
+    "packing_buffer_size": None,
+    "virtual_epoch_length": 0,
+    "repeat": True,
+    "schedule": None,
+    "limit": None,
+}
+"""Keywords that a builder need not declare as long as nothing is asked for by them."""
+
+
+class _Run:
+    """The arguments of an entry point, checked, and parted by who asks for them.
+
+    Attributes:
+        encoder: The user's hooks.
+        leaf: Makes the leaves; what is said of all of them is in it.
+        outer: What is said of the whole metadataset.
+
+    Args:
+        arguments: All of them.
+        training: Whether samples are shuffled.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], *, training: bool) -> None:
+        given = dict(arguments)
+        check_passes(given.get("shuffle_over_epochs_multiplier"))
+        self._config, self.encoder = _host_and_hooks(given.pop("worker_config"), given.pop("task_encoder"))
+        self._training = training
+        self._lanes = given.pop("lanes")
+        seed = given.pop("seed")
+        try:
+            self._seed = operator.index(seed)  # it may be one of numpy
+        except TypeError:
+            raise ConfigError(f"seed={seed!r}: a whole number is meant") from None
+        fold_deprecated(
+            self.encoder, {name: given.pop(name) for name in DeprecatedArguments.__annotations__ if name in given}
+        )
+        epoch, repeat = given.get("virtual_epoch_length", 0), given.get("repeat", True)
+        if epoch < 0 or (epoch and not repeat):
+            raise ConfigError(
+                f"virtual_epoch_length={epoch} with repeat={repeat}: virtual epochs cut an endless stream; give a "
+                f"positive number of batches and repeat=True, or 0"
+            )
+        choose_last_batch(given["last_batch"], given["batch_drop_last"], self._config.world_size)
+        self.outer = {name: given.pop(name) for name in ("subset", "shuffle_over_epochs_multiplier") if name in given}
+        of_leaves = {name: given.pop(name) for name in OF_LEAVES if name in given}
+        self.leaf: LeafMaker = leaf_maker(
+            worker_config=self._config,
+            task_encoder=self.encoder,
+            training=training,
+            trusted_modules=tuple(given.pop("trusted_modules")),
+            **of_leaves,
+        )
+        if training:
+            given["shuffle_buffer_size"] = of_leaves["shuffle_buffer_size"]  # which Energon's builders shuffle by
+        self._of_builders = given
+
+    def build(self, builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
+        """What a builder of the task encoder makes of the keywords that it declares.
+
+        Raises:
+            ConfigError: It does not declare one that is not at its default, or makes no dataset.
+        """
+        keywords |= {**self._of_builders, "worker_config": self._config}
+        asked = {name: keywords.pop(name) for name, none in _UNASKED.items() if keywords.get(name, none) != none}
+        dataset = call_declared(builder, asked=asked, **keywords)
+        if not isinstance(dataset, SavableDataset):
+            raise ConfigError(
+                f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}; a builder returns "
+                f"the dataset that it made"
+            )
+        return dataset
+
+    def seeded(self, dataset: SavableDataset) -> SavableDataset:
+        """The dataset as a run."""
+        return RunSettings(
+            worker_config=self._config,
+            dataset=dataset,
+            seed=self._seed,
+            lanes=self._lanes,
+            same_pass=not self._training,
+        )
+
+
+def _host_and_hooks(
+    worker_config: WorkerConfig | None, task_encoder: TaskEncoder | None
+) -> tuple[WorkerConfig, TaskEncoder]:
+    """The host and the task encoder, or their defaults.
+
+    Raises:
+        ConfigError: One of them is something else, a class in place of an object for instance.
+    """
+    config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
+    if not isinstance(config, WorkerConfig):
+        raise ConfigError(
+            f"worker_config={config!r}: a WorkerConfig is meant, such as WorkerConfig(rank=0, world_size=1)"
+        )
+    encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    if isinstance(encoder, type):
+        raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task_encoder={encoder!r}: an object of a class that derives from TaskEncoder is meant")
+    name = type(encoder).__name__
+    decoder: Any = encoder.decoder
+    if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
+        raise ConfigError(
+            f"{name}.decoder = {decoder!r}: a SampleDecoder is meant, such as SampleDecoder(image_decode='rgb8'), "
+            f"or None, which leaves parts bytes"
+        )
+    cookers: Any = encoder.cookers
+    if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
+        raise ConfigError(f"{name}.cookers = {cookers!r}: a list of cookers is meant, such as [Cooker(my_function)]")
+    if hasattr(encoder, "build_cook_crude_sample"):
+        raise ConfigError(
+            f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
+            f"cook_crude_sample, or give cookers"
+        )
+    return config, encoder
+
+
+def _described(path: Source) -> tuple[Source, bool]:
+    """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
+    if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
+        return DatasetLoader(path=check_url(os.fspath(path))), False
+    return path, True
 
 
 def get_dataset_from_config(
@@ -432,7 +472,7 @@ def get_dataset_from_config(
         ConfigError: An argument is not valid.
         DatasetNotFoundError: There is no prepared dataset at the path.
     """
-    worker_config, encoder, _ = checked_entry(worker_config, options.pop("task_encoder", None), 0)
+    worker_config, encoder = _host_and_hooks(worker_config, options.pop("task_encoder", None))
     if "decoder" not in options:
         options["task_encoder"] = encoder
     [loaded] = (
@@ -452,68 +492,3 @@ def get_dataset_from_config(
         .datasets
     )
     return loaded.dataset
-
-
-def _validation(
-    path: Source,
-    *,
-    split_part: str,
-    subset: Any,
-    worker_config: WorkerConfig | None,
-    task_encoder: TaskEncoder | None,
-    seed: int,
-    lanes: int | None,
-    trusted_modules: Collection[str],
-    deprecated: Mapping[str, Any],
-    **arguments: Any,
-) -> tuple[list[LoadedDataset], Callable[[list[LoadedDataset]], SavableDataset]]:
-    """The leaves to validate on, and what makes a run of some of them; arguments are those of `get_val_dataset`."""
-    config, encoder, seed = checked_entry(worker_config, task_encoder, seed)
-    fold_deprecated(encoder, deprecated, below=1)
-    of_leaves = {name: arguments.pop(name) for name in _OF_LEAVES}
-    leaf = leaf_maker(
-        worker_config=config,
-        task_encoder=encoder,
-        training=False,
-        trusted_modules=tuple(trusted_modules),
-        **of_leaves,
-    )
-    leaves = validation_datasets(*_described(path), leaf, split_part=split_part, subset=subset)
-
-    def run(datasets: list[LoadedDataset]) -> SavableDataset:
-        choose_last_batch(arguments["last_batch"], arguments["batch_drop_last"], config.world_size)
-        dataset = _built(encoder.build_val_datasets, datasets=datasets, worker_config=config, **arguments)
-        return RunSettings(worker_config=config, dataset=dataset, seed=seed, lanes=lanes, same_pass=True)
-
-    return leaves, run
-
-
-_OF_LEAVES = ("sample_type", "part_filter", "dataset_config", "split_config")
-_DEFAULTS: dict[str, Any] = {
-    "batch_drop_last": False,
-    "last_batch": None,
-    "packing_buffer_size": None,
-    "virtual_epoch_length": 0,
-    "repeat": True,
-    "schedule": None,
-    "limit": None,
-}
-
-
-def _built(builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
-    """What a builder makes of the keywords that it declares. It must declare those that are not at their defaults."""
-    asked = [name for name, default in _DEFAULTS.items() if keywords.get(name, default) != default]
-    dataset = call_declared(builder, asked=asked, **keywords)
-    if not isinstance(dataset, SavableDataset):
-        raise ConfigError(
-            f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}; a builder returns the "
-            f"dataset that it made"
-        )
-    return dataset
-
-
-def _described(path: Source) -> tuple[Source, bool]:
-    """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
-    if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
-        return DatasetLoader(path=check_url(os.fspath(path))), False
-    return path, True

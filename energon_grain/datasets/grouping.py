@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.hooks import hook_spec, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making
-from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.lanes import (
+    Item,
+    Items,
+    Lane,
+    LaneOperator,
+    MadeOfSeveral,
+    Making,
+    NumberOf,
+    Reference,
+    State,
+)
 from energon_grain.stream.state import Form, Many
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.worker_config import WorkerConfig
 
 _BUCKETS = 8
 """Criteria that groups are assumed to have, and items of a group whose size the criterion says."""
@@ -52,7 +58,7 @@ class GroupBatchDataset(SavableDataset):
     drop_last: bool
     hook: str
     group_hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     failure_tolerance: int | None
 
     def __init__(
@@ -65,7 +71,7 @@ class GroupBatchDataset(SavableDataset):
         drop_last: bool = False,
         hook: str = "batch",
         group_hook: str = "batch_group_criterion",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
         batcher_stateless: bool = False,
         batcher_config: Any = None,

@@ -1,4 +1,4 @@
-"""Hooks: which of a task encoder's do something, whose they are, and how each is to be called.
+"""Hooks: what users say of them, which of a task encoder's do something, whose they are, and how each is called.
 
 A hook that only hands on what it got is not worth a call for each sample. `idle` marks such defaults, `forwarding`
 marks methods that do nothing but call the hook of another encoder.
@@ -9,20 +9,71 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
-from energon_grain.datasets.stateless import failure_tolerance_of, restores_seeds
 from energon_grain.errors import ConfigError
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE, HookSpec
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, HookSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class HookOwner(Protocol):
+    """Whose hooks these are: a task encoder, as far as nodes know one.
+
+    Attributes:
+        thread_safe: Whether hooks may run in several threads at once.
+    """
+
+    thread_safe: ClassVar[bool]
+    __default_failure_tolerance__: ClassVar[int]
+
+
+Owner = TypeVar("Owner", bound=HookOwner)
 
 _IDLE: dict[Callable[..., Any], str | None] = {}
 _FORWARDING: set[Callable[..., Any]] = set()
 # Functions, not marks on them: a user's override made with `functools.wraps` would inherit the marks.
+
+
+@overload
+def stateless(fn: Function) -> Function: ...
+@overload
+def stateless(
+    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Callable[[Function], Function]: ...
+def stateless(
+    fn: Function | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Function | Callable[[Function], Function]:
+    """Declare that a hook depends on its sample alone, so that replaying the sample replays the hook.
+
+    Every hook is expected to be pure here; the decorator is accepted for compatibility and carries two options.
+
+    Args:
+        fn: The hook, when used without arguments.
+        restore_seeds: Around each call, seed `random` and `numpy.random` from the sample's own generator and put
+            their states back afterwards. Such hooks never run concurrently.
+        failure_tolerance: Failures in a row after which the iteration ends with `FatalSampleError`; 0: never.
+            Default: `TaskEncoder.__default_failure_tolerance__`.
+    """
+
+    def mark(function: Function) -> Function:
+        function.__stateless__ = True  # type: ignore[attr-defined]
+        function.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
+        function.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
+        return function
+
+    return mark if fn is None else mark(fn)
+
+
+def restores_seeds(function: Callable[..., Any]) -> bool:
+    """Whether the hook asked for seeded global generators."""
+    return bool(getattr(function, "__restore_seeds__", False))
+
+
+def failure_tolerance_of(function: Callable[..., Any], default: int) -> int:
+    """Failures in a row that the hook tolerates; 0: any number."""
+    value = getattr(function, "__failure_tolerance__", None)
+    return default if value is None else int(value)
 
 
 def idle(unless: str | None = None) -> Callable[[Function], Function]:
@@ -45,14 +96,14 @@ def forwarding(function: Function) -> Function:
     return function
 
 
-def owner_of_hook(task_encoder: TaskEncoder, name: str) -> TaskEncoder:
+def owner_of_hook(task_encoder: Owner, name: str) -> Owner:
     """The encoder whose code the hook is: the encoder itself, or one that it forwards to."""
     while _function(getattr(task_encoder, name)) in _FORWARDING:
         task_encoder = task_encoder.inner  # type: ignore[attr-defined]
     return task_encoder
 
 
-def overridden_hook(task_encoder: TaskEncoder, name: str) -> Any:
+def overridden_hook(task_encoder: HookOwner, name: str) -> Any:
     """The encoder's hook when it does something of its own, else None.
 
     `DefaultTaskEncoder`'s conversions count only when a type was given. A hook that is merely forwarded is the inner
@@ -81,7 +132,7 @@ def _function(hook: Any) -> Any:
 
 
 def hook_spec(
-    name: str, function: Callable[..., Any], owner: TaskEncoder | None, failure_tolerance: int | None = None
+    name: str, function: Callable[..., Any], owner: HookOwner | None, failure_tolerance: int | None = None
 ) -> HookSpec:
     """The spec of a hook.
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, Ordering, ResolvedLeaf
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.forms import Place, asked_at
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, Nonmatch
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.prepared import PreparedSource
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.lowering import Lowering, Part
-    from energon_grain.datasets.task_encoder import TaskEncoder
-
-Nonmatch = Literal["error", "skip", "none"]
 _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
 
 
@@ -53,18 +52,9 @@ class ArrayDataset:
         """Read what it is. Raises as `ArraySource`."""
         return ResolvedArray(source=ArraySource(self.path), field=self.field)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedArray:
-    """An array that is there. Picklable.
-
-    Attributes:
-        source: Its rows.
-        field: What the default merge calls it.
-    """
-
-    source: ArraySource
-    field: str
+    def joined(self, nonmatch: Nonmatch) -> JoinedArray:
+        """What a join is made of it. Raises as `JoinedArray`."""
+        return JoinedArray(self.path, self.keys, nonmatch=nonmatch, written=self.written)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +148,7 @@ class JoinedLeafDataset(SavableDataset):
         return self.primary.subflavors
 
     @property
-    def task_encoder(self) -> TaskEncoder:
+    def task_encoder(self) -> SampleMaker:
         """The primary's."""
         return self.primary.task_encoder
 
@@ -170,6 +160,20 @@ class JoinedLeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
         return to.leaf(self)
+
+    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+        """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
+        return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
+
+    def inputs(self) -> tuple[JoinedDataset | JoinedArray, ...]:
+        """Open the datasets and arrays that are joined.
+
+        Raises:
+            DatasetNotFoundError: A dataset is missing or not prepared.
+            SplitError: A dataset has no such split part.
+            EmptyDatasetError: A split part is empty.
+        """
+        return tuple(member.leaf.joined(member.nonmatch) for member in self.members)
 
     def resolve(self) -> ResolvedJoin:
         """Read the datasets' configurations and open the join index.
@@ -209,77 +213,10 @@ class JoinedLeafDataset(SavableDataset):
             leaf.check(whole=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedJoin:
-    """A joined leaf whose configuration was read and whose indices are open. Picklable.
-
-    Attributes:
-        source: The rows.
-        members: How samples of each dataset are made, the primary first; and the arrays.
-        row: Makes one sample of a row's.
-        ordering: How rows are ordered.
-    """
-
-    source: JoinedSource
-    members: tuple[ResolvedLeaf | ResolvedArray, ...]
-    row: JoinRow
-    ordering: Ordering
-
-    @property
-    def primary(self) -> ResolvedLeaf:
-        """The first dataset."""
-        primary = self.members[0]
-        assert isinstance(primary, ResolvedLeaf)
-        return primary
-
-    @property
-    def sample_type(self) -> type[Any] | None:
-        """What rows are made into; None for crude samples, which are cooked."""
-        return self.row.sample_type
-
-    @property
-    def subflavors(self) -> dict[str, Any]:
-        """Tags of the primary's samples."""
-        return self.primary.subflavors
-
-    @property
-    def decoder(self) -> SampleDecoder | None:
-        """The primary's."""
-        return self.primary.decoder
-
-    @property
-    def path(self) -> str:
-        """The primary's folder, for provenance."""
-        return os.fspath(self.source.path)
-
-
 def _joinable(member: ResolvedLeaf | ResolvedArray) -> PreparedSource | ArraySource:
     source = member.source
     assert isinstance(source, PreparedSource | ArraySource)  # metadatasets refuse to join others
     return source
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRow:
-    """A joiner, as a function of a row.
-
-    Attributes:
-        function: The user's, or a sample type's `from_joined`.
-        names: Keywords that it gets its samples by; None: by position.
-        sample_type: What it makes, as far as is known; None: crude samples.
-        merges: Whether it is the default merge, of fields by name into `sample_type` or of the parts of crude samples.
-    """
-
-    function: Callable[..., Any]
-    names: tuple[str, ...] | None
-    sample_type: type[Any] | None
-    merges: bool = False
-
-    def __call__(self, row: tuple[Any, ...]) -> Any:
-        """The sample of a row, whose missing samples are None."""
-        if self.names is None:
-            return self.function(*row)
-        return self.function(**dict(zip(self.names, row, strict=True)))
 
 
 def bind_joiner(

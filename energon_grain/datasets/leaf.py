@@ -1,29 +1,132 @@
-"""A dataset as it stands in a configuration."""
+"""A dataset as it stands in a configuration: what kinds of files it can be read from, and how samples are made.
+
+A further kind is one more entry in `_KINDS`. Samples are made as the `dataset.yaml` says, or the program.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, cast
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
-from energon_grain.datasets.containers import Chosen, Container, SampleDefinition, container_at, container_of
+from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
-from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig
-from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.formats.class_ref import resolve_class
+from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
+from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
+from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.forms import Place, asked_at
+from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
 from energon_grain.samplers.subset import Subset
+from energon_grain.sources.array_record import ArrayRecordSource
+from energon_grain.sources.arrays import ArrayGroupSource
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.source import PartFilter, Source
-from energon_grain.storage.location import is_url
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.location import is_url, located
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.lowering import Lowering, Part
-    from energon_grain.datasets.task_encoder import TaskEncoder
+_logger = logging.getLogger("energon_grain")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDefinition:
+    """How samples are made of parts.
+
+    Attributes:
+        sample_type: None: they are crude, and cooked by the task encoder.
+        field_map: Where the fields of `sample_type` are found.
+        load: In place of a field map: makes a sample of a crude one, whose parts are bytes. May run in several threads.
+        decoder: Decodes the parts; None leaves them bytes.
+        part_filter: Parts to read, where there is no field map.
+    """
+
+    sample_type: type[Any] | None = None
+    field_map: FieldMap | None = None
+    load: Callable[[Any], Any] | None = None
+    decoder: SampleDecoder | None = None
+    part_filter: PartFilter = None
+
+
+class SampleFactory:
+    """Base of classes that a `dataset.yaml` may name: with the arguments in the file, it says how samples are made.
+
+    Attributes:
+        _takes: What else it is given: "subflavors", "decoder".
+        _crude: Whether the program may say which parts it reads.
+    """
+
+    _takes: ClassVar[tuple[str, ...]] = ()
+    _crude: ClassVar[bool] = False
+
+    def definition(self) -> SampleDefinition:
+        """How samples are made."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """What is served of a folder of shards, as its three small files say.
+
+    Attributes:
+        info: `.info.json`.
+        config: `dataset.yaml`.
+        options: Shards, range and excludes, as the sources take them; none: all samples.
+        unmatched_excludes: Excludes that name no shard.
+        where: The split part, as messages name it.
+    """
+
+    info: DatasetInfo
+    config: DatasetConfig
+    options: Mapping[str, Any]
+    unmatched_excludes: tuple[str, ...]
+    where: str
+
+
+class Chosen:
+    """Hands what `check` read to the `open` that follows, unless a file changed since. Copies of it are empty."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: tuple[_Chosen, list[str], list[Any]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chosen, ()
+
+    def put(self, chosen: _Chosen, files: list[str], stamps: list[Any]) -> None:
+        """Hold what was read of these files, which looked like this before."""
+        self._held = chosen, files, stamps
+
+    def take(self) -> _Chosen | None:
+        """Give it up; None: nothing is held, or not any more what the files say."""
+        held, self._held = self._held, None
+        return held[0] if held is not None and _stamps(held[1]) == held[2] else None
+
+
+def _stamps(files: list[str]) -> list[Any]:
+    """What changes when one of these files does."""
+    found: list[Any] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +171,7 @@ class LeafDataset(SavableDataset):
     written: str | None = None
     through: tuple[str, ...] = ()
     name: str | None = None
-    task_encoder: TaskEncoder
+    task_encoder: SampleMaker
     part_filter: PartFilter = None
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
@@ -96,6 +199,21 @@ class LeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
         return to.leaf(self)
+
+    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+        """What turns its crude samples into samples. See `cooking`."""
+        return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
+
+    def joined(self, nonmatch: Nonmatch) -> JoinedDataset:
+        """What a join is made of it. Raises as `JoinedDataset`."""
+        return JoinedDataset(
+            self.path,
+            self.split_part,
+            split_config=self.split_config,
+            dataset_config=self.dataset_config,
+            nonmatch=nonmatch,
+            written=self.written,
+        )
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.
@@ -160,70 +278,250 @@ class LeafDataset(SavableDataset):
         )
 
 
-def check_passes(passes: int | None, said_by: str = "") -> None:
-    """Check a number of passes that are shuffled as one.
-
-    Raises:
-        ConfigError: It is neither a positive number, -1 nor None.
-    """
-    if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
-        raise ConfigError(
-            f"{said_by}shuffle_over_epochs_multiplier={passes!r}: 1 or more, -1 (with replacement) or None (keep order)"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ordering:
-    """How a leaf's samples are ordered, once its own configuration was asked.
+class Content:
+    """What lies at the path of a leaf.
 
     Attributes:
-        said_by: Where the numbers come from, to begin a message with.
-        training: Whether they are shuffled.
-        passes: Passes that are shuffled as one; -1: with replacement; None: no shuffling.
-        block: Consecutive samples that are read together; None: each sample by itself.
-        mixing: Samples that mix at least, where blocks are read.
-        blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
-    """
-
-    said_by: str = ""
-    training: bool
-    passes: int | None
-    block: int | None
-    mixing: int | None
-    blocks_in_lane: int | None
-
-    def __post_init__(self) -> None:
-        check_passes(self.passes, self.said_by)
-        if self.block is not None and self.block < 1:
-            raise ConfigError(f"{self.said_by}max_samples_per_sequence={self.block}: 1 or more, or None")
-        if self.mixing is not None and self.mixing < 0:
-            raise ConfigError(f"{self.said_by}shuffle_buffer_size={self.mixing}: 0 or more, or None")
-        if self.blocks_in_lane is not None and self.blocks_in_lane < 1:
-            raise ConfigError(f"{self.said_by}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedLeaf:
-    """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
-
-    Attributes:
-        sample_type: None for a crude dataset.
-        field_map: Where the fields of `sample_type` are found; None where there is `load`, and for a crude dataset.
-        load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
-        decoder: None leaves parts as bytes.
-        subflavors: Tags of every sample.
-        ordering: How the samples are ordered.
+        source: Its samples, those of the split part and the subset alone.
+        config: What lies beside the data and says how to read it.
+        definition: How samples are made.
     """
 
     source: Source
-    sample_type: type[Any] | None
-    field_map: FieldMap | None
-    load: Callable[[Any], Any] | None
-    decoder: SampleDecoder | None
-    subflavors: dict[str, Any]
-    ordering: Ordering
+    config: DatasetConfig
+    definition: SampleDefinition
 
-    @property
-    def path(self) -> str:
-        """The dataset's folder or file, for provenance."""
-        return os.fspath(self.source.path)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """One kind of files.
+
+    Attributes:
+        open: Opens a leaf; True as second argument: all samples at its path, whatever its split and subset say.
+        check: Raises what `open` would, as far as it can be told without an index; likewise.
+    """
+
+    open: Callable[[LeafDataset, bool], Content]
+    check: Callable[[LeafDataset, bool], None]
+
+
+def container_of(kind: DatasetKind) -> Container:
+    """How data of a kind are opened. What is not there, or unknown, is taken for a WebDataset, which says so."""
+    return _KINDS.get(kind, _KINDS[DatasetKind.WEBDATASET])
+
+
+def container_at(path: str | os.PathLike[str]) -> Container:
+    """How what lies at a path is opened."""
+    return container_of(kind_at(located(path)))
+
+
+def _check_shards(leaf: LeafDataset, whole: bool) -> None:
+    folder = open_folder(leaf.path)
+    meta = os.path.join(folder.local, META_FOLDER, "")
+    names = (INFO_JSON, INFO_YAML, leaf.dataset_config, leaf.split_config or "split.yaml", "split.json")
+    files = [meta + name for name in names]
+    stamps = _stamps(files)
+    chosen = _choose(folder, leaf, whole)
+    _define(leaf, chosen)
+    if not whole and not chosen.config.split_config:
+        leaf.chosen.put(chosen, files, stamps)
+
+
+def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource] | type[ArrayRecordSource]) -> Content:
+    folder = open_folder(leaf.path)
+    with naming(folder):
+        chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
+        definition = _define(leaf, chosen)
+        field_map = definition.field_map
+        source = kind(
+            folder,
+            info=chosen.info,
+            parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
+            **chosen.options,
+        )
+        unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
+        if unmatched:
+            said = "%s: excludes that name nothing that is there: %d, such as %r"
+            _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+        if field_map is not None:
+            field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
+        return Content(source=source, config=chosen.config, definition=definition)
+
+
+def _define(leaf: LeafDataset, chosen: _Chosen) -> SampleDefinition:
+    return define_samples(leaf, chosen.config) if leaf.definition is None else leaf.definition
+
+
+def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
+    info = read_info(folder.local)
+    if leaf.definition is None:
+        config = read_dataset_config(folder.local, leaf.dataset_config)
+    else:
+        config = DatasetConfig(kind="crude")
+    if whole:
+        return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
+    name = leaf.split_config or config.split_config or "split.yaml"
+    splits = read_split_config(folder.local, name, shards=info.shard_counts)
+    part = config.split_part or leaf.split_part
+    selected = select_shards(splits, part, info)
+    where = f"split part {part!r} of {folder.location}"
+    total = sum(info.shard_counts[shard] for shard in selected.shards)
+    subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
+    start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
+    return _Chosen(
+        info=info,
+        config=config,
+        options={"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop},
+        unmatched_excludes=selected.unmatched_excludes,
+        where=where,
+    )
+
+
+def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
+    """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
+    _check_lines(leaf, whole)
+    definition = leaf.definition
+    if definition is None:
+        decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
+        definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
+    source = JsonlSource(leaf.path, parts=definition.part_filter)
+    if leaf.subset is not None and not whole:
+        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
+        source = source.cut(start, stop)
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
+
+
+def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
+    """An array or a group of them: one split part, whatever it is called, of crude samples whose parts are rows."""
+    _check_arrays(leaf, whole)
+    definition = leaf.definition or SampleDefinition(part_filter=leaf.part_filter)
+    field_map, parts = definition.field_map, definition.part_filter
+    if field_map is not None:
+        parts = frozenset(field_map.parts)
+    source = ArrayGroupSource(leaf.path, parts=parts)
+    if field_map is not None:
+        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    if leaf.subset is not None and not whole:
+        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
+        source = source.cut(start, stop)
+    # Rows are values as they are, whatever their arrays are called.
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
+
+
+def _check_lines(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a JSONL file")
+
+
+def _check_arrays(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "an array")
+
+
+def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
+    for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
+        if given not in (None, DEFAULT_DATASET_CONFIG):
+            raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
+
+
+_KINDS = {
+    DatasetKind.WEBDATASET: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards),
+    DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
+    DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
+    DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
+}
+
+
+def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition:
+    """What the `dataset.yaml` of a leaf says.
+
+    Raises:
+        ConfigError: It is wrong.
+        FieldMapError: The field map does not fit the sample type.
+        UntrustedCodeError: It names a class of a module that the program did not declare.
+    """
+    root = leaf.path
+    decoder = None if config.raw_bytes else leaf.task_encoder.decoder
+    if config.decoder is not None:
+        decoder = _declared_decoder(leaf.task_encoder.decoder_type, config.decoder, root)
+    if config.kind == "crude":
+        return SampleDefinition(decoder=decoder, part_filter=_parts(leaf, config, crude=True))
+    if config.sample_loader is not None:
+        raise ConfigError(
+            f"{root}: `sample_loader` runs code that lies beside the data, which is refused. Import its functions "
+            f"in the program and pass them: StandardWebdatasetFactory({root!r}, sample_type=…, sample_loader=function, "
+            f"part_filter=function, split_part=…, training=…, worker_config=…).build() is the same dataset. Or use a "
+            f"`field_map`; or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+        )
+    sample_type = None
+    if config.sample_type is not None:
+        sample_type = resolve_class(
+            config.sample_type, trusted_modules=leaf.trusted_modules, where=f"{root}: {leaf.dataset_config}"
+        )
+    if config.kind == "custom":
+        definition = _of_factory(leaf, config, sample_type, decoder)
+        sample_type = definition.sample_type
+    else:
+        assert sample_type is not None
+        assert config.field_map is not None
+        field_map = FieldMap.parse(config.field_map, sample_type, where=f"{root}: field_map")
+        definition = SampleDefinition(sample_type=sample_type, field_map=field_map, decoder=decoder)
+    asked = leaf.sample_type
+    if asked is not None and sample_type is not None and not issubclass(sample_type, asked):
+        raise ConfigError(f"{root}: holds {sample_type.__name__}, but sample_type={asked.__name__} was asked for")
+    return definition
+
+
+def _of_factory(
+    leaf: LeafDataset,
+    config: DatasetConfig,
+    sample_type: type[Any] | None,
+    decoder: SampleDecoder | None,
+) -> SampleDefinition:
+    """What a class of the program's says, made with the arguments in the file."""
+    assert config.class_ref is not None
+    factory = resolve_class(
+        config.class_ref, trusted_modules=leaf.trusted_modules, where=f"{leaf.path}: {leaf.dataset_config}"
+    )
+    if not issubclass(factory, SampleFactory):
+        raise ConfigError(
+            f"{leaf.path}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "
+            f"with a `field_map`, make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder, or "
+            f"derive the class from DefaultDecoderWebdatasetFactory"
+        )
+    arguments: dict[str, Any] = {
+        "split_part": leaf.split_part,
+        "training": leaf.training,
+        "worker_config": leaf.worker_config,
+        **config.options,
+    }
+    offered = {"subflavors": {**config.subflavors, **leaf.subflavors}, "decoder": decoder}
+    arguments |= {name: offered[name] for name in factory._takes}
+    parts = _parts(leaf, config, crude=factory._crude)
+    given = {"sample_type": sample_type, "field_map": config.field_map, "part_filter": parts}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    try:
+        made = cast("type[Any]", factory)(leaf.path, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{leaf.path}: {config.class_ref} does not take what its dataset configuration says: {error}"
+        ) from error
+    return made.definition()
+
+
+def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
+    try:
+        return decoder_type(**options)
+    except TypeError as error:
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
+
+
+def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:
+    """Parts to read: of a crude dataset the program may say which."""
+    if config.part_filter is None or (crude and leaf.part_filter is not None):
+        return leaf.part_filter if crude else None
+    if isinstance(config.part_filter, str):
+        raise ConfigError(
+            f"{leaf.path}: `part_filter: {config.part_filter}` names code beside the data, which is not run; list the "
+            f"part names instead"
+        )
+    return frozenset(config.part_filter)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.draw_context import Draw, current_draw
 from energon_grain.datasets.mapping import MapDataset
-from energon_grain.datasets.worker_config import WorkerConfig
-from energon_grain.datasets.worker_log import WorkerLog
 from energon_grain.errors import FatalSampleError
+from energon_grain.stream.hooks import Draw, current_draw
+from energon_grain.stream.worker_config import WorkerConfig, WorkerLog
 
 GetKeys = Callable[[Any], list[str] | None]
 

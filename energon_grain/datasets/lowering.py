@@ -3,33 +3,141 @@
 Each node lowers itself, `node.lower(to)`: it asks `to` for what lies below it, and gives an `IndexPart` (its order is
 arithmetic on positions, with pure hooks on samples) or a `LanePart` (operators that lanes run). The outermost nodes may
 instead take part in what works on whole steps, `node.on_steps(steps)`. So a kind of node is one file: what the user
-writes, how it lowers, and the operator that it lowers to. `datasets.compile` goes on from here.
+writes, how it lowers, and the operator that it lowers to. `compile_dataset` puts it all together.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from energon_grain.datasets.leaf_parts import LeafPart
+from energon_grain.datasets.hooks import HookOwner, with_own_name
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.leaf_order import LeafTable
+from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
 from energon_grain.samplers.routing import Router, RouteTree
 from energon_grain.samplers.window_shuffle import Passes
-from energon_grain.stream.feed import Feed
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
-from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.spec import BatchSpec, HookSpec
+from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.spec import BatchSpec, LeafSpec, Program, ResolvedJoin, ResolvedLeaf, StreamSpec, wanted_block
+from energon_grain.stream.worker_config import WorkerConfig
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.dataset import SavableDataset
-    from energon_grain.datasets.joined_leaf import JoinedLeafDataset, ResolvedJoin
-    from energon_grain.datasets.leaf import LeafDataset, ResolvedLeaf
-    from energon_grain.datasets.passes import EpochizeDataset
+DEFAULT_LANES = 48
+BUFFERS_IN_LANE = 20
+"""Full buffers that a lane should have in a pass that packs or groups: one of them, the last, is not full."""
+BLOCKS_IN_LANE = 16
+"""Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
+
+
+class Node(Protocol):
+    """A dataset, as far as lowering knows one. See `SavableDataset`."""
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The host that it is for."""
+        ...
+
+    def lower(self, to: Lowering, /) -> Part:
+        """What the engine runs for it."""
+        ...
+
+    def on_steps(self, steps: Steps, /) -> Node | None:
+        """Take part in what works on whole steps, and say what it stands on; None: it is lowered for lanes instead."""
+        ...
+
+
+class LeafNode(Node, Protocol):
+    """A node with samples of its own."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What distinguishes it from others in a configuration, before occurrences are counted."""
+        ...
+
+    @property
+    def task_encoder(self) -> HookOwner:
+        """Whose failure tolerance holds for decoding."""
+        ...
+
+    def resolve(self) -> ResolvedLeaf | ResolvedJoin:
+        """Read its configuration and open its index."""
+        ...
+
+    def cook(self, leaf: Any, cache_pool: CachePool | None, /) -> HookSpec | None:
+        """What turns its crude samples into samples."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class LeafPart:
+    """One leaf of the graph.
+
+    Attributes:
+        node: The description.
+        resolved: Its configuration and open index.
+        key: Its identity in random keys, the occurrence among equal ones included.
+        seed: 64-bit hash of the seed that holds where it stands.
+        number: Among all leaves, in document order.
+        in_lane: Whether batches, groups or packs are formed in a lane above it.
+        hooks: On its samples, in order.
+    """
+
+    node: LeafNode
+    resolved: ResolvedLeaf | ResolvedJoin
+    key: tuple[str, ...]
+    seed: int
+    number: int
+    in_lane: bool
+    hooks: list[HookSpec] = field(default_factory=list[HookSpec])
+
+    def add_hook(self, hook: HookSpec) -> None:
+        """Apply a hook behind the others."""
+        self.hooks.append(with_own_name(hook, self.hooks))
+
+    def order(self, lanes: int, runs: bool) -> LeafOrder:
+        """The order of its samples; `runs`: whether lanes ask for contiguous runs of positions."""
+        ordering, samples = self.resolved.ordering, len(self.resolved.source)
+        key = fold(self.seed, "leaf", *self.key)
+        if not ordering.training or ordering.passes is None:
+            return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
+        passes = 1 if ordering.passes == -1 else ordering.passes
+        block = wanted_block(self.resolved)
+        if block is not None and samples * passes < block * lanes:
+            # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
+            # samples would be random. It is a small dataset, too.
+            block = None
+        window = 1
+        if block is not None:
+            at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
+            window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
+        return LeafOrder(
+            n=samples,
+            key=key,
+            block=block,
+            window=window,
+            passes=passes,
+            replacement=ordering.passes == -1,
+            runs=runs,
+        )
+
+    def spec(self, lanes: int, runs: bool, cache_pool: CachePool | None) -> LeafSpec:
+        """Everything that the stream needs of it."""
+        return LeafSpec(
+            key=self.key,
+            leaf=self.resolved,
+            order=self.order(lanes, runs),
+            hook_key=fold(self.seed, "hooks", *self.key),
+            cook=self.node.cook(self.resolved, cache_pool),
+            hooks=tuple(self.hooks),
+            failure_tolerance=self.node.task_encoder.__default_failure_tolerance__,
+        )
 
 
 @dataclass(slots=True)
@@ -132,27 +240,28 @@ class Steps:
         of_batches: Whether steps are batches; else items are delivered one by one, and no hook works on steps.
         batch: Makes the batches of a step.
         hooks: On batches, in order.
-        epochs: Cut the stream into virtual epochs, the innermost first.
+        epochs: Lengths of virtual epochs that cut the stream, the outermost first: in batches, of how many items a pass
+            has and how many a step of all hosts takes.
         limit: Batches per host after which a pass ends.
-        endless: Whether the rest is repeated for ever.
+        repeat: Repeats for ever what lanes run; None: passes end.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
         same_pass: Every pass is the first again.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
     """
 
-    below: SavableDataset
+    below: Node
     of_batches: bool
     batch: BatchSpec | None = None
     hooks: list[HookSpec] = field(default_factory=list[HookSpec])
-    epochs: list[EpochizeDataset] = field(default_factory=list["EpochizeDataset"])
+    epochs: list[Callable[[int, int], int]] = field(default_factory=list[Callable[[int, int], int]])
     limit: int | None = None
-    endless: bool = False
+    repeat: Callable[[LaneOperator], LaneOperator] | None = None
     seed: int | None = None
     same_pass: bool = False
-    watching: list[SavableDataset] = field(default_factory=list["SavableDataset"])
+    watching: list[Node] = field(default_factory=list["Node"])
 
     @classmethod
-    def over(cls, dataset: SavableDataset) -> Steps:
+    def over(cls, dataset: Node) -> Steps:
         """Everything down to the outermost batch; where there is none, what only cuts the stream, or watches it."""
         for of_batches in (True, False):
             steps = cls(below=dataset, of_batches=of_batches)
@@ -256,7 +365,7 @@ class Lowering:
         """Number of hosts."""
         return self.graph.hosts
 
-    def lower(self, dataset: SavableDataset, **changes: Any) -> Part:
+    def lower(self, dataset: Node, **changes: Any) -> Part:
         """A node below one that hands on its items; `changes`: what holds there, and is otherwise as here.
 
         Raises:
@@ -265,7 +374,7 @@ class Lowering:
         """
         return dataset.lower(replace(self, **changes) if changes else self)
 
-    def below(self, dataset: SavableDataset, *, forms: bool = False, stripe: int = 1, iterated: bool = False) -> Part:
+    def below(self, dataset: Node, *, forms: bool = False, stripe: int = 1, iterated: bool = False) -> Part:
         """A node below one that has a state; `forms`: one that batches, groups or packs. Raises as `lower`."""
         return self.lower(
             dataset,
@@ -276,14 +385,14 @@ class Lowering:
             outermost=False,
         )
 
-    def children(self, datasets: Sequence[SavableDataset], *, endless: bool = False) -> list[Part]:
+    def children(self, datasets: Sequence[Node], *, endless: bool = False) -> list[Part]:
         """The nodes below a mixture. Raises as `lower`."""
         return [
             self.lower(dataset, place=f"{self.place}.{number}", endless=endless, outermost=False)
             for number, dataset in enumerate(datasets)
         ]
 
-    def leaf(self, node: LeafDataset | JoinedLeafDataset) -> IndexPart:
+    def leaf(self, node: LeafNode) -> IndexPart:
         """A leaf."""
         graph = self.graph
         occurrence = graph.seen[node.identity]
@@ -344,3 +453,147 @@ class Lowering:
             return self.graph.leaves_of[operator.index]
         below = [self._leaves_below(child) for child in operator.children] if operator.chooses else [None]
         return None if None in below else [leaf for leaves in below for leaf in leaves or ()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What makes a description one particular run.
+
+    Attributes:
+        seed: Of every random choice.
+        seed_offset: Mixed into it.
+        lanes: L; None: lcm(48, hosts), or fewer for finite passes that pack or group.
+        same_pass: Every pass is the first one again.
+    """
+
+    seed: int = 0
+    seed_offset: int
+    lanes: int | None = None
+    same_pass: bool = False
+
+    @property
+    def key(self) -> int:
+        """64-bit hash of the seed."""
+        return fold(self.seed, self.seed_offset)
+
+
+def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
+    """Resolve a dataset into everything that decides what comes out of it.
+
+    Args:
+        dataset: Outermost node.
+        hosts: Number of hosts, for the default of `lanes`; default: as the dataset's `worker_config` says.
+        cache_pool: What hooks get as `cache`; None: what their task encoder says.
+
+    Raises:
+        ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
+        EmptyDatasetError: A leaf is empty.
+    """
+    hosts = hosts or dataset.worker_config.world_size
+    settings = settings_of(dataset)
+    steps = Steps.over(dataset)
+    seed = settings.key if steps.seed is None else steps.seed
+    endless = steps.repeat is not None
+    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
+    to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts)
+    part = steps.below.lower(to)
+    if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:
+        lanes = _lanes_for(part.operator, hosts)
+        if lanes != to.lanes:
+            resolved = [leaf.resolved for leaf in to.graph.leaves]
+            to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts, resolved=resolved)
+            part = steps.below.lower(to)
+    same_pass = settings.same_pass or steps.same_pass
+    if isinstance(part, IndexPart):
+        part.same_pass = same_pass = part.same_pass or same_pass
+    at_once = hosts * (1 if steps.batch is None else steps.batch.size)
+    epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
+    if isinstance(part, IndexPart):
+        if endless:
+            part.repeat_for_ever()
+        index_map, program = part.index_map(lanes), None
+        runs = {leaf.number: each for leaf, each in zip(part.leaves, part.runs(), strict=True)}
+    else:
+        root = part.operator
+        if steps.repeat is not None and root.finite:
+            root = steps.repeat(root)
+        index_map, program, runs = None, Program(root=root, feeds=tuple(to.graph.feeds)), to.graph.runs
+    return StreamSpec(
+        seed=settings.key,
+        written_seed=(settings.seed, settings.seed_offset),
+        lanes=lanes,
+        leaves=tuple(leaf.spec(lanes, runs[leaf.number], cache_pool) for leaf in to.graph.leaves),
+        index_map=index_map,
+        program=program,
+        mixture=part.mixture,
+        batch=steps.batch,
+        steps=epoch,
+        limit=steps.limit,
+        same_pass=same_pass,
+        ragged=to.graph.ragged and steps.batch is None,
+        cache_pool=cache_pool,
+    )
+
+
+def _lanes_for(root: LaneOperator, hosts: int) -> int:
+    """The default number of lanes where passes end: what is left in them at the end should hardly matter.
+
+    As many as leave each of them `BUFFERS_IN_LANE` buffers in a pass, of the divisors of lcm(48, hosts) that are
+    multiples of the hosts; one a host at least. So it does not depend on the number of hosts as long as that divides
+    what one host would take.
+    """
+    most = math.lcm(DEFAULT_LANES, hosts)
+    enough = min((buffers // BUFFERS_IN_LANE for buffers in root.buffers()), default=most)
+    return max(lanes for lanes in range(hosts, most + 1, hosts) if most % lanes == 0 and lanes <= max(enough, hosts))
+
+
+def settings_of(dataset: Node) -> Settings:
+    """Seed and lanes of a run: of the outermost settings, or of those of the parts that it is put together from.
+
+    Raises:
+        ConfigError: The parts contradict each other.
+    """
+    own = list(_all_settings(dataset))
+    offset = dataset.worker_config.seed_offset
+    if not own:
+        return Settings(seed_offset=offset)
+    node: Any = dataset
+    while node is not None and _settings(node) is None:
+        node = getattr(node, "dataset", None)
+    outermost = _settings(node)
+    said = {each.lanes for each in own} - {None}
+    if outermost is not None and outermost.lanes is not None:
+        said = {outermost.lanes}
+    if len(said) > 1:
+        raise ConfigError(
+            f"datasets with lanes={sorted(lanes for lanes in said if lanes)} in one stream: lanes are a constant of "
+            f"the run; give all parts the same number"
+        )
+    return Settings(
+        seed=own[0].seed,
+        seed_offset=offset if outermost is None else outermost.seed_offset,
+        lanes=next(iter(said), None),
+        same_pass=all(each.same_pass for each in own),
+    )
+
+
+def _all_settings(node: Node) -> Iterator[Settings]:
+    """All settings in a graph, the outermost first, from left to right."""
+    if (own := _settings(node)) is not None:
+        yield own
+    for below in nodes_below(node):
+        yield from _all_settings(below)
+
+
+def _settings(node: Any) -> Settings | None:
+    found = getattr(node, "settings", None)
+    return found if isinstance(found, Settings) else None
+
+
+def nodes_below(node: Any) -> Iterator[Any]:
+    """The datasets that a node stands on, from left to right."""
+    for each in dataclasses.fields(node):
+        value = getattr(node, each.name)
+        for below in value if isinstance(value, tuple) else (value,):
+            if hasattr(type(below), "on_steps"):
+                yield below

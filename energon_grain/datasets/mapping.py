@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, describe
-from energon_grain.datasets.hooks import hook_spec, is_generator, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.spec import HookSpec
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -44,7 +41,7 @@ class MapDataset(SavableDataset):
     dataset: SavableDataset
     map_fn: Callable[[Any], Any]
     hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     failure_tolerance: int | None
 
     def __init__(
@@ -53,7 +50,7 @@ class MapDataset(SavableDataset):
         map_fn: Callable[[Any], Any],
         *,
         hook: str = "map",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
         stateless_map_fn: bool = False,
         map_fn_config: Any = None,
@@ -117,7 +114,7 @@ class FilterDataset(SavableDataset):
     dataset: SavableDataset
     filter_fn: Callable[[Any], bool]
     hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     failure_tolerance: int | None
 
     def __init__(
@@ -126,7 +123,7 @@ class FilterDataset(SavableDataset):
         filter_fn: Callable[[Any], bool],
         *,
         hook: str = "filter",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
         filter_fn_config: Any = None,
         worker_config: WorkerConfig | None = None,
@@ -165,7 +162,8 @@ class FilterDataset(SavableDataset):
         return LanePart(MapLanes(part.operator, hook, key, to.outermost), mixture, part.batches)
 
     def _hook(self) -> HookSpec:
-        return hook_spec(self.hook, Keep(self.filter_fn), self.task_encoder, self.failure_tolerance)
+        hook = hook_spec(self.hook, Keep(self.filter_fn), self.task_encoder, self.failure_tolerance)
+        return replace(hook, filters=True)
 
 
 def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
@@ -209,6 +207,11 @@ class MapLanes(LaneOperator):
     hook: HookSpec
     key: int
     outermost: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """If it is a filter; what other hooks drop is no part of the order."""
+        return self.hook.filters
 
     def open(self, lane: Lane, state: State | None) -> Items:
         """The map of a lane."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, check_dataset
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
@@ -26,6 +25,7 @@ from energon_grain.samplers.step_blend import StepBlend
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number, OneOf
+from energon_grain.stream.worker_config import WorkerConfig
 
 Weight = int | float | Fraction
 Weighted = tuple[SavableDataset, Weight] | SavableDataset

@@ -26,11 +26,10 @@ from energon_grain.samplers.columns import Column
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.permutation import MAX_SIZE, permute
 from energon_grain.sources.source import Source
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.index_map import Draws
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics
 
 T = TypeVar("T")
 U_co = TypeVar("U_co", covariant=True)

@@ -10,9 +10,8 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, MissingObjectError, RangeError, StaleIndexError
 from energon_grain.formats.join_index import (
     HEADER_NAME,
@@ -27,8 +26,9 @@ from energon_grain.formats.join_index import (
     open_join_index,
     stored_headers,
 )
+from energon_grain.forms import Place
 from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
+from energon_grain.prepare.join_members import JoinMember
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.location import is_url
@@ -36,38 +36,30 @@ from energon_grain.storage.mirror import Mirror, mirror_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-
 _TAIL_BYTES = 64 << 10
 JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
 
 
-def join_inputs(join: JoinedLeafDataset) -> tuple[JoinMember, ...]:
-    """Open the datasets and arrays of a join.
+class Join(Protocol):
+    """A join as it stands in a configuration: a `JoinedLeafDataset`."""
 
-    Raises:
-        DatasetNotFoundError: A dataset is missing or not prepared.
-        SplitError: A dataset has no such split part.
-        EmptyDatasetError: A split part is empty.
-    """
-    return tuple(
-        JoinedDataset(
-            leaf.path,
-            leaf.split_part,
-            split_config=leaf.split_config,
-            dataset_config=leaf.dataset_config,
-            nonmatch=member.nonmatch,
-            written=leaf.written,
-        )
-        if isinstance(leaf := member.leaf, LeafDataset)
-        else JoinedArray(leaf.path, leaf.keys, nonmatch=member.nonmatch, written=leaf.written)
-        for member in join.members
-    )
+    @property
+    def metadataset(self) -> str | None:
+        """The file that it stands in, whose `.cache` folder has its index; None: not in a file."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        ...
+
+    def inputs(self) -> tuple[JoinMember, ...]:
+        """Open the datasets and arrays that are joined."""
+        ...
 
 
-def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
+def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
     """Open the index of a join.
 
     What `energon-grain prepare` wrote is mapped; else an index that Energon wrote is taken over where all of its rows
@@ -85,7 +77,7 @@ def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) ->
         DuplicateKeyError: A dataset has a key twice.
         EmptyDatasetError: The join has no row.
     """
-    samples = join_inputs(join)
+    samples = join.inputs()
     primary = primary_of(samples)
     cache = None if join.metadataset is None else cache_folder(join.metadataset)
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
@@ -124,9 +116,7 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
     return open_join_index(folder, url=url)
 
 
-def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: Sequence[JoinMember], join: JoinedLeafDataset, mending: str
-) -> None:
+def _refuse_stale(prepared: Iterable[JoinHeader], samples: Sequence[JoinMember], join: Join, mending: str) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]
     for header in prepared:

@@ -6,24 +6,31 @@ import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.hooks import hook_spec, is_generator, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.making import MadeOfSeveral, Making, Members
-from energon_grain.stream.spec import HookSpec
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.lanes import (
+    Item,
+    Items,
+    Lane,
+    LaneOperator,
+    MadeOfSeveral,
+    Making,
+    Members,
+    NumberOf,
+    Reference,
+    State,
+)
 from energon_grain.stream.state import Form, Many, Number
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.worker_config import WorkerConfig
 
 _TYPICAL_GROUP = 8
 
@@ -64,7 +71,7 @@ class PackingDataset(SavableDataset):
     pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]]]
     final_packer: Callable[[list[Any]], Any]
     sample_encoder: Callable[[Any], Any] | None
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
     pre_packer_failure_tolerance: int | None
     final_packer_failure_tolerance: int | None
     sample_encoder_failure_tolerance: int | None
@@ -77,7 +84,7 @@ class PackingDataset(SavableDataset):
         final_packer: Callable[[list[Any]], Any],
         *,
         sample_encoder: Callable[[Any], Any] | None = None,
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         pre_packer_failure_tolerance: int | None = None,
         final_packer_failure_tolerance: int | None = None,
         sample_encoder_failure_tolerance: int | None = None,

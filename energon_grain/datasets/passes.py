@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_size, describe
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Limit
 from energon_grain.samplers.weights import exact
 from energon_grain.stream.index_map import EqualPasses, FractionalPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -58,7 +58,7 @@ class RepeatDataset(SavableDataset):
         """See `SavableDataset.on_steps`."""
         if self.repeats is not None or not steps.of_batches:
             return None
-        steps.endless = True
+        steps.repeat = _for_ever
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
@@ -183,14 +183,15 @@ class EpochizeDataset(SavableDataset):
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
-        steps.epochs.append(self)
+        steps.epochs.append(self.length_over)
+        steps.repeat = _for_ever
         steps.cut()
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, endless=True, outermost=False)
-        length = epoch_length(self, part.items())
+        length = self.length_over(part.items())
         mixture = {"epochs": length, "of": part.mixture}
         if isinstance(part, LanePart) or part.drops:
             cut = CutLanes(to.operator(part, endless=True), length, to.lanes, goes_on=True)
@@ -198,13 +199,12 @@ class EpochizeDataset(SavableDataset):
         part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
         return part
 
-
-def epoch_length(node: EpochizeDataset, items: int, at_once: int = 1) -> int:
-    """Length of an epoch over what has so many items in a pass, of which each one here takes some at once."""
-    if node.length is not None:
-        return node.length
-    assert node.num_epochs is not None
-    return max(1, math.floor(exact(node.num_epochs) * items / at_once))
+    def length_over(self, items: int, at_once: int = 1) -> int:
+        """Length of an epoch over what has so many items in a pass, of which each one here takes some at once."""
+        if self.length is not None:
+            return self.length
+        assert self.num_epochs is not None
+        return max(1, math.floor(exact(self.num_epochs) * items / at_once))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,6 +242,10 @@ class RepeatLanes(LaneOperator):
     def state_form(self) -> Form:
         """Passes done, pass and state of the child."""
         return Number(), Number(), self.child.state_form
+
+
+def _for_ever(child: LaneOperator) -> LaneOperator:
+    return RepeatLanes(child, None)
 
 
 class _Repeat:
@@ -300,6 +304,11 @@ class CutLanes(LaneOperator):
     def finite(self) -> bool:
         """It ends."""
         return True
+
+    @property
+    def looks(self) -> bool:
+        """It counts."""
+        return False
 
     def items(self) -> int:
         """As many as it is cut to."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from energon_grain.datasets.dataset import SavableDataset, datasets_below
-from energon_grain.datasets.lowering import IndexPart, Lowering, Part, Steps
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import IndexPart, Lowering, Part, Settings, Steps
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.hashing import fold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,59 +33,22 @@ class RunSettings(SavableDataset):
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
-        steps.seed = self.key
+        steps.seed = self.settings.key
         steps.same_pass = self.same_pass
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
-        part = to.lower(self.dataset, seed=self.key)
+        part = to.lower(self.dataset, seed=self.settings.key)
         if isinstance(part, IndexPart):
             part.same_pass = part.same_pass or self.same_pass
         return part
 
     @property
-    def key(self) -> int:
-        """64-bit hash of the seed."""
-        return fold(self.seed, self.worker_config.seed_offset)
+    def settings(self) -> Settings:
+        """The same, as the engine takes it."""
+        offset = self.worker_config.seed_offset
+        return Settings(seed=self.seed, seed_offset=offset, lanes=self.lanes, same_pass=self.same_pass)
 
     def __repr__(self) -> str:
         return repr(self.dataset)
-
-
-def settings_of(dataset: SavableDataset) -> RunSettings:
-    """Seed and lanes of a run: of the outermost settings, or of those of the parts that it is put together from.
-
-    Raises:
-        ConfigError: The parts contradict each other.
-    """
-    outermost = next(_all_settings(dataset), None)
-    if outermost is None:
-        return RunSettings(worker_config=dataset.worker_config, dataset=dataset)
-    said = {each.lanes for each in _all_settings(dataset)} - {None}
-    node: SavableDataset | None = dataset
-    while node is not None and not isinstance(node, RunSettings):
-        node = getattr(node, "dataset", None)
-    if isinstance(node, RunSettings) and node.lanes is not None:
-        said = {node.lanes}
-    if len(said) > 1:
-        raise ConfigError(
-            f"datasets with lanes={sorted(lanes for lanes in said if lanes)} in one stream: lanes are a constant of "
-            f"the run; give all parts the same number"
-        )
-    whole = isinstance(node, RunSettings)
-    return RunSettings(
-        worker_config=outermost.worker_config if whole else dataset.worker_config,
-        dataset=dataset,
-        seed=outermost.seed,
-        lanes=next(iter(said), None),
-        same_pass=all(each.same_pass for each in _all_settings(dataset)),
-    )
-
-
-def _all_settings(node: SavableDataset) -> Iterator[RunSettings]:
-    """All settings in a graph, the outermost first, from left to right."""
-    if isinstance(node, RunSettings):
-        yield node
-    for child in datasets_below(node):
-        yield from _all_settings(child)

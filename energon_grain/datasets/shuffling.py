@@ -10,12 +10,12 @@ import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, check_size, describe
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.samplers.window_shuffle import WindowShuffle
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, State
 from energon_grain.stream.state import Form, Many, Number
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, init=False)

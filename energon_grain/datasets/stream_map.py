@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
-from energon_grain.datasets.hooks import hook_spec
+from energon_grain.datasets.hooks import HookOwner, hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
-from energon_grain.stream.hooks import Batches, HookGenerator
+from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.spec import HookSpec
 from energon_grain.stream.state import Form, Many, Marked, Number, Same
-
-if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 def same_length(length: int) -> int:
@@ -53,7 +49,7 @@ class IterMapDataset(SavableDataset):
     inputs_per_call: int
     len_map_fn: Callable[[int], int]
     hook: str
-    task_encoder: TaskEncoder | None
+    task_encoder: HookOwner | None
 
     def __init__(
         self,
@@ -63,7 +59,7 @@ class IterMapDataset(SavableDataset):
         inputs_per_call: int = 1000,
         len_map_fn: Callable[[int], int] = same_length,
         hook: str = "iter_map",
-        task_encoder: TaskEncoder | None = None,
+        task_encoder: HookOwner | None = None,
         stateless_iter_fn: bool = False,
         iter_map_fn_config: Any = None,
         worker_config: WorkerConfig | None = None,

@@ -19,84 +19,71 @@ dataset nodes and may be overridden too; an override gets those keywords alone t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from energon_grain.datasets.batching import BatchDataset
-from energon_grain.datasets.cache_pool import CachePool, active_cache
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.declared_keywords import call_declared
-from energon_grain.datasets.draw_context import current_draw
 from energon_grain.datasets.grouping import GroupBatchDataset
-from energon_grain.datasets.hooks import idle, overridden_hook, owner_of_hook
+from energon_grain.datasets.hooks import idle, overridden_hook, owner_of_hook, stateless
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
 from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.mapping import MapDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.stateless import stateless
-from energon_grain.datasets.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE, LastBatch
+from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
+from energon_grain.sources.cache_pool import CachePool, active_cache
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw
+from energon_grain.stream.spec import LastBatch
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.batching import batch_samples, generic_batch
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.transforms.decode import DEFAULT_DECODER, SampleDecoder
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    """Field names and values of a dataclass instance, NamedTuple or mapping.
+def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[str, Any], **keywords: Any) -> Any:
+    """Call a builder with the keywords that it declares, and no others.
+
+    So an override that was written for an earlier version, or for Energon, goes on working when a keyword is added.
+
+    Args:
+        builder: May be overridden.
+        *arguments: Passed as they are.
+        asked: Keywords that carry what the user asked for, and that must not be lost.
+        **keywords: Passed where they are declared.
 
     Raises:
-        ConfigError: `value` is none of these.
+        ConfigError: One of `asked` is not declared.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names = cast("tuple[str, ...]", value._fields)  # type: ignore[attr-defined]
-        return {name: getattr(value, name) for name in names}
-    if isinstance(value, Mapping):
-        return dict(cast("Mapping[str, Any]", value))
-    raise ConfigError(
-        f"cannot convert a {type(value).__name__} by field name; dataclasses, NamedTuples and dicts have named fields"
-    )
+    parameters = inspect.signature(builder).parameters.values()
+    keywords |= asked
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        lost = [name for name in asked if name not in names]
+        if lost:
+            what = ", ".join(f"{name}={asked[name]!r}" for name in lost)
+            raise ConfigError(
+                f"{getattr(builder, '__qualname__', repr(builder))} does not take {what}, which was asked for; declare "
+                f"{', '.join(lost)} there (or **kwargs) and pass it on, or do not ask for it"
+            )
+        keywords = {name: value for name, value in keywords.items() if name in names}
+    return builder(*arguments, **keywords)
 
 
-def convert_fields(value: Any, target: type[Any]) -> Any:
-    """Make a `target` of the fields of `value`; `value` itself when it is one already.
-
-    Raises:
-        ConfigError: The fields do not fit the target.
-    """
-    if isinstance(value, target):
-        return value
-    fields = fields_of(value)
-    if fields.get("__valid__", 0) is None:
-        del fields["__valid__"]  # a place for the mask of padded batches, which other types need not have
-    if issubclass(target, dict):
-        return target(fields)
-    try:
-        return target(**fields)
-    except TypeError as error:
-        raise ConfigError(
-            f"fields {sorted(fields)} of {type(value).__name__} do not fit {target.__name__}: {error}; name the fields "
-            f"alike, or override the hook that converts"
-        ) from error
-
-
-def combine_for_training(
+def _training_mixture(
     datasets: Sequence[LoadedDataset],
     worker_config: WorkerConfig,
-    *,
     blend_mode: DatasetBlendMode,
     schedule: Schedule | None,
     repeat: bool,
 ) -> SavableDataset:
-    """The mixture of the datasets, in the way that the metadataset says.
+    """The datasets combined in the way that the metadataset says.
 
     Raises:
         ConfigError: There is no dataset, or the mixture has no end although `repeat` is False.
@@ -122,119 +109,36 @@ def combine_for_training(
     return RepeatDataset(mixture, worker_config=worker_config) if repeat else mixture
 
 
-def combine_for_validation(datasets: Sequence[LoadedDataset], worker_config: WorkerConfig) -> SavableDataset:
-    """The datasets one after the other, each sample once; weights and repetitions have no meaning here.
+def _convert(value: Any, target: type[Any] | None) -> Any:
+    """Make a `target` of the fields of `value`; `value` itself when it is one already, or there is no target.
 
     Raises:
-        ConfigError: There is no dataset.
+        ConfigError: `value` has no named fields, or they do not fit the target.
     """
-    if not datasets:
-        raise ConfigError("build_val_datasets: there is no dataset; pass at least one")
-    return datasets[0][0] if len(datasets) == 1 else ConcatDataset(*datasets, worker_config=worker_config)
-
-
-def encode_samples(dataset: SavableDataset, encoder: TaskEncoder, worker_config: WorkerConfig) -> SavableDataset:
-    """The dataset with `encode_sample` or `preencode_sample` applied, where one of them is overridden.
-
-    Raises:
-        ConfigError: Both are.
-    """
-    both = [name for name in ("encode_sample", "preencode_sample") if overridden_hook(encoder, name) is not None]
-    if len(both) > 1:
-        raise ConfigError(
-            f"{type(encoder).__name__} has encode_sample (or encoded_sample_type=…, which converts there) and "
-            f"preencode_sample; they stand at the same place, so keep one of them"
-        )
-    return _map(dataset, encoder, both[0], worker_config) if both else dataset
-
-
-def pack_and_batch(
-    dataset: SavableDataset,
-    encoder: TaskEncoder,
-    worker_config: WorkerConfig,
-    *,
-    batch_size: int | None,
-    batch_drop_last: bool,
-    last_batch: LastBatch | None,
-    packing_buffer_size: int | None,
-) -> SavableDataset:
-    """The dataset packed and batched, with the hooks that are overridden at their places.
-
-    Raises:
-        ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
-    """
-    if packing_buffer_size is not None:
-        dataset = _pack(dataset, encoder, worker_config, packing_buffer_size)
-    elif overridden_hook(encoder, "postencode_sample") is not None:
-        dataset = _map(dataset, encoder, "postencode_sample", worker_config)
-    batcher = owner_of_hook(encoder, "batch").batch
-    if (criterion := overridden_hook(encoder, "batch_group_criterion")) is not None:
-        if last_batch == "pad":
-            raise ConfigError(
-                f"last_batch='pad' with {type(encoder).__name__}.batch_group_criterion: groups that are incomplete at "
-                f"the end cannot be filled up; use 'drop', or 'keep' on one host"
-            )
-        dataset = GroupBatchDataset(
-            dataset,
-            batch_size,
-            criterion,
-            batcher,
-            drop_last=batch_drop_last or last_batch == "drop",
-            task_encoder=_owner(encoder, "batch", "batch_group_criterion"),
-            worker_config=worker_config,
-        )
-    elif batch_size is not None:
-        dataset = BatchDataset(
-            dataset,
-            batch_size,
-            batcher,
-            drop_last=batch_drop_last,
-            last_batch=last_batch,
-            task_encoder=_owner(encoder, "batch"),
-            worker_config=worker_config,
-        )
+    if target is None or isinstance(value, target):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = {name: getattr(value, name) for name in cast("Any", value)._fields}
+    elif isinstance(value, Mapping):
+        fields = dict(cast("Mapping[str, Any]", value))
     else:
-        return dataset
-    if overridden_hook(encoder, "encode_batch") is not None:
-        dataset = _map(dataset, encoder, "encode_batch", worker_config)
-    return dataset
-
-
-def _pack(
-    dataset: SavableDataset, encoder: TaskEncoder, worker_config: WorkerConfig, buffer_size: int
-) -> SavableDataset:
-    select, pack = (overridden_hook(encoder, name) for name in ("select_samples_to_pack", "pack_selected_samples"))
-    if select is None or pack is None:
-        missing = "select_samples_to_pack" if select is None else "pack_selected_samples"
         raise ConfigError(
-            f"packing_buffer_size={buffer_size}, but {type(encoder).__name__} has no {missing}; packing needs "
-            f"select_samples_to_pack (which samples go together) and pack_selected_samples (one sample of each group)"
+            f"cannot convert a {type(value).__name__} by field name; dataclasses, NamedTuples and dicts have named "
+            f"fields"
         )
-    return PackingDataset(
-        dataset,
-        buffer_size,
-        select,
-        pack,
-        sample_encoder=overridden_hook(encoder, "postencode_sample"),
-        task_encoder=_owner(encoder, "select_samples_to_pack", "pack_selected_samples", "postencode_sample"),
-        worker_config=worker_config,
-    )
-
-
-def _map(dataset: SavableDataset, encoder: TaskEncoder, hook: str, worker_config: WorkerConfig) -> SavableDataset:
-    return MapDataset(
-        dataset,
-        overridden_hook(encoder, hook),
-        hook=hook,
-        task_encoder=_owner(encoder, hook),
-        worker_config=worker_config,
-    )
-
-
-def _owner(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:
-    """Whose `thread_safe` counts: the encoder that has all of the hooks, or the outer one where they are of several."""
-    owners = [owner_of_hook(encoder, hook) for hook in hooks]
-    return owners[0] if all(owner is owners[0] for owner in owners) else encoder
+    if fields.get("__valid__", 0) is None:
+        del fields["__valid__"]  # a place for the mask of padded batches, which other types need not have
+    if issubclass(target, dict):
+        return target(fields)
+    try:
+        return target(**fields)
+    except TypeError as error:
+        raise ConfigError(
+            f"fields {sorted(fields)} of {type(value).__name__} do not fit {target.__name__}: {error}; name the fields "
+            f"alike, or override the hook that converts"
+        ) from error
 
 
 class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatch]):
@@ -254,7 +158,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     `@stateless(failure_tolerance=…)` says otherwise for one hook.
     """
 
-    decoder: SampleDecoder | None = SampleDecoder()
+    decoder: SampleDecoder | None = DEFAULT_DECODER
     decoder_type: type[SampleDecoder] = SampleDecoder
     cookers: Sequence[Cooker] = ()
     thread_safe: ClassVar[bool] = False
@@ -268,7 +172,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
     @idle()
     @stateless
-    def encode_sample(self, sample: Any) -> Any:
+    def encode_sample(self, sample: RawSample) -> Any:
         """Encode one sample; or, as a generator, yield any number. Default: the sample as it is."""
         return sample
 
@@ -299,7 +203,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         raise NotImplementedError(f"{type(self).__name__}.pack_selected_samples: packing needs this hook")
 
     @idle()
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+    def batch_group_criterion(self, sample: EncodedSample) -> tuple[Hashable, int | None]:
         """(key, size): samples of one key are batched together, `size` of them, or `batch_size` where it is None.
 
         Default: batches are made of consecutive samples.
@@ -307,7 +211,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         return None, None
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[EncodedSample]) -> Any:
         """Make a batch of samples; or, as a generator (not with groups), yield any number.
 
         Default: `generic_batch`, which pads and stacks arrays and lists all else.
@@ -316,7 +220,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
     @idle()
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch: RawBatch) -> Any:
         """Encode a batch; or, as a generator, yield any number. Default: the batch as it is."""
         return batch
 
@@ -378,9 +282,15 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             ConfigError: The hooks or arguments do not fit together.
         """
         del shuffle_buffer_size
-        dataset = combine_for_training(datasets, worker_config, blend_mode=blend_mode, schedule=schedule, repeat=repeat)
-        dataset = self._encode_and_batch(
-            dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
+        dataset = _training_mixture(datasets, worker_config, blend_mode, schedule, repeat)
+        dataset = _encoded_and_batched(
+            self,
+            dataset,
+            worker_config,
+            batch_size,
+            batch_drop_last=batch_drop_last,
+            packing_buffer_size=packing_buffer_size,
+            last_batch=last_batch,
         )
         if worker_config.should_log(1):
             dataset = LogSampleDataset(dataset, "train", worker_config)
@@ -413,9 +323,17 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Raises:
             ConfigError: The hooks or arguments do not fit together.
         """
-        dataset = combine_for_validation(datasets, worker_config)
-        dataset = self._encode_and_batch(
-            dataset, worker_config, batch_size, batch_drop_last, packing_buffer_size, last_batch
+        if not datasets:
+            raise ConfigError("build_val_datasets: there is no dataset; pass at least one")
+        dataset = datasets[0][0] if len(datasets) == 1 else ConcatDataset(*datasets, worker_config=worker_config)
+        dataset = _encoded_and_batched(
+            self,
+            dataset,
+            worker_config,
+            batch_size,
+            batch_drop_last=batch_drop_last,
+            packing_buffer_size=packing_buffer_size,
+            last_batch=last_batch,
         )
         if worker_config.should_log(2):
             dataset = LogSampleDataset(dataset, "val", worker_config)
@@ -427,7 +345,13 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Raises:
             ConfigError: Both are.
         """
-        return encode_samples(dataset, self, worker_config)
+        hooks = [name for name in ("encode_sample", "preencode_sample") if overridden_hook(self, name) is not None]
+        if len(hooks) > 1:
+            raise ConfigError(
+                f"{type(self).__name__} has encode_sample (or encoded_sample_type=…, which converts there) and "
+                f"preencode_sample; they stand at the same place, so keep one of them"
+            )
+        return _mapped(self, dataset, hooks[0], worker_config) if hooks else dataset
 
     def build_batch(
         self,
@@ -452,39 +376,85 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
         """
-        return pack_and_batch(
-            dataset,
-            self,
-            worker_config,
-            batch_size=batch_size,
-            batch_drop_last=batch_drop_last,
-            last_batch=last_batch,
-            packing_buffer_size=packing_buffer_size,
-        )
+        if packing_buffer_size is not None:
+            dataset = _packed(self, dataset, packing_buffer_size, worker_config)
+        else:
+            dataset = _mapped(self, dataset, "postencode_sample", worker_config)
+        batcher = owner_of_hook(self, "batch").batch
+        if (criterion := overridden_hook(self, "batch_group_criterion")) is not None:
+            if last_batch == "pad":
+                raise ConfigError(
+                    f"last_batch='pad' with {type(self).__name__}.batch_group_criterion: groups that are incomplete at "
+                    f"the end cannot be filled up; use 'drop', or 'keep' on one host"
+                )
+            dataset = GroupBatchDataset(
+                dataset,
+                batch_size,
+                criterion,
+                batcher,
+                drop_last=batch_drop_last or last_batch == "drop",
+                task_encoder=_owner(self, "batch", "batch_group_criterion"),
+                worker_config=worker_config,
+            )
+        elif batch_size is not None:
+            dataset = BatchDataset(
+                dataset,
+                batch_size,
+                batcher,
+                drop_last=batch_drop_last,
+                last_batch=last_batch,
+                task_encoder=_owner(self, "batch"),
+                worker_config=worker_config,
+            )
+        else:
+            return dataset
+        return _mapped(self, dataset, "encode_batch", worker_config)
 
-    def _encode_and_batch(
-        self,
-        dataset: SavableDataset,
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        batch_drop_last: bool,
-        packing_buffer_size: int | None,
-        last_batch: LastBatch | None,
-    ) -> SavableDataset:
-        dataset = call_declared(self.build_encode_sample, dataset, worker_config=worker_config)
-        asked = {
-            "batch_drop_last": batch_drop_last,
-            "packing_buffer_size": packing_buffer_size,
-            "last_batch": last_batch,
-        }
-        return call_declared(
-            self.build_batch,
-            dataset,
-            asked=[name for name, value in asked.items() if value],
-            batch_size=batch_size,
-            worker_config=worker_config,
-            **asked,
+
+def _encoded_and_batched(
+    encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig, batch_size: int | None, **options: Any
+) -> SavableDataset:
+    """What the builders of single steps make, each of which may be overridden by itself."""
+    dataset = call_declared(encoder.build_encode_sample, dataset, asked={}, worker_config=worker_config)
+    asked = {name: options.pop(name) for name in list(options) if options[name]}
+    return call_declared(
+        encoder.build_batch, dataset, asked=asked, batch_size=batch_size, worker_config=worker_config, **options
+    )
+
+
+def _packed(
+    encoder: TaskEncoder, dataset: SavableDataset, buffer_size: int, worker_config: WorkerConfig
+) -> SavableDataset:
+    select, pack = (overridden_hook(encoder, name) for name in ("select_samples_to_pack", "pack_selected_samples"))
+    if select is None or pack is None:
+        missing = "select_samples_to_pack" if select is None else "pack_selected_samples"
+        raise ConfigError(
+            f"packing_buffer_size={buffer_size}, but {type(encoder).__name__} has no {missing}; packing needs "
+            f"select_samples_to_pack (which samples go together) and pack_selected_samples (one sample of each group)"
         )
+    return PackingDataset(
+        dataset,
+        buffer_size,
+        select,
+        pack,
+        sample_encoder=overridden_hook(encoder, "postencode_sample"),
+        task_encoder=_owner(encoder, "select_samples_to_pack", "pack_selected_samples", "postencode_sample"),
+        worker_config=worker_config,
+    )
+
+
+def _mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_config: WorkerConfig) -> SavableDataset:
+    """The dataset with a hook applied, where that is overridden."""
+    function, owner = overridden_hook(encoder, hook), _owner(encoder, hook)
+    if function is None:
+        return dataset
+    return MapDataset(dataset, function, hook=hook, task_encoder=owner, worker_config=worker_config)
+
+
+def _owner(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:
+    """Whose `thread_safe` counts: the encoder that has all of the hooks, or the outer one where they are of several."""
+    owners = [owner_of_hook(encoder, hook) for hook in hooks]
+    return owners[0] if all(owner is owners[0] for owner in owners) else encoder
 
 
 class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
@@ -515,21 +485,17 @@ class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
 
     @idle(unless="_encoded_sample_type")
     @stateless
-    def encode_sample(self, sample: Any) -> Any:
+    def encode_sample(self, sample: RawSample) -> Any:
         """Convert the sample to `encoded_sample_type`."""
-        if self._encoded_sample_type is None:
-            return sample
-        return convert_fields(sample, self._encoded_sample_type)
+        return _convert(sample, self._encoded_sample_type)
 
     @stateless
-    def batch(self, samples: list[Any]) -> Any:
+    def batch(self, samples: list[EncodedSample]) -> Any:
         """Batch field by field into `raw_batch_type`; metadata fields become lists, one value a sample."""
         return batch_samples(samples, self._raw_batch_type)
 
     @idle(unless="_batch_type")
     @stateless
-    def encode_batch(self, batch: Any) -> Any:
+    def encode_batch(self, batch: RawBatch) -> Any:
         """Convert the batch to `batch_type`."""
-        if self._batch_type is None or self._batch_type is self._raw_batch_type:
-            return batch
-        return convert_fields(batch, self._batch_type)
+        return batch if self._batch_type is self._raw_batch_type else _convert(batch, self._batch_type)

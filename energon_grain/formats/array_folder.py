@@ -1,4 +1,4 @@
-"""Which arrays (zarr v2 and v3, N5) lie where, told by their metadata files; TensorStore reads these when it opens one.
+"""Which arrays (zarr v2 and v3, N5) lie where, by their metadata files; TensorStore reads these when it opens one.
 
 This does not load TensorStore, so it can be asked of any folder.
 """

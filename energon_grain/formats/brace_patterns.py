@@ -19,7 +19,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 MOST_NAMES = 1_000_000
-"""Names that patterns may stand for where nobody knows how many there are."""
+"""Names that patterns may stand for where their number is not known."""
 _MOST_DEPTH = 100
 _UNCOUNTED = 10**18
 _NUMBERS = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")

@@ -123,7 +123,7 @@ def write_columnar(
 def remove_old_generations(target: Path, current: str | None) -> None:
     """Remove the generations beside `current`, sparing those that another process is writing right now.
 
-    Where locks cannot tell, one is taken for being written while it has no `complete` mark and is younger than a day.
+    Where there are no locks, one is taken for being written while it has no `complete` mark and is younger than a day.
     """
     with alone_in(target) as alone:
         for folder in target.glob("g*"):

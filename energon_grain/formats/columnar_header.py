@@ -43,7 +43,7 @@ _SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
 _FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
-"""How `block_sums` begins. Without it, they are of version 2, BLAKE2b of blocks of 8 KiB: nobody looks at those."""
+"""How `block_sums` begins. Without it, they are of version 2, BLAKE2b of blocks of 8 KiB: those are not compared."""
 READ_INSTEAD_OF_MAP_BYTES = 64 << 10
 """Files up to this size are read: a memory map costs a file descriptor (before Python 3.13) and whole pages."""
 

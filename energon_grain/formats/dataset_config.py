@@ -77,7 +77,7 @@ class DatasetConfig(_Keys, frozen=True, kw_only=True):
         raw_bytes: The file says `decoder: null`: parts are not decoded.
         training, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset: As in
             `get_train_dataset`; they override what the program passes. Which of them are set is in `overrides`.
-        overrides: The keys of the last group that the file has, so that an explicit null can be told from no value.
+        overrides: The keys of the last group that the file has, so that an explicit null differs from no value.
         options: All other keys of a "custom" class.
     """
 

@@ -10,5 +10,5 @@ METADATASET_ENDINGS = (".yaml", ".yml")
 
 
 def is_file_of(location: str, endings: str | tuple[str, ...]) -> bool:
-    """Whether a path or URL is meant to be a file with one of these endings. A folder may be called like one."""
+    """Whether a path or URL names a file with one of these endings. A folder may be called like one."""
     return location.endswith(endings) and (is_url(location) or not os.path.isdir(location))

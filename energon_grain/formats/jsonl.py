@@ -89,7 +89,7 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
 
 
 def is_object(line: bytes) -> bool:
-    """Whether a stripped line that is not blank looks like an object, as `scan_lines` tells them."""
+    """Whether a stripped line that is not blank looks like an object, as `scan_lines` decides."""
     return line.startswith(b"{") and line.endswith(b"}")
 
 
@@ -290,7 +290,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
 
     Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
     it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
-    that tells no versions this is done each time.
+    that gives no versions this is done each time.
 
     Args:
         url: Of the object.
@@ -366,7 +366,7 @@ def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
     write_jsonl_index(url, target=index)
     if generation != UNVERSIONED and not is_unchanged(url, generation):
         index.unlink()
-        raise StaleIndexError(f"{url}: was replaced while it was indexed; begin anew")
+        raise StaleIndexError(f"{url}: was replaced while it was indexed; start again")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

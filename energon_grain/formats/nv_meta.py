@@ -50,7 +50,7 @@ def not_prepared(location: str) -> str:
 
 
 def _names_below(url: str) -> list[str] | None:
-    """What lies in a folder of a store; None where that cannot be told, or not soon."""
+    """What lies in a folder of a store; None where that cannot be known, or not soon."""
     settings = storage_settings()
     if not has_lists(url, settings):
         return None

@@ -35,7 +35,7 @@ _INDICES = (
     "CREATE INDEX idx_sample_parts_full ON "
     "sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
 )
-# The file is new and nobody else's until it is renamed: no journal, no waiting for the disk, no locks.
+# The file is new and used by nothing else until it is renamed: no journal, no waiting for the disk, no locks.
 _FAST = (
     "PRAGMA journal_mode = OFF",
     "PRAGMA synchronous = OFF",

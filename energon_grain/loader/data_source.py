@@ -8,19 +8,18 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.run_settings import RunSettings
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.index_map import Draws
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.worker_config import WorkerConfig
 
 
 class EnergonDataSource:

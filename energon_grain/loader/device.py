@@ -11,9 +11,10 @@ from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader
 from energon_grain.samples.registration import register_value
+from energon_grain.samples.subscripts import Item
 
 
-def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader:
+def to_device(loader: SavableDataLoader[Item], sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader[Item]:
     """Batches whose arrays are global `jax.Array`s, made of each process's rows and copied ahead of use.
 
     It is another way to take batches from the same loader, which stays the caller's: one place in the stream and one
@@ -34,7 +35,7 @@ def to_device(loader: SavableDataLoader, sharding: Any = None, *, buffer_size: i
     return DeviceLoader(loader, sharding, buffer_size=buffer_size)
 
 
-class DeviceLoader(SavableDataLoader):
+class DeviceLoader(SavableDataLoader[Item]):
     """What `to_device` returns: all that the loader does, with batches on devices.
 
     It keeps its loader alive, and does not close it.

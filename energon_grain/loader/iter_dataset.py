@@ -10,14 +10,15 @@ from energon_grain.extras import needed_for
 from energon_grain.loader.element_spec import spec_of_batches
 from energon_grain.loader.iterator import PipelineLoader
 from energon_grain.loader.jax_processes import jax_processes
-from energon_grain.stream.host_processes import with_agreement
-from energon_grain.stream.run import Stream, config_to_run
+from energon_grain.samples.subscripts import EncodedBatch
+from energon_grain.stream.cursor import with_agreement
+from energon_grain.stream.stream import Stream, config_to_run
 
 with needed_for("BatchIterDataset"):
     import grain
 
 
-class BatchIterDataset(grain.IterDataset[Any]):
+class BatchIterDataset(grain.IterDataset[EncodedBatch]):
     """A `grain.IterDataset` of this host's batches: Grain's transformations and checkpoints work on top.
 
     Each `iter` makes a loader of its own, which begins at the start. Elements, state and exactness are those of
@@ -28,13 +29,13 @@ class BatchIterDataset(grain.IterDataset[Any]):
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
     """
 
-    def __init__(self, dataset: SavableDataset) -> None:
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
         super().__init__()
         config_to_run(dataset, None)  # which refuses what is no dataset
         self._dataset = dataset
         self._steps = slice(0, None, 1)
 
-    def __iter__(self) -> PipelineLoader:
+    def __iter__(self) -> PipelineLoader[EncodedBatch]:
         config = with_agreement(config_to_run(self._dataset, None), jax_processes())
         first, readers = self._steps.start, self._steps.step
         if readers == 1:

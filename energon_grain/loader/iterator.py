@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from energon_grain.datasets.cache_pool import CachePool
+from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.loader.checkpoint_file import load_cursor, save_cursor
 from energon_grain.loader.grain_reports import record_read, traced_next
 from energon_grain.loader.jax_processes import JaxProcesses, jax_processes
-from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.host_processes import with_agreement
-from energon_grain.stream.idle_arguments import IdleArguments, check_idle
-from energon_grain.stream.run import Stream, config_to_run
+from energon_grain.samples.subscripts import Item
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.cursor import Cursor, with_agreement
 from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
+from energon_grain.stream.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     import grain
@@ -39,7 +39,7 @@ else:
                 self._closed = True
 
 
-class SavableDataLoader(StreamLoader, DatasetIterator):
+class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     """Batches of one host, with state; a `grain.DatasetIterator` where Grain is installed.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
@@ -63,7 +63,7 @@ class SavableDataLoader(StreamLoader, DatasetIterator):
         return jax_processes()
 
     @traced_next
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         return next(self._stream)
 
     def get_state(self) -> Cursor:
@@ -101,14 +101,14 @@ class SavableDataLoader(StreamLoader, DatasetIterator):
     def __del__(self) -> None:
         """Nothing, where the base class calls `close`, which waits: the stream ends when nobody has it any more."""
 
-    def __enter__(self) -> SavableDataLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-class PipelineLoader(SavableDataLoader):
+class PipelineLoader(SavableDataLoader[Item]):
     """A loader below Grain's own transformations, which reports what it reads as Grain's sources do.
 
     Args:
@@ -123,7 +123,7 @@ class PipelineLoader(SavableDataLoader):
     def __str__(self) -> str:
         return self._name
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         began = time.perf_counter_ns()
         batch = super().__next__()
         latency = time.perf_counter_ns() - began
@@ -132,13 +132,13 @@ class PipelineLoader(SavableDataLoader):
 
 
 def get_savable_loader(
-    dataset: SavableDataset,
+    dataset: SavableDataset[Item],
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
     **idle: Unpack[IdleArguments],
-) -> SavableDataLoader:
+) -> SavableDataLoader[Item]:
     """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
 
     Args:
@@ -160,6 +160,6 @@ def get_savable_loader(
     )
 
 
-def get_loader(dataset: SavableDataset, **options: Any) -> SavableDataLoader:
+def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
     """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
     return get_savable_loader(dataset, **options)

@@ -6,12 +6,11 @@ import sys
 
 import numpy as np
 
-from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.host_processes import gather_cursor
+from energon_grain.stream.cursor import Cursor, gather_cursor
 
 
 class JaxProcesses:
-    """All processes of an initialised `jax.distributed`. See `stream.host_processes.HostProcesses`."""
+    """All processes of an initialised `jax.distributed`. See `stream.cursor.HostProcesses`."""
 
     @property
     def rank(self) -> int:

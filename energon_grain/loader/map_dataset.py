@@ -10,29 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.extras import needed_for
 from energon_grain.loader.element_spec import spec_of_batches
 from energon_grain.loader.grain_reports import record_read, traced_item
 from energon_grain.samples.registration import register_value
+from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.index_map import EqualPasses
-from energon_grain.stream.passes import PassPlan
-from energon_grain.stream.plan import draw_sizes
-from energon_grain.stream.run import config_to_run
-from energon_grain.stream.share import Share
+from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.index_map import EqualPasses, draw_sizes
+from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.stream import config_to_run
 
 with needed_for("BatchMapDataset"):
     import grain
 
 
-class BatchMapDataset(grain.MapDataset[Any]):
+class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
     Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
@@ -50,7 +48,7 @@ class BatchMapDataset(grain.MapDataset[Any]):
         ConfigError: The dataset does not batch.
     """
 
-    def __init__(self, dataset: SavableDataset) -> None:
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
         super().__init__()
         self._dataset = dataset
         self._open()

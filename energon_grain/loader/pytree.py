@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from energon_grain.samples.fields import METADATA_FIELDS, PLAIN, like
+from energon_grain.samples.registration import registered
 
 
 class Untraced:
@@ -56,7 +57,6 @@ class Untraced:
 
 _STATIC: tuple[Any, ...] = ()  # in a tree of arrays: nothing that JAX sees (unlike None, no `is_leaf` asks for it)
 _LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
-_registered: set[type] = set()
 _layouts: dict[int, tuple[Any, ...]] = {}  # by id: static content of objects whose leaves are not arrays
 
 
@@ -131,7 +131,7 @@ def register_type(cls: type) -> None:
 
     A class that its author registered with JAX stays as it is.
     """
-    if cls in _registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
+    if cls in registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
         return
     key: Any = jax.tree_util.DictKey if issubclass(cls, dict) else jax.tree_util.GetAttrKey
 
@@ -139,14 +139,14 @@ def register_type(cls: type) -> None:
         children, metadata = flatten(obj)
         return tuple((key(name), child) for name, child in zip(metadata.names, children, strict=True)), metadata
 
-    _registered.add(cls)
+    registered.add(cls)
     with contextlib.suppress(ValueError):  # its author has registered it
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def register_value(value: Any) -> None:
     """`register_type` of a batch, or of the batches in a list, tuple or dictionary."""
-    if type(value) in _registered:
+    if type(value) in registered:
         return
     if is_dataclass(value) and not isinstance(value, type):
         register_type(type(value))

@@ -17,30 +17,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.compile import compile_dataset
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import ResolvedLeaf
-from energon_grain.datasets.leaf_parts import wanted_block
-from energon_grain.datasets.worker_config import WorkerConfig
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement.figures import Figures, PipelineRun, ReadRate, StageTime, StorageFigures, StoreFigures
 from energon_grain.measurement.planned_reads import PlannedReads, plan_reads, settled_pace
 from energon_grain.measurement.storage import measure_storage, read_chunk, read_rate
-from energon_grain.sources.remote_runs import FetchedAhead
+from energon_grain.sources.cache_pool import using_cache
+from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, Traffic, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings, storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.dropped import Dropped
+from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.feed import joined_draws
-from energon_grain.stream.read_ahead import ReadAhead
-from energon_grain.stream.run import Stream
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.prefetch import Prefetch
+from energon_grain.stream.spec import ResolvedLeaf, StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.stream import Stream
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 
 _COPIED_BYTES = 64 << 20
@@ -316,7 +314,7 @@ def objects_of(sources: Iterable[Source]) -> list[str]:
     found: list[str] = []
     for source in sources:
         some = np.unique(np.linspace(0, len(source) - 1, _OBJECTS).astype(np.int64))
-        for extents in source.extents(some) if isinstance(source, FetchedAhead) and source.remote_files else ():
+        for extents in source.extents(some) if isinstance(source, RemoteSource) and source.remote_files else ():
             found.extend(extents.paths[int(number)] for number in np.unique(extents.spans.file))
     urls = list(dict.fromkeys(found))
     return urls[:: max(1, -(-len(urls) // _OBJECTS))]
@@ -381,7 +379,7 @@ def _fetch_into_cache(cached: PureStage, planned: PlannedReads, seconds: float) 
     """Fetch planned chunks side by side, in their order, until the time is up; give how many are there."""
     deadline = time.perf_counter() + seconds
     sizes = np.cumsum([len(chunk.draws) for chunk in planned.chunks])
-    ahead = ReadAhead(cached.sources, in_process=True)
+    ahead = Prefetch(cached.sources, in_process=True)
     with closing(ahead):
         coming = ahead.fetch(joined_draws([chunk.draws for chunk in planned.chunks]))
         fetched = 0
@@ -398,7 +396,7 @@ def _fetched_ahead(stage: PureStage, planned: PlannedReads) -> float:
     draws = joined_draws([chunk.draws for chunk in planned.chunks])
     fetched = 0
     for leaf, source in enumerate(stage.sources):
-        if isinstance(source, FetchedAhead) and source.remote_files:
+        if isinstance(source, RemoteSource) and source.remote_files:
             extents = source.extents(draws.index[draws.leaf == leaf])
             fetched += sum(int((each.spans.stop - each.spans.start).sum()) for each in extents)
     return fetched / len(draws)

@@ -17,10 +17,9 @@ from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.spans import coalesce
-from energon_grain.stream.chunk import Chunk
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.plan import draw_sizes, plan_chunks
-from energon_grain.stream.share import Share
+from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
+from energon_grain.stream.index_map import draw_sizes
+from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 

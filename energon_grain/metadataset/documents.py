@@ -17,7 +17,6 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
-from energon_grain.datasets.worker_config import WorkerConfig
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
@@ -45,10 +44,11 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
 from energon_grain.storage.read_whole import read_whole
+from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()
-_OF_LEAVES = (
+OF_LEAVES = (
     *("max_samples_per_sequence", "shuffle_buffer_size", "parallel_shard_iters", "part_filter", "sample_type"),
     *("dataset_config", "split_config"),
 )
@@ -115,7 +115,7 @@ class DatasetLoaderInterface(ABC):
             task_encoder.decoder = decoder
         trusted_modules = tuple(options.pop("trusted_modules", ()))
         for name in options:
-            if name not in _OF_LEAVES:
+            if name not in OF_LEAVES:
                 raise TypeError(f"get_datasets() got an unexpected keyword argument {name!r}")
         leaf = leaf_maker(
             worker_config=worker_config,

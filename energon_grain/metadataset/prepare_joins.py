@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.open_join import can_hold_joins, fetch_join, join_inputs, store_joins
+from energon_grain.datasets.open_join import can_hold_joins, fetch_join, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
 from energon_grain.formats.join_index import (
     JoinIndex,
@@ -138,7 +138,7 @@ def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
     found: dict[tuple[Path, str], _Pending] = {}
     for join in joins:
         assert join.metadataset is not None  # it was read from a file
-        samples = join_inputs(join)
+        samples = join.inputs()
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
             found[folder, name] = _Pending(

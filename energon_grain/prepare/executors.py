@@ -296,13 +296,13 @@ class RayExecutor(Executor):
     def _forget(self, future: Future[Any]) -> None:
         self._pending.discard(future)
         task = self._tasks.pop(future, None)
-        if task is not None:  # cancelled: whoever waits for the future need not wait until the task notices
+        if task is not None:  # cancelled: a waiter on the future need not wait until the task notices
             future.set_running_or_notify_cancel()
             self._ray.cancel(task)
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens at HOST:PORT, for which Ray would take more than three minutes."""
+    """Raise OSError where nothing listens at HOST:PORT, for which Ray would take more than three minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

@@ -182,7 +182,7 @@ def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> 
     write_join_header(folder, header)
 
 
-class HashCollision(Exception):  # noqa: N818 (no error: the caller begins anew with other hashes)
+class HashCollision(Exception):  # noqa: N818 (no error: the caller starts again with other hashes)
     """Two different keys have the same hash."""
 
 

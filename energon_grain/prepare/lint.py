@@ -394,7 +394,7 @@ def lint_dataset(
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
 
-    def tell(stage: Literal["index", "samples"], done: int, total: int) -> None:
+    def report(stage: Literal["index", "samples"], done: int, total: int) -> None:
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
 
     start = dict(zip(info.shard_counts, itertools.accumulate(info.shard_counts.values(), initial=0), strict=False))
@@ -402,14 +402,14 @@ def lint_dataset(
     samples, broken = 0, set[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:
-            tell("index", 0, len(shards))
+            report("index", 0, len(shards))
             described = ((shard, start[shard], info.shard_counts[shard]) for shard in shards)
             records = read_records_file(folder.local)
             scanned = _in_order(pool, threads, partial(_check_shard, folder, records, index), described)
             for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
                 findings += found
                 broken |= {shard} if found else set()
-                tell("index", done + 1, len(shards))
+                report("index", done + 1, len(shards))
         good = [shard for shard in shards if shard not in broken]
         making = None
         if index is not None and good and (config is not None or not has_config):
@@ -432,12 +432,12 @@ def lint_dataset(
             firsts = [np.array([first]) for shard in good if info.shard_counts[shard] for first in [start[shard]]]
             chunks, samples = (firsts, len(firsts)) if first_samples else (_chunks(source), len(source))
             left_out = {f"{shard}/{key}" for shard, key in excluded}
-            tell("samples", 0, samples)
+            report("samples", 0, samples)
             done = 0
             for count, found in _in_order(pool, threads, partial(making.check, source), chunks):
                 findings += [finding for finding in found if finding.where not in left_out]
                 done += count
-                tell("samples", done, samples)
+                report("samples", done, samples)
             source.close()
     if broken:
         what = f"Samples of {len(broken)} shards were not decoded, because their index does not fit."
@@ -473,7 +473,7 @@ def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> I
         yield LintFinding(
             severity="note",
             where=folder.shard(f"{META_FOLDER}/{Path(splits.where).name}"),
-            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so that nobody reads them: {names}",
+            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so they are never read: {names}",
             way_out="add them to one if that was not meant (`energon prepare` loses the last one to some ratios)",
         )
 
@@ -606,7 +606,7 @@ def lint_jsonl(
         if number % _LINES_BETWEEN_PROGRESS == 0:
             progress(offset, size_bytes, len(findings))
         if len(findings) == LISTED_FINDINGS:
-            what = f"Nothing was read behind problem {LISTED_FINDINGS:,}."
+            what = f"Nothing was read after problem {LISTED_FINDINGS:,}."
             findings.append(LintFinding(severity="note", where=location, what=what))
             return LintReport.of(location, findings, shards=1, samples=samples)
     if starts is not None and not (fits and len(starts) == samples + 1):

@@ -447,7 +447,7 @@ def _prefix_members(root: Path, scanned: ScannedDataset) -> None:
         if len(set(scan.keys())) < len(scan):
             raise DuplicateKeyError(
                 f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
-                f"name of the tar would not tell its samples apart. Rename them; no tar was changed."
+                f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
             )
     (root / _MARK).touch()
     _prefix(root, [shard.name for shard in scanned.shards])
@@ -579,7 +579,7 @@ def preparation_lock(folder: Path) -> Generator[None]:
     """Hold the lock of a `.nv-meta` folder.
 
     The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
-    nobody. File systems without locks are passed over.
+    no other. File systems without locks are passed over.
 
     Raises:
         RefusedError: Another process prepares the dataset right now.

@@ -106,7 +106,7 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.task.name
 
     def holds(self, root: str) -> bool:
-        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be told."""
+        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be known."""
         path = join(root, self.name)
         if is_url(root):
             return is_unchanged(path, self.generation)
@@ -210,12 +210,12 @@ class ScanLog:
         """
         if task in self._found:
             shard = self._found[task][0]
-            with contextlib.suppress(OSError):  # whoever scans it will say what is wrong with it
+            with contextlib.suppress(OSError):  # the scan will say what is wrong with it
                 return shard if shard.holds(root) else None
         return None
 
     def scan(self, task: ShardTask) -> ShardScan:
-        """Read a scan that is here. Raises StaleIndexError where somebody changed the log."""
+        """Read a scan that is here. Raises StaleIndexError where the log was changed."""
         try:
             return decode_scan(self._read(*self._found[task][1:]))
         except (OSError, ValueError) as error:
@@ -407,7 +407,7 @@ def scan_dataset(
         firsts = [0, *itertools.accumulate(counts)][:-1]
     tasks = [ShardTask(name=name, records=records, first=first) for name, first in zip(shards, firsts, strict=True)]
     remote, ahead = is_url(root), _TASKS_AHEAD
-    # A store tells the size of an object when it is read.
+    # A store gives the size of an object when it is read.
     size_bytes = 0 if remote else sum(os.stat(join(root, name)).st_size for name in shards)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes

@@ -73,7 +73,7 @@ class DatasetSummary:
         parts: By part name.
         splits: By split part; empty without a split file.
         kind: Of `dataset.yaml`: samples of a type, crude ones, a custom class, or none.
-        sample_type: Class of the samples as the file names it, or why it cannot be told.
+        sample_type: Class of the samples as the file names it, or why it is not known.
         field_map: Expression by field; empty where there is none.
         subflavors: Tags of every sample.
         sizes: Histogram of sample sizes, in powers of two, without empty bins at either end.

@@ -25,7 +25,7 @@ The forms of an order:
    places, not by blocks: one touches up to K + 1 blocks (one more beside the short block).
 
 So while L lanes each go through one window, in L * W positions, every sample of L pieces of W places of the block order
-comes up once, in an order mixed over all of them; and whoever reads the windows of one lane reads runs of B
+comes up once, in an order mixed over all of them; and a reader of the windows of one lane reads runs of B
 consecutive samples. With T = 10, B = 4, L = 2, K = 1: blocks 0123, 4567, 89; the block order may be 4567 89 0123; its
 stretches are 4 5 6 7 8 and 9 0 1 2 3; the windows 4567 | 8 and 9012 | 3; lane 0 might get 6 4 7 5 8, lane 1 might get
 0 9 2 1 3, and the leaf gives 6 0 4 9 7 2 5 1 8 3. If T is not a multiple of L, lane l has stretch (l - e * T) mod L in

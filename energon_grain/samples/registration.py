@@ -14,6 +14,8 @@ import weakref
 from typing import Any
 
 _waiting: list[weakref.ref[type]] = []
+registered: set[type] = set()
+"""Types that JAX knows."""
 
 
 def register_type(cls: type) -> None:
@@ -25,7 +27,7 @@ def register_type(cls: type) -> None:
 
 def register_value(value: Any) -> None:
     """Make a batch, or the batches in a list, tuple or dictionary, pytrees: plain dataclasses of users too."""
-    if "jax" in sys.modules:
+    if (_waiting or type(value) not in registered) and "jax" in sys.modules:
         _register_waiting().register_value(value)
 
 

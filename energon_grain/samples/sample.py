@@ -105,7 +105,7 @@ class Sample(Fields):
             merged.update({f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in BASE_FIELDS})
         sources: Any = ()
         for sample in present:
-            # Sums of sources that nobody has looked up yet stay so.
+            # Sums of sources that were not looked up yet stay so.
             sources = (
                 (sources + sample.__sources__ if sources else sample.__sources__) if sample.__sources__ else sources
             )

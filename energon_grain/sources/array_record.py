@@ -12,13 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import (
-    DatasetNotFoundError,
-    FormatError,
-    RangeError,
-    ReadError,
-    StaleIndexError,
-)
+from energon_grain.errors import DatasetNotFoundError, FormatError, RangeError, ReadError, StaleIndexError
 from energon_grain.formats.array_record import ArrayRecordFile, read_records_file, record_decoder
 from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
 from energon_grain.formats.columnar import ColumnarIndex
@@ -287,7 +281,7 @@ class ArrayRecordSource(IndexedSource):
         return () if self._objects is None else (self._objects.store,)
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `FetchedAhead`. array_record's own reader keeps to itself where records lie in files of this machine."""
+        """See `RemoteSource`. array_record's own reader keeps to itself where records lie in files of this machine."""
         objects = self._objects
         if objects is None:
             return []

@@ -26,14 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import (
-    ConfigError,
-    EmptyDatasetError,
-    FormatError,
-    ReadError,
-    StaleIndexError,
-    WorkerError,
-)
+from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError, WorkerError
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
@@ -240,7 +233,7 @@ class ArraySource:
             if store.shape != self.shape or store.dtype.numpy_dtype != self.dtype:
                 raise StaleIndexError(
                     f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was {self.dtype}"
-                    f"{list(self.shape)} when it was opened; begin anew, and let nothing write to it meanwhile"
+                    f"{list(self.shape)} when it was opened; start again, and let nothing write to it meanwhile"
                 )
             self._store = store
         return store

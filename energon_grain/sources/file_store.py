@@ -73,7 +73,7 @@ class FileStore(ABC, Generic[T_co]):
 
         Args:
             key: Name of the file.
-            sample: The sample (an object, or a crude sample) whose `__sources__` are to tell of this file.
+            sample: The sample (an object, or a crude sample) whose `__sources__` list this file.
 
         Raises:
             KeyNotFoundError: The store has nothing under the key.
@@ -244,7 +244,7 @@ class ObjectFileStore(FileStore[bytes]):
         return self._base
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an object under a key; one small request. Raises ReadError where that cannot be told."""
+        """Whether there is an object under a key; one small request. Raises ReadError where that cannot be known."""
         if not isinstance(key, str):
             return False
         try:

@@ -16,7 +16,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
-from energon_grain.sources.remote_runs import FetchedAhead, ReadInRuns, RemoteExtents
+from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.remote_files import RemoteFiles
@@ -80,7 +80,7 @@ class JoinedSource:
     Args:
         index: The rows.
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
-            its indices are the sample numbers that rows hold. Each reads only the parts that it was told to. Arrays
+            its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
             stand among them, behind the primary.
         start: First row to serve.
         stop: One past the last; default: the end.
@@ -160,14 +160,14 @@ class JoinedSource:
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
         """What reads members that lie in object stores."""
-        return [files for member in self._members if isinstance(member, FetchedAhead) for files in member.remote_files]
+        return [files for member in self._members if isinstance(member, RemoteSource) for files in member.remote_files]
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `FetchedAhead`: of all members but arrays."""
+        """See `RemoteSource`: of all members but arrays."""
         samples = self.samples(indices)
         found: list[RemoteExtents] = []
         for number, member in enumerate(self._members):
-            if isinstance(member, FetchedAhead) and member.remote_files:
+            if isinstance(member, RemoteSource) and member.remote_files:
                 places = np.flatnonzero(samples[:, number] >= 0)
                 own = member.extents(samples[places, number])
                 found += [replace(extents, owner=places[extents.owner]) for extents in own]

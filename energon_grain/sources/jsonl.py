@@ -145,7 +145,7 @@ class JsonlSource:
         return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `FetchedAhead`."""
+        """See `RemoteSource`."""
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))

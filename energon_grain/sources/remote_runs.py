@@ -72,7 +72,7 @@ def remote_extents(
 
 
 @runtime_checkable
-class FetchedAhead(Protocol):
+class RemoteSource(Protocol):
     """A source whose bytes may lie in object stores."""
 
     @property

@@ -63,7 +63,7 @@ class WebDatasetSource(IndexedSource):
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `FetchedAhead`."""
+        """See `RemoteSource`."""
         samples, shard = self._resolve(indices)
         self._check_shards(shard)
         owner, rows = self._part_rows(samples)

@@ -25,6 +25,7 @@ from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted
 from energon_grain.storage.object_stores import (
     GIVEN_UP,
     Answered,
+    Begin,
     Fetched,
     LateAnswerError,
     ObjectError,
@@ -108,8 +109,12 @@ class ObjectClient:
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
 
-    def read(self, wanted: ObjectRange) -> Fetched | None:
+    def read(self, wanted: ObjectRange, begin: Begin | None = None) -> Fetched | None:
         """Read one range; None where there is no such object.
+
+        Args:
+            wanted: The range.
+            begin: Gives what takes the bytes as they come; None: they come as a whole.
 
         Raises:
             RangeError: The object ends before.
@@ -117,11 +122,11 @@ class ObjectClient:
         """
 
         def ask(answered: Answered) -> Fetched | None:
-            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, answered)
+            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, answered, begin)
 
         found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
-        if found is not None and found.view is not None:
-            self._count(bytes_read=len(found.view))
+        if found is not None:
+            self._count(bytes_read=found.came_bytes)
         return found
 
     def look(self, url: str) -> Fetched | None:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
@@ -33,19 +33,40 @@ _IDENTITY = "http://169.254.169.254/"
 """Who is asked for the identity of a machine in the cloud."""
 
 
+class Pieces(Protocol):
+    """What takes the bytes of an answer, in order, as they come: a list, say."""
+
+    def append(self, piece: bytes, /) -> None:
+        """Take the bytes that come next."""
+        ...
+
+
+Begin = Callable[[bytes], Pieces]
+"""Told the generation of an object before its first byte, gives what takes the bytes of this one answer: a request that
+is made again begins anew, and one that is given up may go on for a while. May raise: then none are read."""
+_PIECE_BYTES = 256 << 10
+"""Small enough to be summed and written while it lies in the processor's cache. Answers of 8 MiB in one piece cost half
+as much again: each is put together in memory that must be had from the system."""
+
+
 @dataclass(frozen=True)
 class Fetched:
     """What a read gave.
 
     Attributes:
-        view: The bytes where the store's client put them; None where the object is the version that the caller has.
+        view: The bytes where the store's client put them; None where the object is the version that the caller has, or
+            where they went into `pieces`.
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store tells none.
         size_bytes: Of the whole object; None where no bytes came.
+        pieces: What took the bytes as they came, where the caller wanted that.
+        came_bytes: How many came.
     """
 
     view: memoryview | None
     generation: bytes
     size_bytes: int | None = None
+    pieces: Pieces | None = None
+    came_bytes: int = 0
 
     @functools.cached_property
     def data(self) -> bytes | None:
@@ -169,7 +190,13 @@ class ObjectStores:
         self._stores: dict[Any, Any] = {}
 
     def read(
-        self, url: str, start: int | None, stop: int | None, known: bytes | None, answered: Answered = _nothing
+        self,
+        url: str,
+        start: int | None,
+        stop: int | None,
+        known: bytes | None,
+        answered: Answered = _nothing,
+        begin: Begin | None = None,
     ) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
 
@@ -179,6 +206,7 @@ class ObjectStores:
             stop: None: to the end.
             known: The generation that the caller has: where it still is that one, no bytes come.
             answered: See `Answered`.
+            begin: Gives what takes the bytes; None: they come as a whole.
         """
         from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
 
@@ -190,12 +218,27 @@ class ObjectStores:
             options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
         with place.failures():
             try:
-                found = place.store.get(place.key, options=options)
+                try:
+                    found = place.store.get(place.key, options=options)
+                except NotSupportedError:  # a web server that sends whole files only
+                    found = place.store.get(place.key)
+                    if (start, stop) != (0, found.meta["size"]):
+                        raise
                 answered()
                 generation, size = place.generation(found.meta), found.meta["size"]
                 if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
                     return Fetched(None, generation)
-                view = memoryview(found.bytes())
+                if stop is not None and stop > size:
+                    raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
+                view = pieces = None
+                if begin is None:
+                    view = memoryview(found.bytes())
+                    came = len(view)
+                else:
+                    came, pieces = 0, begin(generation)
+                    for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+                        came += len(piece)
+                        pieces.append(piece)
             except FileNotFoundError as error:
                 if _is_no_bucket(str(error)):
                     raise
@@ -203,11 +246,6 @@ class ObjectStores:
             except NotModifiedError:
                 assert known is not None
                 return Fetched(None, known)
-            except NotSupportedError:  # a web server that sends whole files only
-                whole = place.store.get(place.key)
-                if (start, stop) != (0, whole.meta["size"]):
-                    raise
-                return Fetched(memoryview(whole.bytes()), place.generation(whole.meta), stop)
             except GenericError as error:
                 # What begins at the end of an object or behind it is refused, by each store in other words.
                 answer = _ANSWER.search(str(error))
@@ -221,11 +259,9 @@ class ObjectStores:
                     return None
                 raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
         first, last = found.range
-        if stop is not None and stop > size:
-            raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-        if len(view) != last - first:
-            raise ObjectError(f"{len(view)} bytes came instead of {last - first}", passing=True)
-        return Fetched(view, generation, size)
+        if came != last - first:
+            raise ObjectError(f"{came} bytes came instead of {last - first}", passing=True)
+        return Fetched(view, generation, size, pieces, came)
 
     def look(self, url: str) -> Fetched | None:
         """Size and generation of an object, without its bytes; None: there is none."""

@@ -28,7 +28,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from filelock import FileLock, Timeout
@@ -231,6 +231,10 @@ class CachedObject:
             start = end
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def size_of(self, page: int) -> int:
+        """Bytes of a page."""
+        return min(self.page_bytes, self._size_bytes - page * self.page_bytes)
+
     def missing(self, first: int, stop: int) -> list[int]:
         """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
         size = self.page_bytes
@@ -268,33 +272,26 @@ class CachedObject:
                 del coming[process, self._path, page]
             mine.set()
 
-    def put(self, first: int, data: memoryview) -> bool:
-        """Keep whole pages from `first` on, and let others have them.
+    def put(self, first: int, data: bytes | memoryview) -> bool:
+        """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
+        writer = PageWriter(self, first)
+        writer.append(data)
+        return writer.kept
 
-        Returns:
-            False: not all of them are kept.
-        """
-        size, pages = self.page_bytes, self._cache.stretch_pages
-        kept = True
-        for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
-            page = max(first, number * pages)
-            part = data[(page - first) * size : ((number + 1) * pages - first) * size]
-            kept = self._put(number, page - number * pages, part) and kept
-        return kept
-
-    def _put(self, number: int, page: int, data: memoryview) -> bool:
-        if not self._cache.make_room(len(data)):
+    def put_page(self, page: int, parts: Sequence[memoryview]) -> bool:
+        """Keep a page, of which the parts follow each other; whether it is kept."""
+        size_bytes = sum(map(len, parts))
+        if not self._cache.make_room(size_bytes):
             return False
-        size = self.page_bytes
-        sums = b"".join(_sum(data[at : at + size]) for at in range(0, len(data), size))
+        number, page = divmod(page, self._cache.stretch_pages)
         try:
             stretch = self._cache.stretch(self._path_of(number), writing=True)
-            _write(stretch.descriptor, data, _HEADER_BYTES + page * size)
-            _write(stretch.descriptor, sums, page * _SUM_BYTES)
+            _write(stretch.descriptor, parts, _HEADER_BYTES + page * self.page_bytes)
+            _write(stretch.descriptor, [found := _sum(*parts)], page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
             return False
-        stretch.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
+        stretch.known.sums[page * _SUM_BYTES : (page + 1) * _SUM_BYTES] = found
         return True
 
     def _path_of(self, number: int) -> str:
@@ -330,14 +327,47 @@ class CachedObject:
             if len(found) < _SUM_BYTES or found == _NO_SUM:
                 return False
             if found != stretch.known.sum_of(page):
-                start = number * self._stretch_bytes + page * self.page_bytes
-                size = min(self.page_bytes, self._size_bytes - start)
+                size = self.size_of(number * self._cache.stretch_pages + page)
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
-                if len(data) != size or _sum(memoryview(data)) != found:
+                if len(data) != size or _sum(data) != found:
                     return False
                 stretch.known.sums[place] = found
             stretch.there |= 1 << page
         return True
+
+
+class PageWriter:
+    """Pages of an object, one behind the other, that are kept as their bytes come.
+
+    Args:
+        pages: Where they go.
+        page: The first one.
+
+    Attributes:
+        kept: Whether all are kept so far.
+    """
+
+    __slots__ = ("_page", "_pages", "_parts", "_to_come", "kept")
+
+    def __init__(self, pages: CachedObject, page: int) -> None:
+        self.kept = True
+        self._pages = pages
+        self._page = page
+        self._parts: list[memoryview] = []
+        self._to_come = pages.size_of(page)
+
+    def append(self, piece: bytes | memoryview, /) -> None:
+        """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
+        at = 0
+        while at < len(piece):
+            part = memoryview(piece)[at : at + self._to_come]
+            self._parts.append(part)
+            self._to_come -= len(part)
+            at += len(part)
+            if self._to_come == 0:
+                self.kept = self._pages.put_page(self._page, self._parts) and self.kept
+                self._page, self._parts = self._page + 1, []
+                self._to_come = self._pages.size_of(self._page)
 
 
 @dataclass(slots=True)
@@ -423,10 +453,13 @@ def _made(path: str, size_bytes: int) -> int:
         return descriptor
 
 
-def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    if os.pwrite(descriptor, data, offset) != len(data):
+def _write(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
+    if os.pwritev(descriptor, parts, offset) != sum(map(len, parts)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _sum(page: memoryview) -> bytes:
-    return (zlib.crc32(page) or 1).to_bytes(_SUM_BYTES, "little")
+def _sum(*parts: bytes | memoryview) -> bytes:
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return (found or 1).to_bytes(_SUM_BYTES, "little")

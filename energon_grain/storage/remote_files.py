@@ -19,10 +19,10 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched
-from energon_grain.storage.page_cache import CachedObject, PageCache
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched, Pieces
+from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
 BLOCK_BYTES = 256 << 10
@@ -41,6 +41,7 @@ _ROUNDS = 5
 """So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
+_Into = TypeVar("_Into", bound=Pieces)
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
 
 
@@ -154,7 +155,9 @@ class RemoteFiles:
         if version.pages is None:
             gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
-                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end))
+                for piece in self.versions.read_into(path, version, begin, end, list[bytes]):
+                    self._held.add(mark + path, begin, memoryview(piece))
+                    begin += len(piece)
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
                 self._held.discard(mark)
             return True
@@ -162,8 +165,8 @@ class RemoteFiles:
         kept = True
         with version.pages.fetching(missing) as (mine, _):
             for _, begin, end in self._requests([(0, *version.extent(page)) for page in mine], 0):
-                data = self.versions.read(path, version, begin, end)
-                kept = version.pages.put(begin // BLOCK_BYTES, data) and kept
+                writing = functools.partial(PageWriter, version.pages, begin // BLOCK_BYTES)
+                kept = self.versions.read_into(path, version, begin, end, writing).kept and kept
         return kept
 
     def close(self) -> None:
@@ -275,7 +278,23 @@ class ObjectVersions:
         self._known: dict[str, Version] = {}
 
     def read(self, path: str, version: Version, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a version, past the cache.
+        """Read bytes [start, stop) of a version, past the cache. Raises as `read_into`."""
+        view = self._read(path, version, start, stop, None).view
+        assert view is not None
+        return view
+
+    def read_into(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Into]) -> _Into:
+        """Read bytes [start, stop) of a version in pieces as they come, past the cache.
+
+        Args:
+            path: Of the object.
+            version: Of it.
+            start: First byte.
+            stop: One past the last.
+            pieces: Makes what takes the pieces of one answer.
+
+        Returns:
+            What `pieces` made for the answer that came whole.
 
         Raises:
             MissingObjectError: It is gone.
@@ -283,16 +302,24 @@ class ObjectVersions:
             ReadError: It cannot be read.
             StaleIndexError: It was replaced.
         """
+
+        def begin(generation: bytes) -> _Into:
+            if generation != version.generation:
+                raise _changed(path, version.generation, generation)
+            return pieces()
+
+        return self._read(path, version, start, stop, begin).pieces  # type: ignore[return-value]
+
+    def _read(self, path: str, version: Version, start: int, stop: int, begin: Begin | None) -> Fetched:
         try:
-            fetched = _there(path, self._client.read(ObjectRange(path, start, stop)))
+            fetched = _there(path, self._client.read(ObjectRange(path, start, stop), begin))
         except RangeError as error:
             if stop > version.size_bytes:
                 raise
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
         if fetched.generation != version.generation:
             raise _changed(path, version.generation, fetched.generation)
-        assert fetched.view is not None
-        return fetched.view
+        return fetched
 
     def known(self, path: str) -> Version | None:
         """What was learnt of an object."""

@@ -12,31 +12,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.worker_config import ErrorHandler
 from energon_grain.errors import EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.feed import AheadReader, DirectReader, read_positions
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
+from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
-from energon_grain.stream.share import Share
+from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
+from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """Some consecutive items.
 
     Attributes:
@@ -129,8 +125,7 @@ class LaneAssembly:
                     low, high = first - base, first - base + count
                     taken = self._slice(low, high)
                     # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
-                    del self._window[:high], self._keys[:high]
-                    self._base += high
+                    self._window[low:high] = [None] * count
                     return taken
                 self._take_apart()
                 offsets = (places - base).tolist()
@@ -244,7 +239,7 @@ class LaneProgram:
         *,
         program: Program,
         share: Share,
-        reader: AheadReader,
+        reader: LaneChunks,
         around: Surroundings,
         pass_number: int,
         states: tuple[State, ...] | None,

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hooks import call_hook
-from energon_grain.stream.spec import BatchSpec, HookSpec
-from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.hooks import HookSpec, call_hook
+from energon_grain.stream.spec import BatchSpec
+from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 
 RestoreKey = tuple[Any, ...]
 """See `stream.replay`."""
+_NO_LOCK = nullcontext()
 NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""
 
@@ -79,7 +79,7 @@ class BatchMaker:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                lock = nullcontext() if hook.concurrent else self._lock
+                lock = _NO_LOCK if hook.concurrent else self._lock
                 value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error

@@ -17,6 +17,7 @@ taken as it is.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import logging
@@ -24,17 +25,17 @@ import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError
-from energon_grain.stream.passes import Progress, Segment
-from energon_grain.stream.share import Share
-from energon_grain.stream.spec import Program
-from energon_grain.stream.state import decode, pack_integers, unpack_integers
+from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, history_holds
+from energon_grain.stream.spec import Program, StreamSpec
+from energon_grain.stream.state import Codec, pack_integers, unpack_integers
+from energon_grain.stream.worker_config import WorkerConfig
 
 VERSION = 1
 Cursor = dict[str, Any]
@@ -54,6 +55,27 @@ def to_cursor(
     progress: Progress, share: Share, fingerprint: str, *, held: str = "", manifest: str | None = None
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
+    history = list(map(list, progress.history))
+    skipped = list(map(list, progress.skipped))
+    drops = pack_integers(progress.drops.tolist()) if np.count_nonzero(progress.drops) else ""
+    host = [share.host, share.hosts]
+    # In the order of names, so that this is what `_CANONICAL` gives: all texts here are ASCII.
+    said: Cursor = {
+        "drops": drops,
+        "ended": progress.ended,
+        "fingerprint": fingerprint,
+        "held": held,
+        "history": history,
+        "host": host,
+        "item": progress.item,
+        "lanes": share.lanes,
+        **({} if manifest is None else {"manifest": manifest}),
+        "pass": progress.pass_number,
+        "pass_step": progress.pass_step,
+        "skipped": skipped,
+        "step": progress.step,
+        "version": VERSION,
+    }
     cursor: Cursor = {
         "version": VERSION,
         "step": progress.step,
@@ -63,16 +85,15 @@ def to_cursor(
         "ended": progress.ended,
         "lanes": share.lanes,
         "fingerprint": fingerprint,
-        "history": [list(segment) for segment in progress.history],
-        "host": [share.host, share.hosts],
-        "drops": pack_integers(progress.drops.tolist()) if progress.drops.any() else "",
+        "history": history,
+        "host": host,
+        "drops": drops,
         "held": held,
-        "skipped": [list(skipped) for skipped in progress.skipped],
+        "skipped": skipped,
     }
     if manifest is not None:
         cursor["manifest"] = manifest
-    # The same bytes as of `_CANONICAL`, as all texts here are ASCII, in a fifth of the time.
-    cursor["check"] = hashlib.blake2b(msgspec.json.encode(cursor, order="sorted"), digest_size=8).hexdigest()
+    cursor["check"] = hashlib.blake2b(msgspec.json.encode(said), digest_size=8).hexdigest()
     return cursor
 
 
@@ -157,7 +178,8 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
                 "the state is of a dataset that filters, groups or packs ('held' is not empty), which this one does not"
             )
         saved = _held_of(checked, lanes // hosts)
-        states = tuple(_lane_state(program, values) for values in _own(saved, checked, share, "holds"))
+        codec = Codec(program.root.state_form)
+        states = tuple(_lane_state(codec, values) for values in _own(saved, checked, share, "holds"))
     if checked["drops"]:
         drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "was dropped"), np.int64)
     elif states is None and hosts > 1 and hosts != share.hosts:
@@ -181,6 +203,65 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
         history=history,
         skipped=tuple((step, steps) for step, steps in checked["skipped"]),
     )
+
+
+def restored(
+    cursor: Mapping[str, Any], spec: StreamSpec, share: Share, now: PassPlan, *, allow_changes: bool
+) -> Progress:
+    """The place of a cursor, in a stream that may be cut otherwise than when it was saved.
+
+    Args:
+        cursor: What `Stream.cursor` returned.
+        spec: The compiled dataset.
+        share: This host's part.
+        now: A plan of the stream as it is cut now.
+        allow_changes: Whether it may be of other data, in which there may be no such place.
+
+    Raises:
+        StateError: The cursor is malformed or cannot be continued here.
+        HostsError: The number of hosts does not fit its lanes.
+    """
+    progress = from_cursor(cursor, share, spec.program)
+    if spec.program is not None and progress.lanes is None and progress.item:
+        raise StateError(
+            f"the state is of item {progress.item} of a dataset that does not filter, group or pack ('held' is empty), "
+            f"which this one does: where its lanes stand is not known there, so it cannot go on, not even with "
+            f"allow_changes"
+        )
+    plan = PassPlan.of(spec, share.hosts, progress.pass_number)
+    if spec.program is None:
+        _check_place(progress, spec)
+        if not allow_changes:
+            _check_reach(progress, spec, plan.length)
+    if progress.history[-1][4] != now.global_batch:
+        segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
+        kept = tuple(old for old in progress.history if old[0] < progress.step)
+        progress = progress._replace(history=(*kept, segment))
+    if not progress.ended and plan.over(progress.pass_step, progress.item):
+        progress = progress._replace(ended=True)
+    if not history_holds(spec, share.hosts, progress):
+        # Passes before this one were cut in another way (limit, last_batch) than they would be now.
+        progress = progress.forgetting(now.global_batch)
+    return progress
+
+
+def _check_place(progress: Progress, spec: StreamSpec) -> None:
+    """Refuse what no stream says."""
+    if progress.history[0][0] > progress.step:
+        raise StateError(f"the state's 'history' begins at step {progress.history[0][0]}, behind its {progress.step}")
+    if spec.order.start(progress.pass_number) + progress.item >= POSITIONS:
+        raise StateError(f"the state's 'pass' is {progress.pass_number}: the order has no positions that far on")
+
+
+def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> None:
+    """Refuse what no stream of this data says."""
+    if length is not None and progress.item >= length and not progress.ended:
+        raise StateError(f"the state's 'item' is {progress.item} in a pass that is not over, but passes have {length}")
+    if progress.drops.max() > spec.patience * (progress.item // spec.lanes + 2):
+        raise StateError(
+            f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}: more "
+            f"than any stream of this data drops"
+        )
 
 
 def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) -> list[Any]:
@@ -342,14 +423,14 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 """What each field may be, and how to say so."""
 
 
-def _lane_state(program: Program, values: list[int]) -> Any:
+def _lane_state(codec: Codec, values: list[int]) -> Any:
     """The state of one lane.
 
     Raises:
         StateError: The integers are not those of a state of the program.
     """
     try:
-        return decode(program.root.state_form, values)
+        return codec.decode(values)
     except StateError as error:
         raise StateError(f"the state's 'held' does not fit the lanes of this dataset: {error}") from error
 
@@ -384,3 +465,73 @@ def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
     if len(drops) != lanes:
         raise StateError(f"the state's 'drops' are of {len(drops)} lanes, but {lanes} are meant")
     return np.asarray(drops, np.int64)
+
+
+class HostProcesses(Protocol):
+    """Processes that a distributed framework connects. All methods but `rank` are called by every one of them."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among all of the job."""
+        ...
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What each process brings, in their order. Of data-parallel groups: each process of this one's."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any of them."""
+        ...
+
+
+def with_agreement(config: WorkerConfig, processes: HostProcesses | None) -> WorkerConfig:
+    """The configuration, with `any_host` where processes can provide it and nothing else does."""
+    if config.any_host is not None or config.world_size == 1 or processes is None:
+        return config
+    return dataclasses.replace(config, any_host=processes.any)
+
+
+def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: str) -> Cursor:
+    """One cursor for all hosts, from each host's own; with several hosts, every process calls this at the same step.
+
+    Args:
+        cursor: Of this host.
+        processes: Those of all hosts; None: they are not connected.
+        framework: What would connect them, for messages.
+
+    Raises:
+        StateError: There are several hosts, and their processes are not connected, or are others; or they are not at
+            the same step.
+    """
+    hosts = cursor["host"][1]
+    if hosts == 1:
+        return merge_cursors([cursor])
+    texts = [] if processes is None else processes.all_gather(json.dumps(cursor).encode())
+    by_host: dict[int, Any] = {}
+    for text in texts:
+        other = json.loads(text)
+        by_host.setdefault(other["host"][0], other)
+    if len(by_host) != hosts:
+        raise StateError(
+            f"the states of {hosts} hosts can be gathered only by the processes of an initialised {framework} that run "
+            f"all of them{f' (found hosts {sorted(by_host)})' if by_host else ''}; otherwise save each host's "
+            f"`save_state_rank()` and give all of them to `restore_state_global`"
+        )
+    return merge_cursors(list(by_host.values()))
+
+
+def broadcast_state(state: Any, source: int, processes: HostProcesses | None, framework: str) -> Any:
+    """The state that the process at place `source` has, on all of them.
+
+    Raises:
+        StateError: The processes are not connected, or `source` is none of them.
+    """
+    if processes is None:
+        raise StateError(
+            f"src_rank={source}: only the processes of an initialised {framework} can pass a state on to each other; "
+            f"give every host the state, without src_rank"
+        )
+    states = processes.all_gather(json.dumps(state).encode())
+    if not 0 <= source < len(states):
+        raise StateError(f"src_rank={source}: there are {len(states)} processes, 0 … {len(states) - 1}")
+    return json.loads(states[source])

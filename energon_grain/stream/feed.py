@@ -11,105 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.sources.source import Source
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.chunk_pace import MAX_CHUNK, ChunkPace
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.dropped import Dropped
-from energon_grain.stream.index_map import IndexMap
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Samples, State
-from energon_grain.stream.plan import draw_sizes
-from energon_grain.stream.read_ahead import Arrival, ReadAhead
-from energon_grain.stream.state import Form, Number, Place, Position
+from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
+from energon_grain.stream.index_map import Draws, draw_sizes
+from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
+from energon_grain.stream.prefetch import Arrival, Prefetch
+from energon_grain.stream.state import Position
+from energon_grain.stream.statistics import Dropped
 
 FeedState = tuple[int, int]
 """(pass, rounds of it that were taken)."""
 Run = Callable[[Chunk], Encoded]
-_ENDLESS = 1 << 62
 _DIRECT_CHUNK = 64
 _CHUNKS_AHEAD = 4
 """Samples that wait in all lanes together, in chunks, where nobody is expected to ask for more."""
 _FIRST_SAMPLES = 256
 _GROWTH = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Feed(LaneOperator):
-    """An index map at the bottom of the operators.
-
-    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions: S is 1,
-    or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
-
-    Attributes:
-        index: Number of the feed.
-        order: From positions to draws of this feed's leaves, counted from 0.
-        first_leaf: Number of its first leaf among all.
-        leaf_sizes: Samples of each of its leaves.
-        lanes: L.
-        stripe: S.
-    """
-
-    index: int
-    order: IndexMap
-    first_leaf: int
-    leaf_sizes: tuple[int, ...]
-    lanes: int
-    stripe: int
-
-    @property
-    def finite(self) -> bool:
-        """Whether its passes end."""
-        return self.order.passes is not None
-
-    def items(self) -> int:
-        """Samples of a pass; endless: of one pass over what is repeated."""
-        return self.order.samples
-
-    def rounds(self, lane: int, pass_number: int) -> int:
-        """Rounds that a lane has in a pass."""
-        length = self.order.length(pass_number)
-        if length is None:
-            return _ENDLESS
-        whole, rest = divmod(length, self.lanes * self.stripe)
-        return whole * self.stripe + min(max(rest - lane * self.stripe, 0), self.stripe)
-
-    def in_stream(self, lane: int, pass_number: int, rounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(n,) positions, among those of all passes, of rounds of a lane."""
-        stripe, place = np.divmod(rounds, self.stripe)
-        return (stripe * self.lanes + lane) * self.stripe + place + self.order.start(pass_number)
-
-    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
-        draws = self.order.draw_in_stream(positions)
-        return Draws(
-            leaf=draws.leaf + np.int32(self.first_leaf), child=draws.child, index=draws.index, epoch=draws.epoch
-        )
-
-    def open(self, lane: Lane, state: State | None) -> Items:
-        """A lane's end of the feed."""
-        return lane.reader.open(self, lane, state)
-
-    @property
-    def state_form(self) -> Form:
-        """Pass and rounds; what was read ahead is read again."""
-        return Number(), Number()
-
-    @property
-    def reference_form(self) -> Form:
-        """The position."""
-        return Place(self.index)
-
-    def number(self, reference: int) -> int:
-        """The position."""
-        return reference
-
-    def rebuild(self, reference: int, lane: Lane) -> Any:
-        """The sample."""
-        return lane.sample((self.index, reference))
-
-    @property
-    def children(self) -> tuple[()]:
-        """None."""
-        return ()
 
 
 class Refill(Protocol):
@@ -201,7 +117,7 @@ class FeedLane:
         return self.node.in_stream(self.lane.number, self.pass_number, np.arange(first, stop))
 
 
-class AheadReader:
+class LaneChunks:
     """Reads ahead for all lanes of a host.
 
     It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
@@ -215,10 +131,10 @@ class AheadReader:
         ahead: Fetches what lies in object stores.
     """
 
-    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: ReadAhead) -> None:
+    def __init__(self, sources: list[Source], pace: ChunkPace, ahead: Prefetch) -> None:
         self._sources = sources
         self._pace = pace
-        self._ahead = LaneReadAhead(ahead, sources)
+        self._ahead = LanePrefetch(ahead, sources)
         self._feeds: list[FeedLane] = []
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
@@ -245,7 +161,7 @@ class AheadReader:
                 at = stop
         self._urgent = None
 
-    def __iter__(self) -> AheadReader:
+    def __iter__(self) -> LaneChunks:
         return self
 
     def __next__(self) -> Chunk:
@@ -388,7 +304,7 @@ class _Step:
     arrival: Arrival
 
 
-class LaneReadAhead:
+class LanePrefetch:
     """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
 
     How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
@@ -398,7 +314,7 @@ class LaneReadAhead:
         sources: Of all leaves.
     """
 
-    def __init__(self, ahead: ReadAhead, sources: list[Source]) -> None:
+    def __init__(self, ahead: Prefetch, sources: list[Source]) -> None:
         self._ahead = ahead
         self._sources = sources
         self._ends: dict[int, tuple[int, int]] = {}

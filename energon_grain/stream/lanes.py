@@ -15,18 +15,18 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from energon_grain.datasets.draw_context import Positions
-from energon_grain.datasets.worker_config import ErrorHandler
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
-from energon_grain.stream.dropped import Dropped, raise_if_fatal
-from energon_grain.stream.hooks import Batches, HookGenerator, MakesItems, call_hook
-from energon_grain.stream.spec import HookSpec
-from energon_grain.stream.state import Form, Position, positions
-
-if TYPE_CHECKING:
-    from energon_grain.stream.feed import Feed
+from energon_grain.samplers.hashing import fold
+from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
+from energon_grain.stream.index_map import Draws, IndexMap
+from energon_grain.stream.state import Form, Many, Number, Place, Position, positions
+from energon_grain.stream.statistics import Dropped, raise_if_fatal
+from energon_grain.stream.worker_config import ErrorHandler
 
 Reference = Any
 State = Any
@@ -35,6 +35,7 @@ Item = tuple[Reference, Any]
 Samples = dict[Position, list[Any]]
 """Encoded samples by position, as many as there are uses of it."""
 _EMPTY_PASSES = 1000
+_ENDLESS = 1 << 62
 
 
 class Items(Protocol):
@@ -79,6 +80,11 @@ class LaneOperator:
         return (self.child,)
 
     @property
+    def looks(self) -> bool:
+        """Whether its items depend on what is in those below, and not on positions alone."""
+        return not self.chooses
+
+    @property
     def finite(self) -> bool:
         """Whether its passes end."""
         return self.child.finite
@@ -121,6 +127,91 @@ class LaneOperator:
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         """The value of an item again; the samples that its reference is made of are among `lane.samples`."""
         return self.child.rebuild(reference, lane)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed(LaneOperator):
+    """An index map at the bottom of the operators.
+
+    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions: S is 1,
+    or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
+
+    Attributes:
+        index: Number of the feed.
+        order: From positions to draws of this feed's leaves, counted from 0.
+        first_leaf: Number of its first leaf among all.
+        leaf_sizes: Samples of each of its leaves.
+        lanes: L.
+        stripe: S.
+    """
+
+    index: int
+    order: IndexMap
+    first_leaf: int
+    leaf_sizes: tuple[int, ...]
+    lanes: int
+    stripe: int
+
+    @property
+    def looks(self) -> bool:
+        """It stands at the bottom."""
+        return False
+
+    @property
+    def finite(self) -> bool:
+        """Whether its passes end."""
+        return self.order.passes is not None
+
+    def items(self) -> int:
+        """Samples of a pass; endless: of one pass over what is repeated."""
+        return self.order.samples
+
+    def rounds(self, lane: int, pass_number: int) -> int:
+        """Rounds that a lane has in a pass."""
+        length = self.order.length(pass_number)
+        if length is None:
+            return _ENDLESS
+        whole, rest = divmod(length, self.lanes * self.stripe)
+        return whole * self.stripe + min(max(rest - lane * self.stripe, 0), self.stripe)
+
+    def in_stream(self, lane: int, pass_number: int, rounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) positions, among those of all passes, of rounds of a lane."""
+        stripe, place = np.divmod(rounds, self.stripe)
+        return (stripe * self.lanes + lane) * self.stripe + place + self.order.start(pass_number)
+
+    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
+        draws = self.order.draw_in_stream(positions)
+        return Draws(
+            leaf=draws.leaf + np.int32(self.first_leaf), child=draws.child, index=draws.index, epoch=draws.epoch
+        )
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        """A lane's end of the feed."""
+        return lane.reader.open(self, lane, state)
+
+    @property
+    def state_form(self) -> Form:
+        """Pass and rounds; what was read ahead is read again."""
+        return Number(), Number()
+
+    @property
+    def reference_form(self) -> Form:
+        """The position."""
+        return Place(self.index)
+
+    def number(self, reference: int) -> int:
+        """The position."""
+        return reference
+
+    def rebuild(self, reference: int, lane: Lane) -> Any:
+        """The sample."""
+        return lane.sample((self.index, reference))
+
+    @property
+    def children(self) -> tuple[()]:
+        """None."""
+        return ()
 
 
 class NumberOf:
@@ -357,3 +448,140 @@ class Lane:
         items = operator.open(self, state)
         self.samples = {}
         return items
+
+
+Members = tuple[Reference, ...]
+MakingState = tuple[int] | tuple[int, int, Members]
+"""(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
+
+
+class MadeOfSeveral(LaneOperator):
+    """Base of such operators. A reference is (number of the call, number among the items of the call, members).
+
+    Attributes:
+        child: Of whose items these are made.
+        hook: Takes a list of values.
+        generates: Whether it is a generator function.
+        key: 64-bit key of the node.
+    """
+
+    __slots__ = ()
+
+    child: LaneOperator
+    hook: HookSpec
+    generates: bool
+    key: int
+
+    def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
+        """A member's value, as it is handed to the hook."""
+        return self.child.rebuild(reference, lane)
+
+    def hook_key(self, lane: Lane) -> int:
+        """Key of the hook's random numbers."""
+        return fold(self.key, lane.number, lane.pass_number)
+
+    @property
+    def members_form(self) -> Form:
+        """References of several items."""
+        return Many(self.child.reference_form)
+
+    @property
+    def making_form(self) -> Form:
+        """See `MakingState`."""
+        return (Number(), Number(), self.members_form) if self.generates else (Number(),)
+
+    @property
+    def reference_form(self) -> Form:
+        """Both numbers and the members."""
+        return Number(), Number(), self.members_form
+
+    def number(self, reference: Reference) -> int:
+        """A hash of both numbers."""
+        return fold(reference[0], reference[1])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        """The hook called again."""
+        call, made, members = reference
+        if not members:
+            raise StateError(f"{self.hook.name}: a reference names no member; it is not of this dataset, or damaged")
+        values = [self.rebuild_member(member, lane) for member in members]
+        if not self.generates:
+            return lane.call(self.hook, self.hook_key(lane), [call], values)
+        generator = lane.run(self.hook, self.hook_key(lane), [call], values)
+        generator.skip(made)
+        return generator.again(made)
+
+
+class Making:
+    """Calls the hook of an operator in one lane and hands out what comes of it.
+
+    Args:
+        node: Whose hook it is.
+        lane: Where.
+        state: None at the beginning of a pass.
+    """
+
+    __slots__ = ("_calls", "_generator", "_key", "_lane", "_made", "_members", "_node", "_ready")
+
+    def __init__(self, node: MadeOfSeveral, lane: Lane, state: MakingState | None) -> None:
+        self._node = node
+        self._lane = lane
+        self._key = node.hook_key(lane)
+        self._calls = 0
+        self._members: Members = ()
+        self._made = 0
+        self._generator: HookGenerator | None = None
+        self._ready: Item | None = None
+        if state is not None:
+            self._calls, made, members = (*state, 0, ()) if len(state) == 1 else state
+            if members:
+                self._calls -= 1
+                self.start(members, [node.rebuild_member(member, lane) for member in members])
+                assert self._generator is not None
+                self._generator.skip(made)
+                self._made = made
+
+    def start(self, members: Members, values: list[Any]) -> None:
+        """Call the hook. If it drops the values, `next` has nothing."""
+        node = self._node
+        call, self._calls = self._calls, self._calls + 1
+        if node.generates:
+            self._members, self._made = members, 0
+            self._generator = self._lane.run(node.hook, self._key, [call], values)
+            return
+        reference = (call, 0, members)
+        try:
+            self._ready = reference, self._lane.call(node.hook, self._key, [call], values)
+        except Exception as error:
+            self._lane.drop(node, reference, node.hook, error, values)
+
+    def next(self) -> Item | None:
+        """What is ready, if anything is."""
+        if self._generator is None:
+            item, self._ready = self._ready, None
+            return item
+        reference = (self._calls - 1, self._made, self._members)
+        try:
+            value = next(self._generator)
+        except StopIteration:
+            if not self._made:
+                self._lane.count_drop()
+            self.stop()
+            return None
+        except Exception as error:
+            self.stop()
+            self._lane.drop(self._node, reference, self._node.hook, error, None)
+            return None
+        self._made += 1
+        if self._lane.around.failing:
+            self._lane.around.succeeded(self._node.hook.name)
+        return reference, value
+
+    def stop(self) -> None:
+        """Leave out what is not handed out yet."""
+        self._generator = self._ready = None
+        self._members, self._made = (), 0
+
+    def state(self) -> MakingState:
+        """The place behind the last item."""
+        return (self._calls, self._made, self._members) if self._node.generates else (self._calls,)

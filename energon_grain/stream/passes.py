@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, HostsError, StateError
+from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import LastBatch, StreamSpec
 
 Segment = tuple[int, int, int, int, int]
 """(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
+POSITIONS = 1 << 62
+"""The order has so many positions."""
+_PASSES_AT_ONCE = 1 << 12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Progress:
+class Progress(NamedTuple):
     """A place between two steps.
 
     Attributes:
+        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         step: Steps delivered since the start of the run.
         pass_number: Pass that the next step belongs to (finite streams: also the pass over the data).
         pass_step: Steps delivered in this pass.
         item: Number, in the pass of a finite stream or in the endless stream, of the next item.
-        drops: (lanes of this host,) samples dropped so far, in this pass or in the endless stream.
         lanes: State of each of this host's lanes, where lanes have a program; None: nothing was made yet.
         ended: Whether the pass is over, so that the next iteration begins another one.
         history: Where each run of equal steps began. It begins at step 0, or where it last became impossible to tell
@@ -33,11 +37,11 @@ class Progress:
         skipped: (first step, steps) of each range that was jumped over.
     """
 
+    drops: npt.NDArray[np.int64]
     step: int = 0
     pass_number: int = 0
     pass_step: int = 0
     item: int = 0
-    drops: npt.NDArray[np.int64]
     lanes: tuple[Any, ...] | None = None
     ended: bool = False
     history: tuple[Segment, ...] = ()
@@ -46,11 +50,11 @@ class Progress:
     def forgetting(self, global_batch: int) -> Progress:
         """The same place with a history that begins here."""
         segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
-        return dataclasses.replace(self, history=(segment,))
+        return self._replace(history=(segment,))
 
     def without(self, steps: int) -> Progress:
         """The same place, the last steps not counted."""
-        return dataclasses.replace(self, step=self.step - steps, pass_step=self.pass_step - steps)
+        return self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +150,208 @@ def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
 def first_pass_steps(spec: StreamSpec, hosts: int) -> int:
     """Steps per host of the first pass."""
     return pass_steps(spec, PassPlan.of(spec, hosts), Progress(drops=np.zeros(1, np.int64)))
+
+
+Int64Array = npt.NDArray[np.int64]
+_Numbers = TypeVar("_Numbers", int, Int64Array)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the stream that one host reads.
+
+    Host h of H takes the items q with `q mod H == h`. They are counted m = 0, 1, 2, …: local item m is item `h + H·m`.
+    Where H divides the lanes, these are the items of the lanes `l mod H == h`, and local item m belongs to the host's
+    local lane `m mod (L div H)`.
+
+    Attributes:
+        host: h.
+        hosts: H.
+        lanes: L.
+    """
+
+    host: int
+    hosts: int
+    lanes: int
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1 or not 0 <= self.host < self.hosts:
+            raise ConfigError(f"host {self.host} of {self.hosts}: the host must lie in [0, hosts)")
+
+    @property
+    def whole_lanes(self) -> bool:
+        """Whether this host's items are those of some whole lanes."""
+        return self.lanes % self.hosts == 0
+
+    @property
+    def fitting_hosts(self) -> list[int]:
+        """Numbers of hosts that each own whole lanes."""
+        return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
+
+    @property
+    def local_lanes(self) -> int:
+        """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
+        return self.lanes // self.hosts if self.whole_lanes else 1
+
+    @property
+    def stride(self) -> int:
+        """Steps of the host from one of this share's to the next."""
+        return 1
+
+    def first_at(self, item: int) -> int:
+        """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
+        return max(0, -(-(item - self.host) // self.hosts))
+
+    def to_global(self, local: _Numbers) -> _Numbers:
+        """Global numbers of local items (or positions)."""
+        return local * self.hosts + self.host
+
+    def require_whole_lanes(self, why: str) -> None:
+        """Check that this host owns whole lanes.
+
+        Raises:
+            HostsError: The number of hosts does not divide the lanes.
+        """
+        if not self.whole_lanes:
+            raise HostsError(
+                f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
+                f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StepsShare(Share):
+    """Every so manieth step of a host, for readers beside each other whose batches are then taken in turns.
+
+    Reader w of W makes the steps t of its host with `t mod W == w`. Its own items are counted u = 0, 1, 2, …: item u is
+    the host's local item `(u div B · W + w) · B + u mod B`, B being the size of batches. So no sample is anybody
+    else's, and where a sample is dropped, later ones of the same reader move up.
+
+    Attributes:
+        reader: w.
+        readers: W.
+        batch_size: B.
+    """
+
+    reader: int
+    readers: int
+    batch_size: int
+
+    @property
+    def stride(self) -> int:
+        """See `Share`."""
+        return self.readers
+
+    def first_at(self, item: int) -> int:
+        """See `Share`."""
+        turn, rest = divmod(Share.first_at(self, item), self.batch_size * self.readers)
+        return turn * self.batch_size + min(max(rest - self.reader * self.batch_size, 0), self.batch_size)
+
+    def to_global(self, local: _Numbers) -> _Numbers:
+        """See `Share`."""
+        turn = local // self.batch_size
+        return Share.to_global(self, local + (turn * (self.readers - 1) + self.reader) * self.batch_size)
+
+
+def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
+    """The beginning of the pass behind the one that `before` is in.
+
+    Args:
+        before: A place in it.
+        spec: The compiled dataset.
+        plan: Of that pass.
+        hosts: Number of hosts.
+    """
+    progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
+    if not spec.endless:
+        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
+        progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
+        if before.drops.any() or spec.program is not None:
+            progress = progress.forgetting(plan.global_batch)
+    # Of passes that differ in length, one may have no complete batch.
+    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+
+
+def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
+    """Whether a history leads to where the progress is, with passes as they are cut now."""
+    if progress.drops.any() or spec.program is not None:
+        return True  # nobody asks, until the next pass begins
+    pass_number, item, _ = place_of(spec, hosts, progress.history, progress.step, progress.pass_number + 1)
+    if spec.order.passes is None:
+        return item == progress.item
+    behind = (progress.pass_number + 1, 0) if progress.ended else (progress.pass_number, progress.item)
+    return (pass_number, item) == behind
+
+
+def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: int) -> Progress:
+    """The place before a step of a pass, or behind its last one, if nothing is dropped; arithmetic."""
+    plan = PassPlan.of(spec, share.hosts, pass_number)
+    if spec.order.passes is None:
+        before = pass_number * (plan.steps or 0)
+        item = (before + pass_step) * plan.global_batch
+    else:
+        before = int(plan.steps_of(spec.order.lengths(0, pass_number)).sum())
+        item = pass_step * plan.global_batch
+    return Progress(
+        step=before + pass_step,
+        pass_number=pass_number,
+        pass_step=pass_step,
+        item=item,
+        ended=plan.over(pass_step, item),
+        drops=np.zeros(share.local_lanes, np.int64),
+        history=((0, 0, 0, 0, plan.global_batch),),
+    )
+
+
+def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
+    """The same of a step counted over all passes: behind the end of a pass, where the next one begins with it."""
+    plan = PassPlan.of(spec, share.hosts)
+    if spec.order.passes is None:
+        pass_number, pass_step = divmod(step, plan.steps) if plan.steps else (0, step)
+    else:
+        pass_number, item, size = place_of(spec, share.hosts, ((0, 0, 0, 0, plan.global_batch),), step)
+        pass_step = item // size
+    if pass_number and not pass_step:
+        pass_number -= 1
+        pass_step = PassPlan.of(spec, share.hosts, pass_number).remaining(0, 0) or 0
+    return place_in_pass(spec, share, pass_number, pass_step)
+
+
+def place_of(
+    spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int, until: int | None = None
+) -> tuple[int, int, int]:
+    """(pass, first item, items) of a step; of the beginning of pass `until`, where the step lies behind that."""
+    number = max(at for at, segment in enumerate(history) if segment[0] <= step)
+    start, pass_number, pass_step, item, size = history[number]
+    ahead = step - start
+    if spec.order.passes is None:
+        return 0, item + ahead * size, size
+    plan = dataclasses.replace(PassPlan.of(spec, hosts, pass_number), global_batch=size)
+    left = plan.remaining(pass_step, item)
+    assert left is not None
+    if ahead < left or (until is not None and pass_number >= until):
+        return pass_number, item + ahead * size, size
+    pass_number, ahead = _pass_of(spec.order, plan, pass_number + 1, ahead - left, until)
+    return pass_number, ahead * size, size
+
+
+def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
+    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `_place`."""
+    period = order.period
+    if period <= _PASSES_AT_ONCE and (steps := int(plan.steps_of(order.lengths(first, period)).sum())):
+        times = ahead // steps
+        if until is not None:
+            times = min(times, max(0, until - first) // period)
+        first, ahead = first + times * period, ahead - times * steps
+    while until is None or first < until:
+        count = _PASSES_AT_ONCE if until is None else min(_PASSES_AT_ONCE, until - first)
+        ends = np.cumsum(plan.steps_of(order.lengths(first, count)))
+        total = int(ends[-1])
+        if ahead < total:
+            place = int(np.searchsorted(ends, ahead, side="right"))
+            return first + place, ahead - int(ends[place - 1] if place else 0)
+        if not total:
+            raise StateError("no pass of this dataset has a step: a global batch takes more samples than there are")
+        first, ahead = first + count, ahead - total
+    return first, ahead

@@ -6,35 +6,147 @@ import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import repeat
 from operator import attrgetter
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.aux_cooking import BoundCooker
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.joined_leaf import JoinRow, ResolvedArray, ResolvedJoin
-from energon_grain.datasets.leaf import ResolvedLeaf
-from energon_grain.errors import DecodingError
+from energon_grain.errors import DecodingError, SkipSample
+from energon_grain.samplers.hashing import fold
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
+from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
-from energon_grain.sources.remote_runs import FetchedAhead, side_by_side
+from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, Source
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
-from energon_grain.storage.freed_memory import keep_freed_memory
 from energon_grain.storage.given_up import while_wanted
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.flow import Flow, Numbers
-from energon_grain.stream.spec import HookSpec, LeafSpec, StreamSpec
+from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.memory import keep_freed_memory, paused_collection
+from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
+from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
 from energon_grain.transforms.batching import kind_of
+
+_hook_key = lru_cache(maxsize=4096)(fold)
+"""64-bit key of a hook's random numbers on a leaf."""
+
+
+Numbers: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Samples of leaves whose samples are made alike, hook by hook.
+
+    Attributes:
+        raw: What was read; place i of the flow is sample i of it.
+        restore_keys: One a place.
+        draws: (leaf, child position, index, epoch) of each place, as four lists.
+        hook_keys: 64-bit key of a leaf's random numbers, by its number.
+        values: What the samples have become so far.
+        places: Place of each value; shorter than the chunk once samples were dropped.
+        dropped: What was dropped, by place.
+        sources: Provenance of the sample at a place.
+        batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
+    """
+
+    raw: RawBatch
+    restore_keys: list[tuple[Any, ...]]
+    draws: Numbers
+    hook_keys: Mapping[int, int]
+    values: list[Any]
+    places: list[int]
+    dropped: dict[int, Dropped]
+    sources: Callable[[int], Any]
+    batch_of: Callable[[int], int] | None = None
+
+    def apply(self, hook: HookSpec) -> None:
+        """Call a hook on every value; those that it fails on are dropped.
+
+        Raises:
+            FatalSampleError: The hook raised what no policy may skip.
+            GivenUp: Nobody waits for the samples any more.
+        """
+        draw = _FlowDraw(self, hook.name)
+        function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
+        results: list[Any] = []
+        append = results.append
+        failed: set[int] = set()
+        value: Any = None
+        # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
+        pending = zip(self.places, self.values, strict=True)
+        outer, current.draw = current.draw, draw
+        try:
+            with while_wanted(pending):
+                while True:
+                    try:
+                        for draw.place, value in pending:
+                            append(function(value))
+                        break
+                    except Exception as error:
+                        self.drop(draw.place, hook.name, hook.failure_tolerance, error, value)
+                        failed.add(draw.place)
+        finally:
+            current.draw = outer
+        if failed:
+            self.places = [place for place in self.places if place not in failed]
+        self.values = results
+
+    def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
+        """Record that the sample at `place` is dropped.
+
+        Raises:
+            FatalSampleError: The error is one that no policy may skip.
+        """
+        key, shard = self.raw.keys[place], self.raw.shards[place]
+        raise_if_fatal(error, hook, f"{shard}: {key}")
+        if skipped := isinstance(error, SkipSample):
+            release_frames(error)
+        self.dropped[place] = Dropped(
+            leaf=self.draws[0][place],
+            hook=hook,
+            failure_tolerance=failure_tolerance,
+            error=error,
+            key=key,
+            shard=shard,
+            sample=None if skipped else sample,
+            sources=self.sources(place),
+        )
+
+    def outcomes(self) -> list[Any]:
+        """One entry a place: the encoded sample, or the `Dropped` in its stead."""
+        if not self.dropped:
+            return self.values
+        entries: list[Any] = [None] * len(self.raw)
+        for place, value in zip(self.places, self.values, strict=True):
+            entries[place] = value
+        for place, dropped in self.dropped.items():
+            entries[place] = dropped
+        return entries
+
+
+class _FlowDraw(Draw):
+    """The draw of a hook that runs over a flow. Which leaf it is of matters only where somebody asks for numbers."""
+
+    __slots__ = ("_hook", "_hook_keys", "_leaves")
+
+    def __init__(self, flow: Flow, hook: str) -> None:
+        self._leaves, positions, indices, epochs = flow.draws
+        super().__init__(0, positions, indices, epochs, flow.batch_of)
+        self._hook_keys, self._hook = flow.hook_keys, hook
+
+    @property
+    def seed(self) -> int:
+        """See `Draw`."""
+        return fold(_hook_key(self._hook_keys[self._leaves[self.place]], self._hook), self.position)
 
 
 class ArrayColumn:
@@ -432,9 +544,8 @@ def _which(function: Any) -> Hashable:
     """Equal for one and the same function. What the user calls equal may differ in what it does."""
     if isinstance(function, MethodType):
         return id(function.__self__), id(function.__func__)
-    if isinstance(function, BoundCooker):
-        given = tuple((name, id(value)) for name, value in function.given.items())
-        return id(function.cooker), given, id(function.primary), _which(function.through)
+    if isinstance(function, Mapping):  # what a cooker takes beside the sample
+        return tuple((name, _which(value)) for name, value in cast("Mapping[str, Any]", function).items())
     made = getattr(type(function), "__dataclass_params__", None)
     if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
         # Made anew for each leaf, around what may be the same.
@@ -455,7 +566,7 @@ class PureStage:
         self._spec = spec
         self.hook_lock = hook_lock or threading.RLock()
         self.sources: list[Source] = [leaf.leaf.source for leaf in spec.leaves]
-        remote = (source.remote_files for source in self.sources if isinstance(source, FetchedAhead))
+        remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         alike: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,130 +70,208 @@ class Same:
     form: Form
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.values: list[int] = []
-        self._last: dict[int, int] = {}
-        self._same: dict[int, Any] = {}
+_Write = Callable[[Any, list[int], dict[int, int], dict[int, Any]], None]
+"""Appends a value to integers; also given the last position of each feed, and the last value under each key."""
+_Read = Callable[["_Integers"], Any]
 
-    def write(self, form: Form, value: Any) -> None:
-        match form:
-            case Place(feed=feed):
-                difference = value - self._last.get(feed, 0)
-                self._last[feed] = value
-                self.values.append(2 * difference if difference >= 0 else -2 * difference - 1)
-            case Number():
-                self.values.append(value)
-            case tuple():
-                for part, entry in zip(form, value, strict=True):
-                    self.write(part, entry)
-            case Many(each=each):
-                self.values.append(len(value))
+
+class Codec:
+    """Writes and reads the values of one form.
+
+    What is done for each part of the form is worked out once: states of lanes are written after every step.
+
+    Args:
+        form: Of the values.
+    """
+
+    __slots__ = ("_form", "_read", "_write")
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._write: _Write | None = None
+        self._read: _Read | None = None
+
+    def encode(self, value: Any) -> list[int]:
+        """A value as integers, 0 or more, if it is one of the form."""
+        if self._write is None:
+            self._write = _writer(self._form)
+        integers: list[int] = []
+        self._write(value, integers, {}, {})
+        return integers
+
+    def decode(self, integers: list[int]) -> Any:
+        """The value that `encode` made integers of.
+
+        Raises:
+            StateError: There is no such value of this form.
+        """
+        if self._read is None:
+            self._read = _reader(self._form)
+        given = _Integers(integers)
+        value = self._read(given)
+        if given.at != len(integers):
+            raise StateError("a saved state of lanes is too long: it belongs to another graph, or is damaged")
+        return value
+
+    def check(self, value: Any) -> None:
+        """Refuse what is no value of the form.
+
+        Raises:
+            ValueError, TypeError, LookupError, StateError: It is none.
+        """
+        integers = self.encode(value)
+        if any(type(each) is not int or not 0 <= each < _TOO_LARGE for each in integers):
+            raise ValueError("a number in it is out of range")
+        if self.decode(integers) != value:
+            raise ValueError("it has another shape")
+
+
+def _writer(form: Form) -> _Write:
+    """What writes values of a form."""
+    write: _Write
+    match form:
+        case Place(feed=feed):
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                difference = value - last.get(feed, 0)
+                last[feed] = value
+                integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
+
+        case Number():
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                integers.append(value)
+
+        case tuple():
+            parts: list[_Write] = [_writer(part) for part in form]
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                for part, entry in zip(parts, value, strict=True):
+                    part(entry, integers, last, same)
+
+        case Many(each=Place(feed=feed)):  # what buffers hold
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                integers.append(len(value))
+                before = last.get(feed, 0)
                 for entry in value:
-                    self.write(each, entry)
-            case OneOf(forms=forms):
+                    difference, before = entry - before, entry
+                    integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
+                last[feed] = before
+
+        case Many(each=each):
+            one = _writer(each)
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                integers.append(len(value))
+                for entry in value:
+                    one(entry, integers, last, same)
+
+        case OneOf(forms=forms):
+            choices = [_writer(each) for each in forms]
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 number, entry = value
-                self.values.append(number)
-                self.write(forms[number], entry)
-            case Marked():
+                integers.append(number)
+                choices[number](entry, integers, last, same)
+
+        case Marked():
+            marked, marks = _writer(form.value), _writer(form.rare)
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 number, entry, rare = value
-                self.values.append(2 * number + bool(rare))
-                self.write(form.value, entry)
+                integers.append(2 * number + bool(rare))
+                marked(entry, integers, last, same)
                 if rare:
-                    self.write(form.rare, rare)
-            case Same(key=key):
-                new = key not in self._same or self._same[key] != value
-                self._same[key] = value
-                self.values.append(int(new))
+                    marks(rare, integers, last, same)
+
+        case Same(key=key):
+            repeated = _writer(form.form)
+
+            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+                new = key not in same or same[key] != value
+                same[key] = value
+                integers.append(int(new))
                 if new:
-                    self.write(form.form, value)
-            case _:
-                raise AssertionError(form)
+                    repeated(value, integers, last, same)
+
+        case _:
+            raise AssertionError(form)
+    return write
 
 
-class _Reader:
+class _Integers:
+    """Integers that are being read, with the last position of each feed, and the last value under each key."""
+
+    __slots__ = ("at", "last", "same", "values")
+
     def __init__(self, values: list[int]) -> None:
         self.at = 0
-        self._values = values
-        self._last: dict[int, int] = {}
-        self._same: dict[int, Any] = {}
+        self.values = values
+        self.last: dict[int, int] = {}
+        self.same: dict[int, Any] = {}
 
-    def _next(self) -> int:
-        if self.at >= len(self._values):
+    def next(self) -> int:
+        """The next one."""
+        at = self.at
+        if at >= len(self.values):
             raise StateError("a saved state of lanes ends too early: it belongs to another graph, or is damaged")
-        self.at += 1
-        return self._values[self.at - 1]
+        self.at = at + 1
+        return self.values[at]
 
-    def read(self, form: Form) -> Any:
-        match form:
-            case Place(feed=feed):
-                code = self._next()
-                position = self._last.get(feed, 0) + (-((code + 1) // 2) if code & 1 else code // 2)
-                if position < 0:
-                    raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
-                self._last[feed] = _below(position, _POSITIONS)
-                return position
-            case Number(end=end):
-                return _below(self._next(), end)
-            case tuple():
-                return tuple([self.read(part) for part in form])
-            case Many(each=each):
-                return tuple([self.read(each) for _ in range(self._next())])
-            case OneOf(forms=forms):
-                number = _below(self._next(), len(forms))
-                return number, self.read(forms[number])
-            case Marked():
-                number, rare = divmod(self._next(), 2)
-                return number, self.read(form.value), self.read(form.rare) if rare else ()
-            case Same(key=key):
-                if self._next():
-                    self._same[key] = self.read(form.form)
-                if key not in self._same:
-                    raise StateError(
-                        "a saved state of lanes refers to nothing: it belongs to another graph, or is damaged"
-                    )
-                return self._same[key]
-            case _:
-                raise AssertionError(form)
+    def place(self, feed: int) -> int:
+        """The next position of a feed."""
+        code = self.next()
+        position = self.last.get(feed, 0) + (-((code + 1) // 2) if code & 1 else code // 2)
+        if position < 0:
+            raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
+        self.last[feed] = _below(position, _POSITIONS)
+        return position
+
+    def repeated(self, key: int, read: _Read) -> Any:
+        """The next value under a key."""
+        if self.next():
+            self.same[key] = read(self)
+        if key not in self.same:
+            raise StateError("a saved state of lanes refers to nothing: it belongs to another graph, or is damaged")
+        return self.same[key]
+
+
+def _reader(form: Form) -> _Read:
+    """What reads values of a form."""
+    match form:
+        case Place(feed=feed):
+            return lambda given: given.place(feed)
+        case Number(end=end):
+            return lambda given: _below(given.next(), end)
+        case tuple():
+            parts = [_reader(part) for part in form]
+            return lambda given: tuple([part(given) for part in parts])
+        case Many(each=each):
+            one = _reader(each)
+            return lambda given: tuple([one(given) for _ in range(given.next())])
+        case OneOf(forms=forms):
+            choices = [_reader(each) for each in forms]
+            return lambda given: (number := _below(given.next(), len(choices)), choices[number](given))
+        case Marked():
+            value, rare = _reader(form.value), _reader(form.rare)
+
+            def marked(given: _Integers) -> Any:
+                number, more = divmod(given.next(), 2)
+                return number, value(given), rare(given) if more else ()
+
+            return marked
+        case Same(key=key):
+            again = _reader(form.form)
+            return lambda given: given.repeated(key, again)
+        case _:
+            raise AssertionError(form)
 
 
 def _below(value: int, end: int) -> int:
     if value >= end:
         raise StateError(f"a saved state has number {value} of {end}: it belongs to another graph, or is damaged")
     return value
-
-
-def encode(form: Form, value: Any) -> list[int]:
-    """A value of a form as integers, 0 or more, if it is one."""
-    writer = _Writer()
-    writer.write(form, value)
-    return writer.values
-
-
-def decode(form: Form, values: list[int]) -> Any:
-    """The value that `encode` made integers of.
-
-    Raises:
-        StateError: There is no such value of this form.
-    """
-    reader = _Reader(values)
-    value = reader.read(form)
-    if reader.at != len(values):
-        raise StateError("a saved state of lanes is too long: it belongs to another graph, or is damaged")
-    return value
-
-
-def check(form: Form, value: Any) -> None:
-    """Refuse what is no value of a form.
-
-    Raises:
-        ValueError, TypeError, LookupError, StateError: It is none.
-    """
-    values = encode(form, value)
-    if any(type(each) is not int or not 0 <= each < _TOO_LARGE for each in values):
-        raise ValueError("a number in it is out of range")
-    if decode(form, values) != value:
-        raise ValueError("it has another shape")
 
 
 def positions(form: Form, value: Any) -> Iterator[Position]:
@@ -215,25 +293,56 @@ def positions(form: Form, value: Any) -> Iterator[Position]:
             return
 
 
-def encode_lanes(form: Form, states: Iterable[Any]) -> list[int]:
-    """States of lanes as integers: for each lane how many follow, and those."""
-    values: list[int] = []
-    for state in states:
-        own = encode(form, state)
-        values.append(len(own))
-        values += own
-    return values
+class LaneStates:
+    """The states of a host's lanes as one text: for each lane how many integers follow, and those.
+
+    A step changes some lanes: those that are the same objects as the last time are not written again.
+
+    Args:
+        form: Of one lane's state.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self._codec = Codec(form)
+        self._last: tuple[tuple[Any, ...], list[bytes], str] = ((), [], "")
+
+    def text(self, states: tuple[Any, ...]) -> str:
+        """The text of all lanes' states."""
+        before, parts, text = self._last
+        if states is before:
+            return text
+        if len(before) == len(states):
+            pairs = zip(states, before, parts, strict=True)
+            parts = [part if state is old else self._packed(state) for state, old, part in pairs]
+        else:
+            parts = [self._packed(state) for state in states]
+        text = _text(b"".join(parts))
+        self._last = states, parts, text
+        return text
+
+    def _packed(self, state: Any) -> bytes:
+        integers = self._codec.encode(state)
+        return _packed([len(integers), *integers])
 
 
 def pack_integers(values: list[int]) -> str:
     """Non-negative integers as base64 of LEB128: seven bits a byte, the lowest first, one byte for values under 128."""
+    return _text(_packed(values))
+
+
+def _text(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def _packed(values: list[int]) -> bytes:
     data = bytearray()
+    append = data.append
     for value in values:
         while value >= 0x80:
-            data.append(value & 0x7F | 0x80)
+            append(value & 0x7F | 0x80)
             value >>= 7
-        data.append(value)
-    return base64.b64encode(bytes(data)).decode()
+        append(value)
+    return bytes(data)
 
 
 def unpack_integers(text: str) -> list[int]:
@@ -249,6 +358,9 @@ def unpack_integers(text: str) -> list[int]:
     values: list[int] = []
     value, shift = 0, 0
     for byte in data:
+        if byte < 0x80 and not shift:
+            values.append(byte)
+            continue
         value |= (byte & 0x7F) << shift
         shift += 7
         if not byte & 0x80:

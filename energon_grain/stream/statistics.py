@@ -1,4 +1,4 @@
-"""What a stream delivered and what it dropped, and when failures become too many."""
+"""What a stream delivered, what did not make it and why, and when failures become too many."""
 
 from __future__ import annotations
 
@@ -6,15 +6,106 @@ import logging
 import re
 import threading
 from collections import Counter, defaultdict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from energon_grain.datasets.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
-from energon_grain.errors import FatalSampleError
-from energon_grain.stream.dropped import Dropped, release_frames
-from energon_grain.stream.spec import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.errors import (
+    ConfigError,
+    FatalSampleError,
+    IndexFileError,
+    ReadError,
+    SkipSample,
+    UntrustedCodeError,
+)
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
+
+FATAL = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+    ConfigError,
+    UntrustedCodeError,
+    ReadError,
+    IndexFileError,
+)
+"""Exceptions that tell of a broken program or of a failing disk rather than of a broken sample.
+
+They end the iteration at once: a hiccup of the network must not change the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dropped:
+    """What was dropped, where and by which hook. In a chunk it stands in place of the sample.
+
+    Attributes:
+        leaf: Number of the leaf that it is of, or its first sample; -1: of several.
+        hook: What dropped it: "decode", or the name of a hook.
+        failure_tolerance: Of that hook.
+        error: What it raised; a `SkipSample` when the hook chose to drop the sample.
+        key: Key of the sample; "" for others.
+        shard: Shard that it lies in, likewise.
+        sample: What the hook was given, for the error handler; None where it was dropped on purpose.
+        sources: Provenance of the sample.
+        what: A sample as it is read, what a lane makes, or a batch of a step.
+    """
+
+    leaf: int
+    hook: str
+    failure_tolerance: int
+    error: Exception
+    key: str
+    shard: str
+    sample: Any
+    sources: Any
+    what: Literal["sample", "item", "batch"] = "sample"
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+        if self.what == "sample":
+            return f"{self.shard}: {self.key}"
+        return f"{'an item' if self.what == 'item' else 'a batch'} ({named(self.sample)})"
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was dropped on purpose."""
+        return isinstance(self.error, SkipSample)
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Take the traceback from an error that is kept: its frames hold the whole chunk that was being encoded."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
+    """End the iteration for errors that no policy may skip.
+
+    Raises:
+        FatalSampleError: `error` is one of `FATAL`.
+    """
+    if isinstance(error, FATAL):
+        raise FatalSampleError(
+            f"{hook} failed on {where} with {type(error).__name__}: {error}; such an error is a fault of the program, "
+            f"not of the sample, and is never skipped"
+        ) from error
+
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
+
+_NONE: Drops = Counter()
 
 PATIENCE_BATCHES = 1000
 """Batches in a row that hooks may drop, on purpose or not."""
@@ -73,8 +164,10 @@ class Statistics:
 
     def made(self) -> Drops:
         """What was dropped for the step that was just made."""
-        with self._lock:
-            drops, self._open = self._open, Counter()
+        drops = _NONE
+        if self._open:
+            with self._lock:
+                drops, self._open = self._open, Counter()
         self._in_a_row.pop("batch", None)
         self._batches_in_a_row = 0
         self._untried = False
@@ -85,7 +178,8 @@ class Statistics:
         with self._lock:
             self._samples += samples
             self._batches += 1
-            self._dropped.update(drops)
+            if drops:
+                self._dropped.update(drops)
             self._failed.clear()
 
     def failed(self) -> None:
@@ -98,6 +192,11 @@ class Statistics:
         with self._lock:
             self._dropped.update(self._open)
             self._open.clear()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether anything was dropped."""
+        return bool(self._dropped or self._open or self._failed)
 
     def succeeded(self) -> None:
         """A sample came through: failures before it are no longer in a row."""

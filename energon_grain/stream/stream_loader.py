@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
 from energon_grain.errors import StateError
-from energon_grain.stream.cursor import Cursor, merge_cursors
-from energon_grain.stream.host_processes import HostProcesses, broadcast_state, gather_cursor
-from energon_grain.stream.replay import SampleRecord
-from energon_grain.stream.run import Stream
+from energon_grain.samples.subscripts import Item, OneSubscript
+from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.stream import Stream
+from energon_grain.stream.which import StepSamples
 
 
-class StreamLoader:
+class StreamLoader(OneSubscript[Item]):
     """Batches of one host, with state: the part of a loader that does not depend on the framework.
 
     A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
@@ -33,7 +33,7 @@ class StreamLoader:
         iter(self._stream)
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         return next(self._stream)
 
     def __len__(self) -> int:
@@ -129,8 +129,8 @@ class StreamLoader:
             state = merge_cursors(state)
         self._stream.restore(state, allow_changes=allow_changes)
 
-    def which(self, step: int) -> list[SampleRecord]:
-        """The samples of the global batch of a step, without reading data. See `Stream.which`."""
+    def which(self, step: int) -> StepSamples:
+        """The samples of the global batch of a step, past or future. See `Stream.which`."""
         return self._stream.which(step)
 
     def skip(self, steps: int) -> None:

@@ -4,38 +4,255 @@ Where the order is arithmetic, the samples of a batch lie beside each other in a
 Then the worker runs the batch hooks too, and sends batches in place of samples: collating is work that belongs in
 workers, and one batch crosses to the main process at a fraction of the price of its samples. It is a guess that costs
 little: where it does not hold (something was dropped before), the main process makes the chunk again, which is pure.
+
+What goes between processes: the compiled dataset to workers, encoded chunks back, large buffers beside the pickle.
+
+Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.batching`).
+Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
+the receiver's own source again. Classes that the user's script defines are sent by name: in a worker, `__main__` is not
+that script.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pickle
 import signal
+import socket
+import struct
 import sys
+import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
-from typing import Any, BinaryIO, cast
+from operator import attrgetter
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 
-from energon_grain.datasets.cache_pool import using_cache
-from energon_grain.datasets.worker_log import this_is_worker
+from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.sources.cache_pool import using_cache
+from energon_grain.sources.source import LazySources, Source
 from energon_grain.stream.batches import BatchMaker
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.collection import paused_collection
+from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
+from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.transport import (
-    HEADER,
-    packed,
-    part_offsets,
-    pickled_parts,
-    portable_error,
-    with_portable_errors,
-    write_parts,
-)
+from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
+from energon_grain.transforms.batching import reducers
+
+_HEADER = struct.Struct("<Q")
+"""Begins each message in a pipe: its length."""
+_ALIGNMENT = 64
+
+
+class SamplePickler(pickle.Pickler):
+    """Pickles a result; arrays go to `buffers`."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._stream = io.BytesIO()
+        self._numbers = {id(source): number for number, source in enumerate(sources)}
+        self.buffers: list[pickle.PickleBuffer] = []
+        # Not a method of ours: a cycle with buffers in it is what the garbage collector of CPython 3.11 crashes on.
+        super().__init__(self._stream, protocol=5, buffer_callback=self.buffers.append)
+        table = reducers()
+        if table is not None:
+            self.dispatch_table = table
+
+    def reducer_override(self, obj: Any) -> Any:
+        """(source, index) in place of provenance; what the script defines by name, with its slots."""
+        # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
+        if type(obj) is LazySources:
+            number = self._numbers.get(id(obj.source))
+            return NotImplemented if number is None else (_bound, (number, obj.index))
+        if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
+            return _class_of_script, (obj.__qualname__,)
+        if type(obj).__module__ == "__main__" and hasattr(type(obj), "__slots__"):
+            return _by_attributes(obj)
+        return NotImplemented
+
+    def payload(self, result: Any) -> memoryview:
+        """The pickle itself."""
+        self.dump(result)
+        return self._stream.getbuffer()
+
+
+class SampleUnpickler(pickle.Unpickler):
+    """Reads what `SamplePickler` wrote."""
+
+    def __init__(self, payload: Any, buffers: Iterable[Any], sources: list[Source]) -> None:
+        super().__init__(io.BytesIO(payload), buffers=buffers)
+        self._sources = sources
+
+    def load(self) -> Any:
+        """The result, its provenance bound to this process's sources."""
+        _receiving.sources = self._sources
+        try:
+            return super().load()
+        finally:
+            _receiving.sources = None
+
+
+_receiving = threading.local()
+
+
+def _bound(number: int, index: int) -> LazySources:
+    return LazySources(_receiving.sources[number], index)
+
+
+def _by_attributes(value: Any) -> tuple[Any, ...]:
+    """An instance of a class with `__slots__`. In a worker it has a `__dict__` too: cloudpickle made the class."""
+    make, arguments, *rest = cast("tuple[Any, ...]", value.__reduce_ex__(5))
+    if rest and isinstance(rest[0], tuple) and not hasattr(value, "__setstate__"):
+        state, slots = cast("tuple[dict[str, Any] | None, dict[str, Any]]", rest[0])
+        rest[0] = None, {**(state or {}), **slots}  # which is set one by one
+    return make, arguments, *rest
+
+
+def _class_of_script(name: str) -> Any:
+    try:
+        return attrgetter(name)(sys.modules["__main__"])
+    except AttributeError as error:
+        raise WorkerError(
+            f"a hook returned an instance of {name}, which the script does not define at its top level, so that "
+            f"it cannot be found in the main process; define it at the top level, or in a module"
+        ) from error
+
+
+def with_portable_errors(encoded: Encoded) -> Encoded:
+    """The chunk with errors that arrive in another process; with what was given to hooks only where a handler asks."""
+    if not encoded.drops:
+        return encoded
+    outcomes = [_portable(outcome) if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
+    return dataclasses.replace(encoded, outcomes=outcomes)
+
+
+def _portable(dropped: Dropped) -> Dropped:
+    sample = None if dropped.skipped or not _pickles(dropped.sample) else dropped.sample
+    return dataclasses.replace(dropped, error=portable_error(dropped.error), sample=sample)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        SamplePickler([]).payload(value)
+    except Exception:
+        return False
+    return True
+
+
+def portable_error(error: BaseException) -> Any:
+    """The error with its traceback as a note, or a namesake where it cannot be pickled and made again."""
+    if not isinstance(error, SkipSample):
+        error.add_note(IN_A_WORKER + "".join(traceback.format_exception(error)))
+    if _pickles(error) and _can_be_made_again(error):
+        return error
+    return _Namesake(type(error).__name__, str(error), isinstance(error, SkipSample), getattr(error, "__notes__", []))
+
+
+def _can_be_made_again(error: BaseException) -> bool:
+    """Whether the class takes the arguments that pickle calls it with; one with its own `__init__` may not."""
+    try:
+        make, arguments, *_ = cast("tuple[Any, ...]", error.__reduce_ex__(5))
+        make(*arguments)
+    except Exception:
+        return False
+    return True
+
+
+class _Namesake:
+    """Is pickled as an error of a class of this name."""
+
+    def __init__(self, name: str, text: str, skips: bool, notes: list[str]) -> None:
+        self._arguments = (name, text, skips, notes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_namesake, self._arguments
+
+
+def _make_namesake(name: str, text: str, skips: bool, notes: list[str]) -> Exception:
+    error = cast("Exception", type(name, (SkipSample if skips else RuntimeError,), {})(text))
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def packed(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it the large buffers that it refers to, as `SampleUnpickler` takes them.
+
+    A result that cannot be pickled becomes an error that says so.
+    """
+    try:
+        return pickled_parts(result, sources)
+    except Exception as error:
+        return pickled_parts(
+            WorkerError(
+                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
+                f"arrays, texts and instances of classes of a module or of the script, or let hooks run in the main "
+                f"process (no workers, or worker_type='thread')"
+            ),
+            sources,
+        )
+
+
+def pickled_parts(result: Any, sources: list[Source]) -> list[memoryview]:
+    """The pickle of a result, and behind it its large buffers, as `SampleUnpickler` takes them. Raises as `pickle`."""
+    pickler = SamplePickler(sources)
+    payload = pickler.payload(result)
+    return [payload, *(buffer.raw() for buffer in pickler.buffers)]
+
+
+def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes lie in one piece of memory, aligned for any array in them; and how large it is."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def write_parts(file: int, parts: list[memoryview]) -> None:
+    """Write parts to their `part_offsets` in a file in memory.
+
+    Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
+    """
+    for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
+        done = 0
+        while done < part.nbytes:
+            done += os.pwrite(file, part[done:], offset + done)
+
+
+def memory_file() -> int:
+    """Descriptor of an anonymous file in memory (or of an unlinked one on disk, where the system has no memfd)."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
+    """Pickle a dataset for a worker process; hooks may be defined in the script.
+
+    Args:
+        spec: The compiled dataset, without what workers do not need.
+        otherwise: What else to do about hooks that cannot be pickled.
+
+    Raises:
+        WorkerError: It cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(spec)
+    except Exception as error:
+        raise WorkerError(
+            f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
+            f"encoder holds something that cannot be pickled. Create it inside the hook, or {otherwise}"
+        ) from error
 
 
 class WorkerStage:
@@ -97,33 +314,147 @@ class WorkerStage:
         )
 
 
+class Channel:
+    """One end of a socket between two processes: messages, and with one maybe a file in memory."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: bytes, file: int | None = None) -> None:
+        """Send a message, and a descriptor of a file, which stays open here.
+
+        Raises:
+            OSError: The other process has ended, or closed its end.
+        """
+        header = _HEADER.pack(len(message))
+        if file is None:
+            self._end.sendall(header)
+        else:
+            socket.send_fds(self._end, [header], [file])
+        self._end.sendall(message)
+
+    def receive(self) -> tuple[bytearray, int | None]:
+        """A message, and the descriptor of the file that came with it.
+
+        Raises:
+            EOFError, OSError: The other process has ended, or closed its end.
+        """
+        begun, files, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+        for file in files:
+            os.set_inheritable(file, False)
+        header = begun + self._exactly(_HEADER.size - len(begun)) if begun else b""
+        return self._exactly(_HEADER.unpack(header)[0] if header else -1), next(iter(files), None)
+
+    def _exactly(self, size: int) -> bytearray:
+        if size < 0:
+            raise EOFError
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._end.recv_into(view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return data
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+
+class Answer:
+    """What a worker made of a chunk, in a file in memory: nothing is in `/dev/shm`, or left behind by a kill.
+
+    Args:
+        file: Its descriptor, closed together with this.
+        sizes: Of the parts in it, for `SampleUnpickler`.
+        seconds: What making it took.
+    """
+
+    def __init__(self, file: int, sizes: list[int], seconds: float) -> None:
+        self._file = file
+        self._sizes = sizes
+        self.seconds = seconds
+
+    def read(self, sources: list[Source], received: Received) -> Any:
+        """What the worker returned.
+
+        Args:
+            sources: This process's, which provenance of samples is bound to.
+            received: Gives the parts.
+        """
+        parts = received(self._file, self._sizes)
+        return SampleUnpickler(parts[0], parts[1:], sources).load()
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+Received = Callable[[int, list[int]], list[Any]]
+"""The parts in a file, of these sizes: writable, and each to be had without the others, or without being copied."""
+
+
+def copied(file: int, sizes: list[int]) -> list[Any]:
+    """The parts, each in memory of its own."""
+    parts: list[Any] = []
+    for offset, size in zip(part_offsets(sizes)[0], sizes, strict=True):
+        part = np.empty(size, np.uint8).data
+        done = 0
+        while done < size:
+            done += os.preadv(file, [part[done:]], offset + done)
+        parts.append(part)
+    return parts
+
+
 def main() -> None:
-    """Serve chunks until the parent closes the pipe."""
+    """Serve chunks in a fresh interpreter."""
+    # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        number, sys.path[:] = pickle.loads(channel.receive()[0])
+    except (EOFError, OSError):
+        return
+    serve(channel, number)
+
+
+def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
+    """Serve chunks until the parent sends an empty message, closes its end, or ends.
+
+    Args:
+        channel: To the parent.
+        number: Of the worker.
+        spec: The compiled dataset; None: it is the first message.
+    """
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    arena = int(sys.argv[1])
-    commands, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # Hooks that print must not write into the pipe of answers.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    start = _read(commands)
-    if start is None:
-        return
-    setup: dict[str, Any] = pickle.loads(start)
-    sys.path[:] = setup["path"]
-    this_is_worker(setup["number"])
-    failed: Any = None
-    stage: WorkerStage | None = None
+    this_is_worker(number)
     try:
-        stage = WorkerStage(pickle.loads(setup["spec"]))
-    except BaseException as error:
-        failed = portable_error(error)
-    while (command := _read(commands)) is not None:
-        if stage is None:
-            _answer(answers, arena, packed(failed, []))
-            continue
-        _answer(answers, arena, stage.answer(pickle.loads(command)))
+        first = None if spec is not None else channel.receive()[0]
+        stage, failed = None, None
+        try:
+            stage = WorkerStage(pickle.loads(first) if spec is None and first else cast("StreamSpec", spec))
+        except BaseException as error:
+            failed = portable_error(error)
+        while message := channel.receive()[0]:
+            began = time.perf_counter()
+            parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
+            _answer(channel, parts, time.perf_counter() - began)
+    except (EOFError, OSError):  # the parent was closed, or has ended, and wants no more answers
+        return
+
+
+def _answer(channel: Channel, parts: list[memoryview], seconds: float) -> None:
+    sizes = [part.nbytes for part in parts]
+    file = memory_file()
+    try:
+        os.ftruncate(file, part_offsets(sizes)[1])
+        write_parts(file, parts)
+        channel.send(pickle.dumps((sizes, seconds)), file)
+    finally:
+        os.close(file)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -131,23 +462,3 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _read(pipe: BinaryIO) -> bytes | None:
-    header = pipe.read(HEADER.size)
-    return pipe.read(HEADER.unpack(header)[0]) if len(header) == HEADER.size else None
-
-
-def _answer(pipe: BinaryIO, arena: int, parts: list[memoryview]) -> None:
-    sizes = [part.nbytes for part in parts]
-    _, total = part_offsets(sizes)
-    if os.fstat(arena).st_size < total:
-        os.ftruncate(arena, total)
-    write_parts(arena, parts)
-    answer = pickle.dumps(sizes)
-    try:
-        pipe.write(HEADER.pack(len(answer)))
-        pipe.write(answer)
-        pipe.flush()
-    except BrokenPipeError:  # the parent was closed, or has ended, and wants no more answers
-        os._exit(0)

@@ -2,81 +2,250 @@
 
 Threads are the default. A worker process is a fresh interpreter that runs `energon_grain.stream.worker_process`; it
 does not import the user's script again, so scripts need no `__main__` guard. It gets the compiled dataset once (by
-cloudpickle, so hooks may be defined in the script) and then one chunk after the other. Results come back through a
-memory file that both sides map: nothing is written to `/dev/shm`, so nothing stays behind when a process is killed.
+cloudpickle, so hooks may be defined in the script) and then one chunk after the other. Results come back as files in
+memory: nothing is written to `/dev/shm`, so nothing stays behind when a process is killed.
 
-One thread of the parent waits for each worker; assembly and state stay in the parent. Workers live as long as their
-pool, through passes and restores. Backends bring pools of their own, as PyTorch's `DataLoader`.
+Threads of the parent wait for each worker; assembly and state stay in the parent. Workers live as long as their
+pool, through passes and restores. Backends start them in other ways.
+
+What runs for a stream ends when the stream is closed, when nobody has it any more, or with the program.
+
+The garbage collector calls finalizers in whatever thread it happens to run in, in the middle of whatever that thread
+does: maybe with a lock in hand that those wait for who are to be ended, maybe in one of their own. So a finalizer here
+waits for nothing; it begins a thread that does.
 """
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
-import mmap
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.storage.given_up import GivenUp, Over, program_ends, wanted_until
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.transport import HEADER, SampleUnpickler, memory_file, part_offsets, pickled_spec
+from energon_grain.stream.worker_process import Answer, Channel, Received, copied, pickled_spec
+
+
+class UnderWay:
+    """Threads and processes of a stream.
+
+    It refers to nothing that refers to the stream, which could not be collected otherwise. That is also why it holds no
+    samples while nothing runs beside `next`: an error that was kept with a dropped one knows all its callers.
+
+    Attributes:
+        over: Set when nobody waits any more for what runs now.
+        pool: Workers, which outlive what they are started for.
+    """
+
+    def __init__(self) -> None:
+        self.over = Over()
+        self.pool: WorkerPool | None = None
+        self._process = os.getpid()
+        self._runs = False
+        self._stopping = threading.RLock()
+        self._ends: list[tuple[Callable[[], object], Callable[[], object] | None]] = []
+
+    def begin(self) -> None:
+        """Something is about to run: a new `over`."""
+        self.over = Over()
+
+    def add(self, tell: Callable[[], object], wait: Callable[[], object] | None = None) -> None:
+        """Take in something that runs.
+
+        Args:
+            tell: Lets it end, and waits for nothing. Here and below, a second call does no harm.
+            wait: Waits until it has ended.
+        """
+        self._process = os.getpid()
+        self._runs = True
+        self._ends.append((tell, wait))
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a forked child's copy, of which nothing runs here."""
+        return self._runs and self._process != os.getpid()
+
+    def stop(self) -> None:
+        """End what runs, behind the hook in hand, and wait for it."""
+        if self.elsewhere:
+            return
+        with interrupts_held(), self._stopping:
+            self.over.set()
+            for tell, _ in self._ends:
+                tell()
+            for _, wait in self._ends:
+                if wait is not None:
+                    wait()
+            self._ends.clear()
+
+    def close(self) -> None:
+        """End the workers too."""
+        if self.elsewhere:
+            return
+        with interrupts_held():
+            self.stop()
+            if self.pool is not None:
+                self.pool.close()
+
+
+def close_with(owner: object, close: Callable[[], object]) -> weakref.finalize[..., Any]:
+    """Call `close` when `owner` is collected, in a thread of its own, or when the program ends.
+
+    Only in this process: a forked child has copies of what is held, but neither its threads nor its processes, so
+    waiting for those would never end.
+
+    Args:
+        owner: Whose life counts. `close` must not refer to it.
+        close: What ends threads and processes; it may have been called before.
+    """
+    return weakref.finalize(owner, _close_aside, close, os.getpid())
+
+
+def _close_aside(close: Callable[[], object], process: int) -> None:
+    if os.getpid() != process:
+        return
+    if program_ends() and threading.get_ident() == threading.main_thread().ident:
+        close()  # called by `atexit`: the collector is off, and threads that begin now would be cut off
+    else:
+        # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
+        _thread.start_new_thread(_begin_thread, (close,))
+
+
+def _begin_thread(close: Callable[[], object]) -> None:
+    # The program waits for it when it ends.
+    threading.Thread(target=close, name="energon-grain-closing", daemon=False).start()
+
+
+@contextmanager
+def interrupts_held() -> Generator[None]:
+    """Inside the block a first Ctrl-C waits for its end, so that nothing is left half begun or half ended.
+
+    A second one does not. Processes that are forked inside ignore it: who interrupts all of them wants their parent.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.get_ident() != threading.main_thread().ident or not callable(before):
+        yield
+        return
+    process, held = os.getpid(), False
+
+    def hold(number: int, frame: Any) -> None:
+        nonlocal held
+        if os.getpid() == process:
+            again, held = held, True
+            if again:
+                before(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, hold)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(signal.SIGINT, None)
+
 
 T = TypeVar("T")
 
 
-class BoundedBuffer(Generic[T]):
-    """At most `capacity` entries wait; `put` blocks while it is full, `get` while it is empty."""
+class Background(Generic[T]):
+    """An iterator over what another one yields, which runs in a thread of its own, a few entries ahead.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = max(1, capacity)
-        self._entries: deque[T] = deque()
-        self._closed = False
+    Args:
+        entries: What runs.
+        capacity: Entries that wait to be taken at most.
+        budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
+        weigh: Tells the memory of an entry.
+        over: Ends it, with `stop`.
+    """
+
+    def __init__(
+        self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
+    ) -> None:
+        self._waiting: deque[T] = deque()
+        self._end: BaseException | None = None  # behind those that wait
+        self._over = over
         self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(entries, max(1, capacity), budget_bytes, weigh),
+            name="energon-grain-batches",
+            daemon=True,
+        )
+        self._thread.start()
 
-    def narrow(self, capacity: int) -> None:
-        """Let at most `capacity` entries wait from now on, one at the least."""
+    def _run(self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int]) -> None:
+        end: BaseException = StopIteration()
+        measured = False
+        try:
+            with wanted_until(self._over):
+                for entry in entries:
+                    if not measured:
+                        capacity = max(1, min(capacity, budget_bytes // max(1, weigh(entry))))
+                        measured = True
+                    with self._changed:
+                        while len(self._waiting) >= capacity and not self._over.is_set():
+                            self._changed.wait()
+                        if self._over.is_set():
+                            return
+                        self._waiting.append(entry)
+                        self._changed.notify_all()
+                    del entry  # or it would live until the next one is made
+        except GivenUp:
+            return
+        except BaseException as error:
+            end = error
         with self._changed:
-            self._capacity = max(1, min(capacity, self._capacity))
-
-    def put(self, entry: T) -> None:
-        """Append an entry. Raises GivenUp."""
-        with self._changed:
-            while len(self._entries) >= self._capacity and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                raise GivenUp
-            self._entries.append(entry)
+            self._end = end
             self._changed.notify_all()
 
-    def get(self) -> T:
-        """Remove the first entry. Raises GivenUp, even when entries are left."""
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
         with self._changed:
-            while not self._entries and not self._closed:
+            while not self._waiting and self._end is None and not self._over.is_set():
                 self._changed.wait()
-            if self._closed:
+            if self._over.is_set():
                 raise GivenUp
-            entry = self._entries.popleft()
+            if self._waiting:
+                entry = self._waiting.popleft()
+                self._changed.notify_all()
+                return entry
+            end, self._end = self._end, StopIteration()
+        assert end is not None
+        try:
+            raise end
+        finally:
+            del end  # the traceback refers to this frame
+
+    def stop(self) -> None:
+        """Wake whoever waits, now that `over` is set."""
+        with self._changed:
+            self._waiting.clear()
             self._changed.notify_all()
-            return entry
 
     def close(self) -> None:
-        """Wake whoever waits; what is left in the buffer is dropped."""
-        with self._changed:
-            self._closed = True
-            self._entries.clear()
-            self._changed.notify_all()
+        """Wait for the thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 Run = Callable[[Chunk], Encoded]
@@ -85,14 +254,14 @@ Run = Callable[[Chunk], Encoded]
 @dataclass(slots=True, eq=False)
 class _Task:
     chunk: Chunk
-    result: Encoded | None = None
+    result: Any = None
     error: BaseException | None = None
 
 
-class OrderedWorkers:
-    """An iterator over encoded chunks, computed by several threads.
+class OrderedWorkers(Generic[T]):
+    """An iterator over encoded chunks, computed by several threads; `taken` makes them of what those return.
 
-    As many chunks are under way as keep all threads busy and fit into `budget_bytes`, what they will hold being
+    As many chunks are under way as `most` and fit into `budget_bytes`, what they will hold being
     estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
     larger decoding makes it.
 
@@ -100,16 +269,19 @@ class OrderedWorkers:
         runs: One function a thread.
         chunks: In order.
         budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
+        most: Bound on their number.
     """
 
-    def __init__(self, runs: Sequence[Run], chunks: Iterator[Chunk], budget_bytes: int) -> None:
+    def __init__(
+        self, runs: Sequence[Callable[[Chunk], T]], chunks: Iterator[Chunk], budget_bytes: int, most: int
+    ) -> None:
         self._chunks = chunks
         self._budget_bytes = budget_bytes
-        self._most = 2 * len(runs) + 1
+        self._most = most
         self._under_way: deque[_Task] = deque()
         self._expansion: float | None = None
         self._next: Chunk | None = None
-        self._tasks: BoundedBuffer[_Task] = BoundedBuffer(self._most + 1)
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
         self._done = threading.Condition()
         self._threads = [
@@ -143,10 +315,15 @@ class OrderedWorkers:
                 raise task.error
             finally:
                 del task  # the traceback refers to this frame
-        assert task.result is not None
-        self._expansion = max(1.0, task.result.size_bytes / max(1, task.chunk.size_bytes))
+        encoded = self.taken(task.chunk, cast("T", task.result))
+        self._expansion = max(1.0, encoded.size_bytes / max(1, task.chunk.size_bytes))
         self._submit()
-        return task.result
+        return encoded
+
+    def taken(self, chunk: Chunk, result: T) -> Encoded:
+        """What is delivered of what a function returned: itself."""
+        del chunk
+        return cast("Encoded", result)
 
     def _submit(self) -> None:
         while len(self._under_way) < self._most:
@@ -166,7 +343,8 @@ class OrderedWorkers:
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
         self._over.set()
-        self._tasks.close()
+        for _ in self._threads:
+            self._tasks.put(None)
         with self._done:
             self._done.notify_all()
 
@@ -176,14 +354,11 @@ class OrderedWorkers:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        self._under_way.clear()  # results that nobody takes may be open files
 
 
-def _work(run: Run, tasks: BoundedBuffer[_Task], over: Over, done: threading.Condition) -> None:
-    while True:
-        try:
-            task = tasks.get()
-        except GivenUp:
-            return
+def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
+    while (task := tasks.get()) is not None and not over.is_set():
         try:
             with wanted_until(over):
                 task.result = run(task.chunk)
@@ -254,32 +429,112 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ChunkWorkers:
         """See `WorkerPool.start`."""
-        return OrderedWorkers([pace.timed(self._stage.run)] * self.workers, chunks, self._budget_bytes)
+        runs = [pace.timed(self._stage.run)] * self.workers
+        return OrderedWorkers(runs, chunks, self._budget_bytes, 2 * self.workers + 1)
 
     def close(self) -> None:
         """Nothing is left: threads end with what they were started for."""
 
 
 _END_SECONDS = 5.0
-_PATIENCE_SECONDS = 0.5
+_PATIENCE_SECONDS = 1.0
 _LEAVE_SECONDS = 0.3
+
+
+class StartedProcess(Protocol):
+    """A process, as whoever started it sees it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+        ...
+
+    @property
+    def code(self) -> int | None:
+        """What it ended with, a signal as a negative number; None: nobody can tell."""
+        ...
+
+    def ended(self, patience_s: float) -> bool:
+        """Whether it has ended; so long is waited for that."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+StartProcess = Callable[[int, Channel, socket.socket], StartedProcess]
+"""Starts the worker of a number, which is to `serve` what is sent through the channel to the other end, given too."""
+
+
+class _Interpreter:
+    """A fresh interpreter, which does not import the script."""
+
+    def __init__(self, end: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(end)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(end,),
+            process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        )
+        self.pid = self._process.pid
+        self.kill = self._process.kill
+
+    @property
+    def code(self) -> int | None:
+        return self._process.returncode
+
+    def ended(self, patience_s: float) -> bool:
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def interpreters(spec: StreamSpec) -> StartProcess:
+    """Starts workers as fresh interpreters, which are sent the compiled dataset. Raises as `pickled_spec`."""
+
+    def start(number: int, channel: Channel, end: socket.socket) -> StartedProcess:
+        pickled = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
+        process = _Interpreter(end.fileno())
+        with suppress(OSError):  # it has ended: whoever wants an answer is told
+            channel.send(pickle.dumps((number, sys.path)))
+            channel.send(pickled)
+        return process
+
+    return start
 
 
 class ProcessPool:
     """Worker processes. See `stream.workers.WorkerPool`.
 
     Args:
-        spec: The compiled dataset.
         sources: The parent's sources.
         workers: How many.
         budget_bytes: Bound on the memory of what they made and nobody took yet.
+        start: How they are started.
+        received: How results are taken in.
+        import_script: Whether they begin by importing the user's script.
     """
 
-    def __init__(self, spec: StreamSpec, sources: list[Source], workers: int, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        sources: list[Source],
+        workers: int,
+        budget_bytes: int,
+        start: StartProcess,
+        *,
+        received: Received = copied,
+        import_script: bool = False,
+    ) -> None:
         self.workers = workers
-        self._spec = spec
-        self._sources = sources
+        self.sources = sources
+        self.received = received
         self._budget_bytes = budget_bytes
+        self._start = start
+        self._import_script = import_script
         self._processes: dict[int, WorkerProcess] = {}
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ProcessWorkers:
@@ -289,8 +544,9 @@ class ProcessPool:
             if process is not None and not process.idle:
                 self._processes.pop(number).close()
             if number not in self._processes:
-                self._processes[number] = WorkerProcess(self._spec, self._sources, number)
-        return ProcessWorkers(list(self._processes.values()), chunks, pace, self._budget_bytes)
+                self._processes[number] = WorkerProcess(number, self._start, self._import_script)
+        processes = [self._processes[number] for number in range(self.workers)]
+        return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
 
     def close(self) -> None:
         """End the processes."""
@@ -302,14 +558,37 @@ class ProcessPool:
             del self._processes[number]
 
 
-class ProcessWorkers(OrderedWorkers):
-    """Encoded chunks from worker processes, each of which a thread waits for."""
+class ProcessWorkers(OrderedWorkers[Answer]):
+    """Encoded chunks from worker processes, each of which two threads wait for.
+
+    What they made is unpickled by whoever takes it, so that none of them waits for that.
+    """
 
     def __init__(
-        self, processes: list[WorkerProcess], chunks: Iterator[Chunk], pace: ChunkPace, budget_bytes: int
+        self,
+        pool: ProcessPool,
+        processes: list[WorkerProcess],
+        chunks: Iterator[Chunk],
+        pace: ChunkPace,
+        budget_bytes: int,
     ) -> None:
+        self._pool = pool
         self._processes = processes
-        super().__init__([pace.timed(process.run) for process in processes], chunks, budget_bytes)
+        self._pace = pace
+        runs = [process.run for process in processes for _ in range(2)]
+        super().__init__(runs, chunks, budget_bytes, 2 * len(processes) + 1)
+
+    def taken(self, chunk: Chunk, result: Answer) -> Encoded:
+        """The chunk, unpickled.
+
+        Raises:
+            Exception: What the stage raised in the worker.
+        """
+        encoded: Any = result.read(self._pool.sources, self._pool.received)
+        if isinstance(encoded, BaseException):
+            raise encoded
+        self._pace.learn(chunk, encoded, result.seconds)
+        return cast("Encoded", encoded)
 
     def close(self) -> None:
         """Wait for the chunks in hand; processes that take long over theirs are killed."""
@@ -321,109 +600,87 @@ class ProcessWorkers(OrderedWorkers):
 
 
 class WorkerProcess:
-    """One worker process, driven by one thread at a time.
+    """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
 
     Args:
-        spec: The compiled dataset.
-        sources: The parent's sources, which provenance of returned samples refers to.
         number: Of the worker, for messages.
+        start: Starts it.
+        import_script: Whether it begins by importing the user's script.
     """
 
-    def __init__(self, spec: StreamSpec, sources: list[Source], number: int) -> None:
-        own = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
-        start = pickle.dumps({"number": number, "path": sys.path, "spec": own})
-        self._sources = sources
+    def __init__(self, number: int, start: StartProcess, import_script: bool) -> None:
         self._number = number
-        self._arena = memory_file()
-        self._lock = threading.Lock()
-        self._busy = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(self._arena)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self._arena,),
-            process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        )
-        self._send(start)
+        self._import_script = import_script
+        self._sending = threading.Lock()
+        self._turn = threading.Condition()
+        self._sent = self._answered = 0
+        self._lost = False
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        try:
+            self._process = start(number, self._channel, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
 
-    def run(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk in the worker.
+    def run(self, chunk: Chunk) -> Answer:
+        """Let the worker encode a chunk. It begins when what is fetched ahead is there.
 
         Raises:
             WorkerError: The worker died.
-            Exception: What the stage raised there.
         """
-        with self._lock:
-            self._busy = True
-            self._send(pickle.dumps(chunk, protocol=5))
-            sizes = cast("list[int]", pickle.loads(self._receive()))  # the worker is ours; its pipe is private
-            offsets, total = part_offsets(sizes)
-            with mmap.mmap(self._arena, total) as arena:
-                # Copied out before the worker overwrites it; bytearrays make writable arrays.
-                parts = [bytearray(arena[begin : begin + size]) for begin, size in zip(offsets, sizes, strict=True)]
-            self._busy = False
-        result: Any = SampleUnpickler(parts[0], parts[1:], self._sources).load()
-        if isinstance(result, BaseException):
-            raise result
-        return cast("Encoded", result)
-
-    def _send(self, payload: bytes) -> None:
+        if chunk.arrival is not None:
+            chunk.arrival.wait()
+        message = pickle.dumps(chunk, protocol=5)
         try:
-            stdin = cast("BinaryIO", self._process.stdin)
-            stdin.write(HEADER.pack(len(payload)))
-            stdin.write(payload)
-            stdin.flush()
-        except (BrokenPipeError, ValueError) as error:
-            raise self._death() from error
+            with self._sending:
+                place, self._sent = self._sent, self._sent + 1
+                self._channel.send(message)
+            with self._turn:
+                self._turn.wait_for(lambda: self._answered == place or self._lost)
+            message, file = self._channel.receive()
+            self._tell(answered=1)
+        except (EOFError, OSError) as error:
+            self._tell(lost=True)
+            self._process.ended(_END_SECONDS)
+            dead = self._number, self._process.pid or 0, self._process.code
+            raise worker_death([dead], import_script=self._import_script) from error
+        assert file is not None
+        return Answer(file, *pickle.loads(message))  # the worker is ours; its socket is private
 
-    def _receive(self) -> bytes:
-        stdout = cast("BinaryIO", self._process.stdout)
-        header = stdout.read(HEADER.size)
-        if len(header) < HEADER.size:
-            raise self._death()
-        payload = stdout.read(HEADER.unpack(header)[0])
-        if len(payload) < HEADER.unpack(header)[0]:
-            raise self._death()
-        return payload
-
-    def _death(self) -> WorkerError:
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = None
-        return worker_death([(self._number, self._process.pid, code)])
+    def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
+        with self._turn:
+            self._answered += answered
+            self._lost = self._lost or lost
+            self._turn.notify_all()
 
     @property
     def idle(self) -> bool:
-        """Whether it can take a chunk: it lives, and has answered the last one."""
-        return not self._busy and self._process.poll() is None
+        """Whether it can take a chunk: it lives, and has answered all that it was sent."""
+        return self._answered == self._sent and not self._process.ended(0)
 
     def interrupt(self, patience_s: float) -> None:
-        """End the process if it works on a chunk and goes on to; whoever waits for that chunk gets a WorkerError."""
-        if self._lock.acquire(timeout=patience_s):
-            self._lock.release()
-        else:
+        """End the process if it works on chunks and goes on to; whoever waits for these gets a WorkerError."""
+        with self._turn:
+            done = self._turn.wait_for(lambda: self._answered == self._sent or self._lost, patience_s)
+        if not done:
             self._process.kill()
 
     def dismiss(self) -> None:
         """Let the process end."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
+        # Others that were forked meanwhile may hold this end open: it is told, too.
+        with suppress(OSError):
+            self._channel.send(b"")
+        self._channel.close()
 
     def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
         """End the process."""
         self.dismiss()
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        if not self._process.ended(patience_s):
             self._process.kill()
-            self._process.wait()
-        os.close(self._arena)
+            self._process.ended(_END_SECONDS)
 
 
 def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: bool = False) -> WorkerError:

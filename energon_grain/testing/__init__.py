@@ -27,11 +27,7 @@ from energon_grain.testing.interleaved_datasets import (
     make_similarity_interleaved_dataset,
 )
 from energon_grain.testing.ocr_datasets import make_ocr_dataset, make_vqa_ocr_dataset
-from energon_grain.testing.question_datasets import (
-    make_multi_choice_vqa_dataset,
-    make_vid_qa_dataset,
-    make_vqa_dataset,
-)
+from energon_grain.testing.question_datasets import make_multi_choice_vqa_dataset, make_vid_qa_dataset, make_vqa_dataset
 from energon_grain.testing.tars import write_tars
 
 __all__ = [

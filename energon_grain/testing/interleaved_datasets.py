@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.datasets.cooker import basic_sample_keys
-from energon_grain.datasets.stateless import stateless
+from energon_grain.datasets.hooks import stateless
 from energon_grain.samples.types import InterleavedSample
 from energon_grain.testing.dataset_folder import Options, Recipe, write_dataset
 from energon_grain.testing.image_datasets import SMALL

@@ -7,13 +7,14 @@ import difflib
 import importlib
 import io
 import json
+import logging
 import math
 import pickle
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from types import ModuleType
 from typing import Any, get_args
 
@@ -39,6 +40,8 @@ from energon_grain.transforms.media import (
     media_extension,
     require_av,
 )
+
+_logger = logging.getLogger("energon_grain")
 
 Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
@@ -367,7 +370,7 @@ class SampleDecoder:
                 come as the rows of one array.
 
         Raises:
-            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` tells.
+            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` says.
         """
         codec = self.decoder_for(part)
         if codec is None:
@@ -449,6 +452,8 @@ class SampleDecoder:
 
     def _media(self, part: str, extension: str) -> Codec | None:
         if extension in IMAGE_EXTENSIONS:
+            if self is DEFAULT_DECODER and "jax" in sys.modules:
+                _hint_at_layout()
             return _guarded(part, lambda data: self._image_value(self._pixels(data)))
         return _guarded(part, self._av_codec(part)) if extension in AV_EXTENSIONS else None
 
@@ -511,6 +516,16 @@ class SampleDecoder:
         return None
 
 
+@cache
+def _hint_at_layout() -> None:
+    """Say once what images are by default, to programs with JAX that did not choose. See decisions/image-layout.md."""
+    _logger.warning(
+        "images are decoded as in Energon: float32 in 0..1, channels first. With JAX, uint8 with channels last is "
+        "usual and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. To keep images as they "
+        "are, without this hint, choose image_decode='torchrgb'"
+    )
+
+
 def _guarded(part: str, decode: Codec) -> Codec:
     """`decode`, with its errors as `DecodingError` naming the part; want of memory is no error of the data."""
 
@@ -539,3 +554,7 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"{option}={value!r} is not one of {', '.join(choices)}{hint}")
+
+
+DEFAULT_DECODER = SampleDecoder()
+"""That of task encoders that choose none."""

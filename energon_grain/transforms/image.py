@@ -219,7 +219,7 @@ _SCAN_BYTES = 10  # the shortest header of a scan
 
 
 def _has_one_scan(data: Buffer) -> bool:
-    """Whether the first scan of a JPEG is all of it; false too where that cannot be told."""
+    """Whether the first scan of a JPEG is all of it; false too where that cannot be known."""
     place, components = 2, 0
     while place + 10 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]

@@ -115,6 +115,6 @@ def media_extension(data: Buffer) -> str | None:
         return "mov" if head[8:12] == b"qt  " else "mp4" if head[8:12] in _MP4_BRANDS else None
     if head[:4] == b"\x1a\x45\xdf\xa3":
         return "webm" if b"\x42\x82\x84webm" in head else "mkv" if b"\x42\x82\x88matroska" in head else None
-    if head[:2] == b"BM" and head[6:10] == bytes(4):  # the reserved bytes tell it from a text that begins with BM
+    if head[:2] == b"BM" and head[6:10] == bytes(4):  # a text that begins with BM has no such reserved bytes
         return "bmp"
     return None

@@ -2,7 +2,7 @@
 
 All of them give every sample to one pack, never fill a pack over its capacity, and depend on nothing but the lengths
 and their order: equal lengths are taken in the order of the samples. Packs come in the order of their first samples,
-and samples inside a pack in their own order, so neither tells short from long.
+and samples inside a pack in their own order, so neither depends on length.
 
 `greedy_knapsack` fills each pack as far as it goes and is the best for texts (many short samples, few long ones);
 `first_fit_decreasing` and `best_fit_decreasing` are simpler, several times as fast on small buffers and hardly ever
@@ -387,7 +387,7 @@ def _longest_that_fit(sizes: list[int], end: int, room: int, count: int) -> list
 
 
 def _in_order_of_arrival(packs: list[list[int]]) -> list[list[int]]:
-    """Indices ascending inside each pack, packs by their first index: neither tells of lengths any more."""
+    """Indices ascending inside each pack, packs by their first index: neither depends on lengths any more."""
     return sorted(map(sorted, packs))
 
 

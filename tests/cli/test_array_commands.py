@@ -23,7 +23,7 @@ def test_info(path: Path) -> None:
     done = run("info", path)
     assert done.exit_code == 0, done.output
     assert "20 samples, 640 B of rows" in done.output
-    assert "image            float32[3, 2]            24 B  in chunks of 7 rows" in done.output
+    assert "  image  float32[3, 2]  24 B  in chunks of 7 rows" in done.output
     told = json.loads(run("info", path, "--json").output)
     assert told["arrays"]["label"] == {"type": "int64", "row_shape": [], "row_bytes": 8, "chunk_rows": 7}
     assert isinstance(run("info", path, "--split-config", "s.yaml").exception, ConfigError)

@@ -6,14 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import yaml
 from cli_runs import run
 from metadatasets import write_v2
 from patience import PATIENCE_S
-from PIL import Image
 
 from energon_grain import ConfigError
 from energon_grain.formats.nv_meta import read_info
@@ -84,60 +82,10 @@ def test_json(folder: Path) -> None:
     assert summary["leaves"][0]["name"] == "<pictures & more>"
 
 
-def areas(svg: str) -> dict[str, list[str]]:
-    """The outlines of the areas of a plot by the label and share that they carry."""
-    found: dict[str, list[str]] = {}
-    for polygon in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}polygon"):
-        found.setdefault(polygon[0].text or "", []).append(polygon.attrib["points"])
-    return found
-
-
-def test_a_plot_as_svg_shows_the_schedule(folder: Path) -> None:
-    path, plot = write_v2(folder, train=SCHEDULED), folder / "plot.svg"
-    assert run("info", path, "--plot", plot, "--batch-size", "48").output.endswith(f"Wrote {plot}.\n")
-    svg = plot.read_text()
-    found = areas(svg)
-    assert set(found) == {"<pictures & more>", "b", "<pictures & more>: 34.0%", "b: 66.0%"}
-    # b begins at 12 % of the first 40,000 positions: 4,800, where the dashed line stands.
-    [outline] = found["b: 66.0%"]
-    assert outline.split()[0].split(",")[0] == f"{56 + 640 * 0.12:.2f}"
-    assert f'x1="{56 + 640 * 0.12:.2f}"' in svg
-    assert "the first 833 steps of 48 samples" in svg
-    run("info", path, "--plot", plot, "--batch-size", "48")
-    assert plot.read_text() == svg
-
-
-def test_steps_choose_the_stretch(folder: Path) -> None:
-    plot = folder / "steps.svg"
-    run("info", write_v2(folder, train=SCHEDULED), "--plot", plot, "--batch-size", "48", "--steps", "100")
-    assert "the first 100 steps of 48 samples" in plot.read_text()
-    assert "<pictures & more>: 100.0%" in areas(plot.read_text())
-
-
-def test_a_plot_as_png(folder: Path) -> None:
-    plot = folder / "plot.png"
-    run("info", write_v2(folder, train=SCHEDULED), "--plot", plot)
-    with Image.open(plot) as image:
-        picture = image.convert("RGB")
-    colors = {picture.getpixel((2 * x, 2 * 300)) for x in (80, 120)}
-    assert colors == {(0x44, 0x77, 0xAA)}
-    assert picture.getpixel((2 * 600, 2 * 300)) == (0xEE, 0x66, 0x77)
-
-
-def test_many_datasets_have_one_color_for_the_rest(folder: Path) -> None:
-    plot = folder / "many.svg"
-    blend = [{"path": "ab"[number % 2], "weight": 1 + number} for number in range(30)]
-    assert run("info", write_v2(folder, train={"blend": blend}), "--plot", plot, "--steps", "46500").exit_code == 0
-    assert "20 others: 45.2%" in areas(plot.read_text())
-
-
 def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
     path = write_v2(folder, train={"path": "a"})
     for arguments, message in (
-        ((path, "--plot", "plot.pdf"), ".svg or .png"),
-        ((path, "--plot", folder / "nowhere" / "plot.svg"), "cannot be written"),
         ((path, "--dataset-config", "x.yaml"), "is a metadataset"),
-        ((folder / "a", "--plot", "plot.svg"), "no metadataset"),
         ((folder / "a", "--split", "val"), "no metadataset"),
     ):
         outcome = run("info", *arguments)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 from cli_runs import run
 
-from energon_grain.cli.sizes import format_bytes
-from energon_grain.testing import make_captioning_dataset, make_crude_dataset
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.cli.terminal import format_bytes
+from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +84,51 @@ def test_which_of_a_later_pass(root: Path) -> None:
 )
 def test_sizes(size: float, text: str) -> None:
     assert format_bytes(size) == text
+
+
+_ENCODER = """
+from energon_grain import TaskEncoder
+
+class Pairs(TaskEncoder):
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+    def pack_selected_samples(self, samples):
+        samples[0].__key__ = [sample.__key__ for sample in samples]
+        return samples[0]
+
+    def batch(self, packs):
+        return packs
+"""
+
+
+def test_which_makes_packs_of_a_task_encoder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_text_dataset(tmp_path / "data", n=60, shards=2)
+    (tmp_path / "pairs_encoder.py").write_text(_ENCODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--batch-size", "4", "--world-size", "2", "--lanes", "8", "--packing-buffer-size", "4", "--json"]
+    options += ["--task-encoder", "pairs_encoder:Pairs"]
+    pairs = importlib.import_module("pairs_encoder").Pairs()
+
+    dataset = get_train_dataset(
+        path,
+        batch_size=8,
+        lanes=8,
+        packing_buffer_size=4,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=pairs,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    with Stream.of(dataset) as stream:
+        batches = [next(stream) for _ in range(5)]
+        (tmp_path / "state.json").write_text(json.dumps(stream.cursor(with_manifest=True)))
+        batches += [next(stream) for _ in range(2)]
+    for step in (0, 4, 6):
+        for begin in ([], ["--state", tmp_path / "state.json"]):
+            told = json.loads(run("which", path, "--step", str(step), *options, *begin).stdout)
+            assert [record["key"] for record in told] == [key for pack in batches[step] for key in pack.__key__]
+            assert {record["read"] for record in told} == {True}
+            assert [record["item"] for record in told] == [item for item in range(8 * step, 8 * step + 8) for _ in "ab"]
+    shown = run("which", path, "--step", "6", *(option for option in options if option != "--json"))
+    assert "Known by reading" in shown.stdout

@@ -74,4 +74,4 @@ def test_lint_lists_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_text("7\n" * 100)
     done = run("lint", path, "--limit", "3")
     assert "… and 7 more" in done.output
-    assert "Nothing was read behind problem 10" in done.output
+    assert "Nothing was read after problem 10" in done.output

@@ -77,7 +77,7 @@ def test_findings_as_text(root: Path) -> None:
     assert empty.startswith(f"warning: {split}: ")
     assert "split part 'val' has no shards" in empty
     assert unused.startswith(
-        f"note: {split}: 1 of 4 shards in no split part, so that nobody reads them: shard_003.tar; add"
+        f"note: {split}: 1 of 4 shards in no split part, so they are never read: shard_003.tar; add"
     )
     assert end == "No problems and 1 warning in 8 samples and 4 shards."
     configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..3}.tar"], "val": [], "test": []}})

@@ -13,13 +13,7 @@ import pytest
 import yaml
 from metadatasets import write_v2
 
-from energon_grain import (
-    ConfigError,
-    DefaultTaskEncoder,
-    UntrustedCodeError,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_grain import ConfigError, DefaultTaskEncoder, UntrustedCodeError, get_train_dataset, get_val_dataset
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 IN_ORDER = [f"{i:06d}" for i in range(12)]

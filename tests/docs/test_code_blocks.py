@@ -1,4 +1,4 @@
-"""Every code block in README and docs runs, page by page, in an empty folder.
+"""Every code block in README, docs and notebooks runs, page by page, in an empty folder.
 
 What a block is, by its language:
 
@@ -8,7 +8,7 @@ What a block is, by its language:
 * `console` and `text` show what a terminal shows; they are the only blocks that nothing checks.
 
 Another language, or none, fails: a typing error must not switch a check off. A comment `<!-- before: … -->` holds
-python that runs unseen, for pages whose reader has a dataset already.
+python that runs unseen, for pages whose reader has a dataset already. The cells of a notebook are python.
 
 The pages of documentation that this library follows are quoted in `pages_of_others/` and run too, with nothing changed
 but the import and the paths.
@@ -32,7 +32,11 @@ import yaml
 from patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted((REPOSITORY / "examples").rglob("*.ipynb")),
+]
 PAGES_OF_OTHERS = sorted((Path(__file__).parent / "pages_of_others").glob("*.md"))
 SHOWN_ONLY = {"console", "text"}
 PAGE_TIMEOUT_S = PATIENCE_S
@@ -82,10 +86,18 @@ def code_blocks(text: str) -> Iterator[CodeBlock]:
         yield CodeBlock(language, title[1] if title else None, textwrap.dedent(match["code"]), line)
 
 
+def blocks_of(page: Path) -> Iterator[CodeBlock]:
+    """The blocks of a page or notebook, in order; lines of a notebook are counted in each cell."""
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text())["cells"]
+        return (CodeBlock("python", None, "".join(cell["source"]), 1) for cell in cells if cell["cell_type"] == "code")
+    return code_blocks(page.read_text())
+
+
 def run_page(page: Path) -> None:
     """Run a page's blocks in the current folder. In a process of its own, so that it starts like a reader's."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in code_blocks(page.read_text()):
+    for block in blocks_of(page):
         if block.title is not None:
             target = Path(block.title)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +118,7 @@ def page_name(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_blocks_have_a_known_language_and_data_parses(page: Path) -> None:
     parsers = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
-    for block in code_blocks(page.read_text()):
+    for block in blocks_of(page):
         place = f"{page_name(page)}:{block.line}"
         assert block.language in {"python", "bash", *parsers, *SHOWN_ONLY}, f"{place}: language {block.language!r}"
         if block.language in parsers:
@@ -115,7 +127,7 @@ def test_blocks_have_a_known_language_and_data_parses(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
-    if any(block.language in {"python", "bash"} for block in code_blocks(page.read_text())):
+    if any(block.language in {"python", "bash"} for block in blocks_of(page)):
         check_page_runs(page, tmp_path)
 
 

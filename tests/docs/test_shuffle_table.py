@@ -12,7 +12,7 @@ import pytest
 
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
 from energon_grain.storage.local import LocalFiles
-from energon_grain.stream.chunk_pace import CHUNK_BYTES, MAX_CHUNK
+from energon_grain.stream.chunks import CHUNK_BYTES, MAX_CHUNK
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "shuffle.md"
 SAMPLES, BATCH, STRETCH, SAMPLE_BYTES = 1_000_000, 64, 100, 2560

@@ -10,13 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from energon_grain.errors import EmptyDatasetError, SplitError
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.splits import (
-    SplitConfig,
-    collapse,
-    read_split_config,
-    select_shards,
-    write_split_config,
-)
+from energon_grain.formats.splits import SplitConfig, collapse, read_split_config, select_shards, write_split_config
 
 NAMES = st.one_of(
     st.builds("shards/shard_{}.tar".format, st.integers(0, 120)),

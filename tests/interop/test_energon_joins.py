@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from energon_grain.datasets.open_join import join_inputs, open_join
+from energon_grain.datasets.open_join import open_join
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.join_index import cache_folder, index_file_name
 from energon_grain.formats.splits import SplitConfig, write_split_config
@@ -103,7 +103,7 @@ def test_we_load_energons_index_and_live_beside_it(folder: Path) -> None:
     run(*energon)
     (file,) = cache.iterdir()
     (join,) = find_joins(metadataset)
-    assert energon_names_of(join_inputs(join)) == [file.name]
+    assert energon_names_of(join.inputs()) == [file.name]
     there, here = read_there(folder), expected(folder)  # without an index of ours: from Energon's
     assert list(cache.iterdir()) == [file]
     assert sorted(there) == sorted(here)

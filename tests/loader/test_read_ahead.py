@@ -14,8 +14,8 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain import FatalSampleError, TaskEncoder, get_loader
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.draws import Draws
+from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.index_map import Draws
 from energon_grain.stream.workers import OrderedWorkers
 
 Train = Callable[..., Any]

@@ -15,7 +15,7 @@ from object_server import Bucket
 
 from energon_grain import DefaultTaskEncoder, SampleDecoder, StorageSettings, WorkerConfig, get_train_dataset
 from energon_grain.conversion import convert_dataset
-from energon_grain.datasets.compile import compile_dataset
+from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.measurement import storage as page_cache
 from energon_grain.measurement.advice import advise, advise_on_store, store_bound

@@ -14,7 +14,7 @@ from arrays import numbered, write_array
 from metadatasets import write_v2
 
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.open_join import join_inputs, open_join
+from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
@@ -83,7 +83,7 @@ def test_clear_names_are_given_to_energon_too(meta: Path, tmp_path: Path) -> Non
     metadataset(meta, train={"join": [{"path": "a"}, {"path": "b"}]})
     report = prepare_metadataset(meta)
     assert report.notes == ()
-    samples = join_inputs(joins(meta)[0])
+    samples = joins(meta)[0].inputs()
     (theirs,) = energon_names_of(samples)
     cache = Path(f"{meta}.cache")
     (ours,) = names(meta, "*.bin") - {theirs}
@@ -244,7 +244,7 @@ def energons(meta: Path) -> Energons:
     (join,) = joins(meta)
     prepare_metadataset(meta)
     index = open_join(join)
-    (theirs,) = energon_names_of(join_inputs(join))
+    (theirs,) = energon_names_of(join.inputs())
     data = (Path(f"{meta}.cache") / theirs).read_bytes()
     kept = JoinIndex(rows=np.array(index.rows), header=index.header)
     Path(f"{meta}.cache").rename(f"{meta}.old")
@@ -293,7 +293,7 @@ def test_incomplete_files_are_not(energons: Energons, rows: int) -> None:
     file, join, _, stored = energons
     head = file.read_bytes()[:16]
     file.write_bytes(head + stored[:rows].tobytes() if rows else b"")
-    samples = join_inputs(join)
+    samples = join.inputs()
     assert adopt_join_index(file, samples) is None
     file.write_bytes(b"damaged")
     assert adopt_join_index(file, samples) is None

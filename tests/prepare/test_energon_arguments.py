@@ -16,7 +16,6 @@ from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.energon_arguments import prepare_with_energon_arguments
 from energon_grain.testing import write_tars
 
 
@@ -26,11 +25,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+prepare_with_energon_arguments = BaseWebdatasetFactory.prepare_dataset
 NAMES = [f"shard_{i:03d}.tar" for i in range(10)]
-
-
-def test_it_is_where_programs_look_for_it() -> None:
-    assert BaseWebdatasetFactory.prepare_dataset is prepare_with_energon_arguments
 
 
 @pytest.mark.parametrize("shuffle_seed", [None, 0, 7])

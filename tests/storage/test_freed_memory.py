@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from energon_grain.storage.freed_memory import keep_freed_memory
+from energon_grain.stream.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
     keep_freed_memory()

@@ -16,7 +16,7 @@ from filelock import FileLock
 from full_disk import size_limit
 from patience import PATIENCE_S
 
-from energon_grain.storage.page_cache import CachedObject, PageCache
+from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 
 PAGE = 8192
 SIZE = 10 * PAGE + 77
@@ -148,6 +148,19 @@ def test_a_range_may_lie_in_thousands_of_files(tmp_path: Path) -> None:
     cached = PageCache(str(tmp_path), limit_bytes=PLENTY, page_bytes=4096, stretch_pages=1).open("a", b"", len(content))
     assert cached.put(0, memoryview(content))
     assert cached.read(0, len(content)) == content
+
+
+@pytest.mark.parametrize("piece_bytes", [100, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, SIZE])
+def test_pages_are_kept_as_their_bytes_come(tmp_path: Path, piece_bytes: int) -> None:
+    cached = opened(tmp_path)
+    writer = PageWriter(cached, 2)
+    for start in range(2 * PAGE, SIZE, piece_bytes):
+        writer.append(CONTENT[start : start + piece_bytes])
+        whole = min(start + piece_bytes, SIZE) // PAGE
+        assert cached.read(2 * PAGE, whole * PAGE) == CONTENT[2 * PAGE : whole * PAGE]
+    assert writer.kept
+    assert opened(tmp_path).missing(0, 11) == [0, 1]
+    assert cached.read(2 * PAGE, SIZE) == CONTENT[2 * PAGE :]
 
 
 def test_a_page_that_another_thread_fetches_is_waited_for(tmp_path: Path) -> None:

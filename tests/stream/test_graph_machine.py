@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from stream_fleets import Fleet, Reference
-from stream_graph_hooks import tell
+from stream_graph_hooks import keys_of, tell
 from stream_graphs import Graph, tops
 from stream_hosts import MakeDataset
 
-from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError
+from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
 
 _REFUSED = (
     "what is endless cannot be repeated a number of times",
@@ -68,6 +68,8 @@ class Machine(RuleBasedStateMachine):
         self.fleet: Fleet | None = None
         self.saved: list[str] = []
         self.batches: list[Any] = []
+        self.delivered: dict[int, list[str]] = {}
+        self.foretold: dict[int, list[str]] = {}
 
     def teardown(self) -> None:
         for each in (self.reference, self.fleet):
@@ -114,6 +116,9 @@ class Machine(RuleBasedStateMachine):
         after = fleet.place
         assert after[0] == before[0]
         self.batches = batches
+        step = fleet.streams[0]._progress.step - 1
+        self.delivered[step] = sorted(key for batch in batches for key in keys_of(batch, fleet.batched))
+        assert self.foretold.get(step, self.delivered[step]) == self.delivered[step]
         got = [item for batch in batches for item in fleet.items_of(batch)]
         expected = reference.expected(before, after[1])
         if fleet.hosts == 1:
@@ -171,6 +176,27 @@ class Machine(RuleBasedStateMachine):
         # Over positions that would have been dropped, a skip is not the same as delivering.
         spec = self.fleet.streams[0].spec
         return spec.program is not None or not any(name in _DROPS for name in _flat(self.graph))
+
+    @precondition(lambda self: self.delivered)
+    @rule(data=st.data())
+    def which(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self.fleet.streams))
+        step = data.draw(st.one_of(st.sampled_from(sorted(self.delivered)), st.integers(0, 6)))
+        if "iterate" in _flat(self.graph):
+            with pytest.raises(StateError, match="IterMapDataset"):
+                stream.which(step)
+            return
+        with unless_refused():
+            records = stream.which(step)
+        keys = sorted(record.key for record in records)
+        if "halves" in _flat(self.graph):  # a call makes several items of all that it is given
+            assert set(keys) >= set(self.delivered.get(step, ()))
+        elif step in self.delivered:
+            # A host does not know what the others dropped.
+            if records.read or self.fleet.hosts == 1 or not any(name in _DROPS for name in _flat(self.graph)):
+                assert keys == self.delivered[step]
+        elif records.read:
+            self.foretold[step] = keys
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())

@@ -11,12 +11,10 @@ from hypothesis import given, settings, strategies as st
 from stream_hosts import MakeDataset, config
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset, get_val_dataset
-from energon_grain.stream.chunk import Chunk, Encoded, MadeBatch
-from energon_grain.stream.chunk_pace import ChunkPace
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.transport import SampleUnpickler
-from energon_grain.stream.worker_process import WorkerStage
+from energon_grain.stream.worker_process import SampleUnpickler, WorkerStage
 
 
 class Worker:

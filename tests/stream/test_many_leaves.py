@@ -34,9 +34,8 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.loader import EnergonDataSource
-from energon_grain.stream.chunk import Chunk, Encoded
-from energon_grain.stream.chunk_pace import ChunkPace
-from energon_grain.stream.draws import Draws
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
+from energon_grain.stream.index_map import Draws
 from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
 
 FEW_DESCRIPTORS = """

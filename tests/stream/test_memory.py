@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 from stream_hosts import MakeDataset, open_stream
 
 from energon_grain import SkipSample, TaskEncoder
-from energon_grain.stream.collection import paused_collection
-from energon_grain.stream.flow import Flow
+from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.stage import Flow
 
 
 class SkipsSome(TaskEncoder):

@@ -18,8 +18,8 @@ from patience import PATIENCE_S
 from stream_hosts import quiet
 
 from energon_grain import ReadError, StorageSettings, Stream, WorkerConfig, get_train_dataset, use_storage
-from energon_grain.stream.draws import Draws
-from energon_grain.stream.read_ahead import _well_cut
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.prefetch import _well_cut
 from energon_grain.testing import make_blob_dataset
 
 Open = Callable[..., Stream]

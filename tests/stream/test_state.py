@@ -9,15 +9,13 @@ from hypothesis import given, strategies as st
 
 from energon_grain import StateError
 from energon_grain.stream.state import (
+    Codec,
     Many,
     Marked,
     Number,
     OneOf,
     Place,
     Same,
-    check,
-    decode,
-    encode,
     pack_integers,
     positions,
     unpack_integers,
@@ -65,26 +63,26 @@ def cases(draw: st.DrawFn) -> tuple[Any, Any]:
 @given(cases(), st.data())
 def test_what_is_written_is_read(case: tuple[Any, Any], data: st.DataObject) -> None:
     form, value = case
-    integers = encode(form, value)
+    integers = Codec(form).encode(value)
     assert all(number >= 0 for number in integers)
     assert unpack_integers(pack_integers(integers)) == integers
-    assert decode(form, integers) == value
-    check(form, value)
+    assert Codec(form).decode(integers) == value
+    Codec(form).check(value)
     with pytest.raises(StateError, match="too long"):
-        decode(form, [*integers, 0])
+        Codec(form).decode([*integers, 0])
     if integers:
         with pytest.raises(StateError, match=r"ends too early|belongs to another graph"):
-            decode(form, integers[: data.draw(st.integers(0, len(integers) - 1))])
+            Codec(form).decode(integers[: data.draw(st.integers(0, len(integers) - 1))])
 
 
 def test_neighbours_cost_little() -> None:
     """Differences are taken within each feed by itself."""
     form = Many(OneOf((Place(1), Place(2))))
     held = tuple((feed, 10**12 * feed + place) for place in range(100) for feed in (0, 1))
-    assert max(encode(form, held)[5:]) == 2
-    assert encode(Many(Place(0)), (5, 3, 3)) == [3, 10, 3, 0]
+    assert max(Codec(form).encode(held)[5:]) == 2
+    assert Codec(Many(Place(0))).encode((5, 3, 3)) == [3, 10, 3, 0]
     again = Many((Number(), Same(1, (Number(), Place(0)))))
-    assert encode(again, ((0, (7, 5)), (1, (7, 5)), (2, (8, 5)))) == [3, 0, 1, 7, 10, 1, 0, 2, 1, 8, 0]
+    assert Codec(again).encode(((0, (7, 5)), (1, (7, 5)), (2, (8, 5)))) == [3, 0, 1, 7, 10, 1, 0, 2, 1, 8, 0]
 
 
 def test_samples_that_a_value_is_made_of() -> None:
@@ -97,7 +95,7 @@ def test_samples_that_a_value_is_made_of() -> None:
 )
 def test_what_has_another_form_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError, LookupError, StateError)):
-        check((Number(3), Many(Place(0))), value)
+        Codec((Number(3), Many(Place(0)))).check(value)
 
 
 @pytest.mark.parametrize("position", [-1, -5, 2**62])
@@ -106,6 +104,6 @@ def test_positions_that_no_stream_has_are_refused_wherever_they_stand(position: 
     form = (Place(0), Same(1, (Number(), Many(Marked(Place(0), Many(Number()))))))
     value = (7, (0, ((0, 3, ()), (0, position, ()))))
     with pytest.raises(StateError, match="damaged"):
-        decode(form, encode(form, value))
+        Codec(form).decode(Codec(form).encode(value))
     with pytest.raises(StateError, match="damaged"):
-        check(form, value)
+        Codec(form).check(value)

@@ -8,9 +8,26 @@ from typing import Any
 
 import pytest
 from metadatasets import write_v2
+from stream_graph_hooks import keys_of, together
 from stream_hosts import MakeDataset, Tolerant, config, global_batch, open_hosts, open_stream
 
-from energon_grain import SkipSample, StateError, Stream, TaskEncoder, get_val_dataset, merge_cursors
+from energon_grain import (
+    BatchDataset,
+    BlendDataset,
+    IterMapDataset,
+    LimitDataset,
+    MapDataset,
+    PackingDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+    SkipSample,
+    StateError,
+    Stream,
+    TaskEncoder,
+    get_train_dataset,
+    get_val_dataset,
+    merge_cursors,
+)
 from energon_grain.testing import make_text_dataset
 
 
@@ -57,57 +74,43 @@ class SkipsBatches(TaskEncoder):
 
 
 @pytest.mark.parametrize("repeat", [True, False])
-def test_which_is_right_or_refuses_after_a_dropped_batch(text_dataset: MakeDataset, repeat: bool) -> None:
+def test_which_is_right_after_a_dropped_batch(text_dataset: MakeDataset, repeat: bool) -> None:
     stream = open_stream(text_dataset(53), task_encoder=SkipsBatches(), repeat=repeat, last_batch="drop")
     other = open_stream(text_dataset(53), task_encoder=SkipsBatches(), repeat=repeat, last_batch="drop")
-    refused = told = 0
     batches: list[list[str]] = []
-    for step, batch in enumerate(stream):
+    for step, batch in zip(range(12), stream, strict=False):
         other.restore(stream.cursor(with_manifest=True))
         batches.append(list(batch.__key__))
         for asked in (step, 0, step // 2):
             for host in (stream, other):
-                try:
-                    records = host.which(asked)
-                except StateError:
-                    refused += 1
-                else:
-                    told += 1
-                    assert [record.key for record in records] == batches[asked]
-        if step == 30:
-            break
-    assert refused
-    assert told
+                assert [record.key for record in host.which(asked)] == batches[asked]
+    assert stream.which(0).read
 
 
-def test_which_does_not_forget_the_drops_of_earlier_passes(text_dataset: MakeDataset) -> None:
+def test_which_reads_again_what_was_dropped_in_earlier_passes(text_dataset: MakeDataset) -> None:
     path = text_dataset(53, broken=range(9))
     stream = open_stream(path, repeat=False, task_encoder=Tolerant())
-    first = list(stream)
+    first = [list(batch.__key__) for batch in stream]
     assert len(first) == 11
-    with pytest.raises(StateError, match="dropped"):
-        stream.which(3)
+    assert [record.key for record in stream.which(3)] == first[3]
     iter(stream)
-    merged = merge_cursors([stream.cursor()])
     other = open_stream(path, repeat=False, task_encoder=Tolerant())
-    other.restore(merged)
+    other.restore(merge_cursors([stream.cursor()]))
     for told in (stream, other):
-        with pytest.raises(StateError, match="dropped"):
-            told.which(3)
-        records = told.which(len(first))
-        assert records[0].epoch == 1
+        records = told.which(3)
+        assert ([record.key for record in records], records.read) == (first[3], True)
+        assert told.which(len(first))[0].epoch == 1
 
 
 def test_which_on_one_of_several_hosts_keeps_what_a_merge_knows(text_dataset: MakeDataset) -> None:
     path = text_dataset(53, broken={0})
     streams = [open_stream(path, repeat=False, worker_config=config(host, 2), batch_size=2) for host in range(2)]
+    delivered = [sorted(sum((list(batch.__key__) for batch in both), [])) for both in zip(*streams, strict=True)]
     for stream in streams:
-        list(stream)
         iter(stream)
-    [one] = [open_stream(path, repeat=False)]
+    one = open_stream(path, repeat=False, last_batch="pad")
     one.restore(merge_cursors([stream.cursor() for stream in streams]))
-    with pytest.raises(StateError, match="dropped"):
-        one.which(0)
+    assert sorted(record.key for record in one.which(0)) == delivered[0]
 
 
 def test_which_follows_several_changes_of_the_batch_size(text_dataset: MakeDataset) -> None:
@@ -180,3 +183,101 @@ def test_steps_beyond_all_positions_are_refused(text_dataset: MakeDataset) -> No
         with pytest.raises(StateError, match=r"which\(10{18}\): .* below 2\*\*62"):
             streams[0].which(10**18)
         assert len(streams[0].which(10**16)) in range(1, 33)
+
+
+def samples(path: Path, **options: Any) -> Any:
+    given = {"worker_config": config(), "shuffle_buffer_size": None, "max_samples_per_sequence": None, **options}
+    return get_train_dataset(path, batch_size=None, **given)
+
+
+def packed(path: Path, hosts: int = 1) -> list[Stream]:
+    def one(host: int) -> Stream:
+        settings = config(host, hosts, any_host=lambda flag: flag)
+        leaf = samples(path, lanes=12, worker_config=settings)
+        pack = PackingDataset(leaf, 7, lambda samples: [samples[:3], samples[3:]], together, task_encoder=Tolerant())
+        return Stream.of(BatchDataset(pack, 12 // hosts, together))
+
+    return [one(host) for host in range(hosts)]
+
+
+def told(stream: Stream, step: int) -> list[str]:
+    return sorted(record.key for record in stream.which(step))
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_which_makes_packs_again_from_the_nearest_known_place(text_dataset: MakeDataset, hosts: int) -> None:
+    path = text_dataset(53)
+    streams = packed(path, hosts)
+    foretold = [told(streams[-1], step) for step in range(3)]
+    delivered = [sorted(key for stream in streams for key in keys_of(next(stream))) for _ in range(9)]
+    assert delivered[:3] == foretold
+    assert [told(streams[0], step) for step in range(9)] == delivered
+    records = streams[0].which(4)
+    assert records.read
+    assert {record.host for record in records} == {*range(hosts)}
+    assert [record.item for record in records] == sorted(record.item for record in records)
+    assert {record.item for record in records} == {*range(48, 60)}
+    merged = merge_cursors([stream.cursor() for stream in streams])
+    for other in (*packed(path, hosts), *packed(path)):
+        other.restore(merged)
+        assert [told(other, step) for step in (0, 7, 8)] == [delivered[step] for step in (0, 7, 8)]
+
+
+def test_which_begins_at_saved_states_and_says_what_is_too_far(text_dataset: MakeDataset) -> None:
+    (stream,) = packed(text_dataset(53))
+    delivered: list[list[str]] = []
+    for step in range(200):
+        delivered.append(keys_of(next(stream)))
+        stream.cursor(with_manifest=True)
+        if step % 40 == 39:
+            assert told(stream, step - 5) == sorted(delivered[step - 5])
+    with pytest.raises(StateError, match=r"nearest place that is known is step 200, and \d+ items, more than 1048576"):
+        stream.which(10**18)
+
+
+def test_which_reads_nothing_where_lanes_look_at_nothing(text_dataset: MakeDataset) -> None:
+    """Batches in lanes, blended, repeated and cut; then with a broken sample, which only reading tells."""
+
+    def opened(broken: tuple[int, ...]) -> Stream:
+        def leaf(n: int) -> BatchDataset:
+            path = text_dataset(n, broken=broken)
+            whole = samples(path, repeat=False, lanes=8, task_encoder=Tolerant())
+            return BatchDataset(whole, 3, together)
+
+        blend = BlendDataset((RepeatDataset(leaf(40)), 2), (LimitDataset(leaf(30), 9), 1))
+        return Stream.of(BatchDataset(ShuffleBufferDataset(MapDataset(blend, lambda piece: piece), 16), 4, together))
+
+    for broken, read in (((), False), ((2,), True)):
+        stream = opened(broken)
+        batches = [sorted(keys_of(next(stream))) for _ in range(60)]
+        assert [told(stream, step) for step in (0, 17, 59)] == [batches[step] for step in (0, 17, 59)]
+        assert stream.which(17).read is read
+        other = opened(broken)
+        other.restore(stream.cursor())
+        assert told(other, 17) == batches[17]
+        ahead = other.which(66)
+        if not read:
+            assert not ahead.read
+            assert sorted(record.key for record in ahead) == [sorted(keys_of(next(other))) for _ in range(7)][-1]
+    with pytest.raises(StateError, match="have to be gone through from there"):
+        opened(()).which(10**18)
+
+
+def test_which_knows_no_samples_of_functions_of_streams(text_dataset: MakeDataset) -> None:
+    leaf = samples(text_dataset(53))
+    stream = Stream.of(BatchDataset(IterMapDataset(leaf, iter), 4, together))
+    with pytest.raises(StateError, match="IterMapDataset"):
+        stream.which(0)
+
+
+def test_which_refuses_what_was_before_other_data(text_dataset: MakeDataset) -> None:
+    (before,) = packed(text_dataset(53))
+    for _ in range(3):
+        next(before)
+    (stream,) = packed(text_dataset(48))
+    stream.restore(before.cursor(), allow_changes=True)
+    with pytest.raises(StateError, match="allow_changes, at step 3"):
+        stream.which(1)
+    foretold = told(stream, 4)
+    next(stream)
+    assert foretold == sorted(keys_of(next(stream)))

@@ -11,13 +11,7 @@ import pytest
 from torch_encoders import Everything, Groups, Packs, Several, told
 
 from energon_grain import SavableDataset
-from energon_grain_torch import (
-    FatalSampleError,
-    SavableDataLoader,
-    TaskEncoder,
-    get_loader,
-    get_savable_loader,
-)
+from energon_grain_torch import FatalSampleError, SavableDataLoader, TaskEncoder, get_loader, get_savable_loader
 
 Train = Callable[..., SavableDataset]
 BROKEN = frozenset({1, 30})

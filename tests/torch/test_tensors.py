@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 
 from energon_grain import Stream
 from energon_grain.stream.stage import approximate_bytes
-from energon_grain.stream.transport import SamplePickler, SampleUnpickler
+from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain_torch import (
     Batch,
     CrudeSample,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energon_grain.stream.stage import approximate_bytes
-from energon_grain.stream.transport import SamplePickler, SampleUnpickler
+from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain.transforms import batching as array_kind
 from energon_grain.transforms.batching import (
     NUMPY,

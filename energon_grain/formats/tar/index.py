@@ -69,7 +69,7 @@ def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int]
     """Check that tar shards have the size of the index, and begin and end with what it says.
 
     Reads what lies behind the last sample of each, 1 to 10 KiB as a rule, and the header of its first part. So a shard
-    of the same size with other samples is told from the one that was indexed by the name or the size of that part. Of a
+    of the same size with other samples is recognised by the name or the size of that part. Of a
     shard on this machine that was written after the dataset was prepared, or copied, 16 samples are looked at so.
 
     Args:

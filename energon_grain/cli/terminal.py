@@ -1,0 +1,245 @@
+"""What the commands share: an answer as text or as JSON, numbers as people read them, progress, the user's own modules.
+
+A command computes an `Answer` and prints nothing of it; `answering` adds `--json` to its options and prints the answer
+either way. With `--json` whatever else is written to stdout meanwhile, by questions or by modules of the user, goes to
+stderr: stdout has one JSON document and nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from energon_grain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from energon_grain.conversion import ConversionReport
+    from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.prepare.preparation import PrepareReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a command found.
+
+    Attributes:
+        document: What `--json` prints: dataclasses, structs and containers of these.
+        lines: What people read.
+        failed: Whether the command ends with status 1 all the same.
+    """
+
+    document: Any
+    lines: Iterable[str]
+    failed: bool = False
+
+
+def answering(command: Callable[..., Answer]) -> Callable[..., None]:
+    """Make a command of a function that answers: one with `--json`, which prints."""
+
+    @functools.wraps(command)
+    def run(*, as_json: bool, **given: Any) -> None:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            answer = command(**given)
+        for line in [_json(answer.document)] if as_json else answer.lines:
+            typer.echo(line)
+        if answer.failed:
+            raise typer.Exit(1)
+
+    kind = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")]
+    asked = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+    signature = inspect.signature(command, eval_str=True)
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), asked])
+    run.__annotations__ = {**get_type_hints(command, include_extras=True), "as_json": kind}
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # as wide as the terminal is
+    return run
+
+
+def _json(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def with_samples(report: PrepareReport | ConversionReport) -> dict[str, Any]:
+    """A report for `--json`, with the number of samples, which it has by shards alone."""
+    import msgspec
+
+    return {"samples": report.samples, **msgspec.to_builtins(report, enc_hook=str)}
+
+
+def note(text: str, *, kind: str = "note") -> str:
+    """A line that is no error, in yellow on terminals."""
+    return typer.style(f"{kind}: {text}", fg=typer.colors.YELLOW)
+
+
+def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Lay out rows of equal length, indented; the alignment of each column is `<` or `>`.
+
+    >>> table([("jpg", "9"), ("caption", "10")], "<>")
+    ['  jpg       9', '  caption  10']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = list(zip(alignment, widths, strict=False))
+    cells = ([f"{text:{side}{width}}" for text, (side, width) in zip(row, columns, strict=True)] for row in rows)
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a number of bytes with a decimal unit.
+
+    >>> format_bytes(559_000_000)
+    '559 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size_bytes < 999.5 or unit == "TB":
+            break
+        size_bytes /= 1000
+    return f"{size_bytes:.0f} {unit}" if size_bytes >= 99.5 or unit == "B" else f"{size_bytes:.3g} {unit}"
+
+
+def binary_bytes(size_bytes: int) -> str:
+    """Write a power of two.
+
+    >>> binary_bytes(512), binary_bytes(1024)
+    ('512 B', '1 KiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024 or unit == "TiB":
+            break
+        size_bytes //= 1024
+    return f"{size_bytes} {unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "shard"), counted(12_000, "shard")
+    ('1 shard', '12,000 shards')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write a number with so many digits that count, or all of them before the point, and without an exponent.
+
+    >>> significant(12345.6), significant(9.96, 2), significant(0.0312, 2)
+    ('12,346', '10', '0.031')
+    """
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+class ProgressBar:
+    """Shows how far work is, with the remaining time, on stderr; does nothing where that is no terminal."""
+
+    def __init__(self, label: str, *, shown: bool) -> None:
+        self._label = label
+        self._wanted = shown and sys.stderr.isatty()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._started_s = time.monotonic()
+
+    def advance_to(self, done: float, total: float, detail: str, label: str | None = None) -> None:
+        """Show that `done` of `total` bytes, samples or whatever it is are done.
+
+        The bar appears with the first call: drawing it takes a thread, and `prepare` forks before that.
+        """
+        if not self._wanted:
+            return
+        if self._progress is None or self._task is None:
+            self._progress, self._started_s = _start(), time.monotonic()
+            self._task = self._progress.add_task(self._label, detail="")
+        self._progress.update(self._task, completed=done, total=total, detail=detail, description=label or self._label)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it appeared."""
+        return time.monotonic() - self._started_s
+
+    def stop(self) -> None:
+        """Leave the terminal to whoever writes next."""
+        self._wanted = False
+        if self._progress is not None:
+            self._progress.stop()
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, *, shown: bool = True) -> Generator[ProgressBar]:
+    """Show a bar while the block runs."""
+    bar = ProgressBar(label, shown=shown)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+def _start() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    progress.start()
+    return progress
+
+
+def own_modules(named: Iterable[str] | None) -> tuple[str, ...]:
+    """The modules that options name, after which imports look in the current folder too, as with `python -m`.
+
+    Where none is named nothing changes, so that no file of the current folder takes the place of an installed module.
+    """
+    modules = tuple(named or ())
+    if modules and "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # its name, which processes that are started get too
+    return modules
+
+
+def own_sample_type(name: str | None) -> None:
+    """Do so for a sample type, if it is written as `package.module:Class`."""
+    module, colon, _ = (name or "").partition(":")
+    own_modules([module] if colon else None)
+
+
+def own_task_encoder(named: str) -> TaskEncoder:
+    """The task encoder that is written as `package.module:Class`, made without arguments.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    from energon_grain.datasets.task_encoder import TaskEncoder
+
+    module, _, name = named.partition(":")
+    if not module or not name:
+        raise ConfigError(f"--task-encoder {named}: module:Class is meant, as my_training.data:Encoder")
+    own_modules([module])
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--task-encoder {named}: {error}") from error
+    encoder = found() if isinstance(found, type) else found
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
+    return encoder

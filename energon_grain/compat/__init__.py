@@ -1,0 +1,1 @@
+"""What exists for programs that were written for Megatron-Energon, and would not be here without them."""

@@ -1,0 +1,108 @@
+"""Keywords of Energon's functions that have nothing to set here, or are set elsewhere by now."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from energon_grain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.transforms.decode import SampleDecoder
+
+
+class IdleArguments(TypedDict, total=False):
+    """Arguments of loaders that are accepted, and without effect.
+
+    Saving costs microseconds and keeps no internal checkpoints, the garbage collector is paused where it costs time,
+    and a worker that dies is noticed by itself.
+
+    Attributes:
+        checkpoint_every_sec: Energon's interval between internal checkpoints.
+        checkpoint_every_min_n_samples: Likewise.
+        n_checkpoints: How many of them it keeps.
+        gc_collect_every_n_steps: When it collects garbage.
+        watchdog_timeout_seconds: When it warns of a slow step.
+        watchdog_initial_timeout_seconds: The same for the first step.
+        fail_on_timeout: Whether it ends the process then.
+    """
+
+    checkpoint_every_sec: float | None
+    checkpoint_every_min_n_samples: int | None
+    n_checkpoints: int | None
+    gc_collect_every_n_steps: int | None
+    watchdog_timeout_seconds: float | None
+    watchdog_initial_timeout_seconds: float | None
+    fail_on_timeout: bool | None
+
+
+def check_idle(arguments: Mapping[str, Any]) -> None:
+    """Check that they are known.
+
+    Raises:
+        TypeError: One is not.
+    """
+    for name in arguments:
+        if name not in IdleArguments.__annotations__:
+            raise TypeError(f"get_savable_loader() got an unexpected keyword argument {name!r}")
+
+
+class DeprecatedArguments(TypedDict, total=False):
+    """What belongs in the task encoder's `decoder` today, and `handler`, which has no effect.
+
+    Attributes:
+        auto_decode: False: `decoder = None`.
+        image_decode: As in `SampleDecoder`, and so are the next two.
+        av_decode: See there.
+        video_decode_audio: See there.
+        handler: Ignored; give `WorkerConfig(global_error_handler=…)`.
+    """
+
+    auto_decode: bool
+    image_decode: Any
+    av_decode: Any
+    video_decode_audio: bool
+    handler: Any
+
+
+def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
+    """Set the task encoder's decoder as those of `DeprecatedArguments` say that were given, with a warning.
+
+    Raises:
+        ConfigError: The task encoder has another decoder of its own.
+    """
+    if "handler" in arguments:
+        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
+    options = {
+        name: arguments[name] for name in ("image_decode", "av_decode", "video_decode_audio") if name in arguments
+    }
+    if not arguments.get("auto_decode", True):
+        _warn("auto_decode is deprecated; set `decoder = None` in the task encoder")
+        _set_decoder(task_encoder, None, "auto_decode")
+    elif options:
+        names = ", ".join(options)
+        _warn(f"{names}: deprecated; set `decoder = SampleDecoder(…)` in the task encoder")
+        _set_decoder(task_encoder, task_encoder.decoder_type(**options), names)
+
+
+def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names: str) -> None:
+    present = task_encoder.decoder
+    if present == decoder:
+        return
+    if present != task_encoder.decoder_type():
+        raise ConfigError(
+            f"{names}: {type(task_encoder).__name__} has the decoder {present!r} of its own, which this would replace; "
+            f"set it there alone"
+        )
+    task_encoder.decoder = decoder
+
+
+def _warn(message: str) -> None:
+    """Warn of the line of the program that called us, through however many of our own functions."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0].startswith("energon_grain"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -1,0 +1,335 @@
+"""The engine: one step after the other, from a place in the stream on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_grain.errors import EmptyDatasetError
+from energon_grain.sources.cache_pool import using_cache
+from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
+from energon_grain.stream.batches import NO_BATCH, BatchStage
+from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
+from energon_grain.stream.feed import LaneChunks
+from energon_grain.stream.passes import PassPlan, Progress, Share
+from energon_grain.stream.prefetch import Prefetch
+from energon_grain.stream.spec import Program, StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.statistics import Dropped, Drops, Statistics
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
+
+
+class Step(NamedTuple):
+    """A step, made.
+
+    Attributes:
+        batch: What the consumer gets.
+        samples: How many it holds, padding not counted.
+        drops: What was dropped on the way to it.
+        progress: The place behind it.
+        more: Whether this host may have samples for a later one.
+    """
+
+    batch: Any
+    samples: int
+    drops: Drops
+    progress: Progress
+    more: bool = True
+
+
+class Production:
+    """Makes the steps of one pass, from a place in it on.
+
+    Args:
+        spec: The compiled dataset.
+        share: This host's part.
+        stage: Reads and encodes in this process.
+        batches: Makes the batches.
+        statistics: Counts drops.
+        config: Error handler and memory bound.
+        pool: Who encodes; None: everything happens in `next`.
+        under_way: Takes in what runs from now on, and ends it.
+        start: From where on.
+        finish: Called on each batch when it is made.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: StreamSpec,
+        share: Share,
+        stage: PureStage,
+        batches: BatchStage,
+        statistics: Statistics,
+        config: WorkerConfig,
+        pool: WorkerPool | None,
+        under_way: UnderWay,
+        start: Progress,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._share = share
+        self._stage = stage
+        self._batches = batches
+        self._statistics = statistics
+        self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
+        self._progress = start
+        self._config = config
+        statistics.begin(first=not (start.item or start.pass_number))
+        self._finish = finish
+        self._under_way = under_way
+        self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
+        self._ahead = Prefetch(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        if self._ahead:
+            under_way.add(self._ahead.close)
+        self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
+
+    def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
+        """Items of a stream whose order is arithmetic."""
+        spec, share, start = self._spec, self._share, self._progress
+        origin = share.first_at(start.item)
+        first = origin + int(start.drops.min()) * share.local_lanes
+        numbers = BatchNumbers(
+            origin=origin,
+            item=start.item,
+            global_batch=self._plan.global_batch,
+            host=share.host,
+            hosts=share.hosts,
+            base=spec.first_item(start.pass_number),
+            pass_number=spec.counted(start.pass_number),
+            pads=self._plan.pads,
+        )
+        chunks = plan_chunks(
+            spec,
+            self._stage.sources,
+            share,
+            pass_number=start.pass_number,
+            first=first,
+            batch_size=self._plan.batch_size,
+            pace=self._pace,
+            numbers=lambda: numbers if self._takes_batches() else None,
+            origin=origin,
+            ahead=self._ahead if self._ahead else None,
+        )
+        sent: deque[Chunk] = deque()
+        return LaneAssembly(
+            lanes=share.local_lanes,
+            drops=start.drops,
+            chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
+            again=self._stage.run,
+            first=first,
+            end=local_end(spec, share, start.pass_number),
+            on_drop=self._on_drop,
+            on_success=self._statistics.succeeded,
+            patience=spec.patience,
+        )
+
+    def _takes_batches(self) -> bool:
+        """Whether workers may make batches of this pass."""
+        if self._share.stride > 1:
+            return False
+        assembly = getattr(self, "_assembly", None)  # a pool may ask for chunks while it is started
+        return assembly.takes_batches if isinstance(assembly, LaneAssembly) else not self._progress.drops.any()
+
+    def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
+        """Items of lanes that have a program."""
+        start = self._progress
+        reader = LaneChunks(self._stage.sources, self._pace, self._ahead)
+        reader.encoded = self._encoded(reader, pool)
+        around = surroundings(
+            program,
+            self._stage,
+            self._pace,
+            self._statistics,
+            self._config.restore_error_handler,
+            self._spec.patience,
+        )
+        return LaneProgram(
+            program=program,
+            share=self._share,
+            reader=reader,
+            around=around,
+            pass_number=self._spec.counted(start.pass_number),
+            states=start.lanes,
+            begins=start.item == 0 and not self._spec.endless,
+            batch_size=self._plan.batch_size,
+        )
+
+    def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
+        """Chunks, done: by workers, or when they are asked for."""
+        if pool is None:
+            return map(self._pace.timed(self._stage.run), chunks)
+        with interrupts_held():
+            workers = pool.start(chunks, self._pace)
+            self._under_way.add(workers.stop, workers.close)
+        return iter(workers)
+
+    def _on_drop(self, dropped: Dropped) -> None:
+        self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
+        self._statistics.drop(dropped)
+
+    def __iter__(self) -> Iterator[Step]:
+        while not self._progress.ended:
+            with using_cache(self._spec.cache_pool):
+                step = self._step()
+            if step is None:
+                return
+            yield step
+            del step  # or the batch would live until the next one is made
+
+    @property
+    def progress(self) -> Progress:
+        """The place behind the last step that was made."""
+        return self._progress
+
+    def _step(self) -> Step | None:
+        """The next step; None at the end of the pass."""
+        plan, spec = self._plan, self._spec
+        while True:
+            item = self._progress.item
+            step = item // plan.global_batch
+            if isinstance(self._assembly, LaneProgram):
+                self._assembly.begin_batch(step)
+            samples, keys, valid, next_item = self._collect(item)
+            if isinstance(samples, MadeBatch):
+                self._progress = self._behind(next_item, 1)
+                return self._delivered(samples.batch, samples.samples)
+            if not samples:
+                if item == 0 and self._lanes_ended() and self._share.hosts == 1:
+                    raise EmptyDatasetError(
+                        "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
+                        "would have made a full batch). loader.stats() tells what was dropped and why"
+                    )
+                self._progress = self._progress._replace(item=next_item, ended=True)
+                return None
+            pass_number = self._progress.pass_number
+            batch = self._batches.make(
+                samples,
+                keys,
+                item=spec.first_item(pass_number) + self._share.to_global(self._share.first_at(item)),
+                pass_number=spec.counted(pass_number),
+                step=step,
+                valid=valid,
+            )
+            made = int(batch is not NO_BATCH)
+            self._progress = self._behind(next_item, made)
+            if batch is not NO_BATCH:
+                return self._delivered(batch, len(samples) if valid is None else int(valid.sum()))
+            # From here on a step no longer tells the item by itself.
+            self._progress = self._progress.forgetting(plan.global_batch)
+            if self._progress.ended:
+                return None
+
+    def _delivered(self, batch: Any, samples: int) -> Step:
+        if self._finish is not None:
+            batch = self._finish(batch)
+        return Step(batch, samples, self._statistics.made(), self._progress, not self._lanes_ended())
+
+    def _behind(self, item: int, made: int) -> Progress:
+        """The place behind a step that ends before `item`."""
+        before, assembly = self._progress, self._assembly
+        return before._replace(
+            step=before.step + made * self._share.stride,
+            pass_step=before.pass_step + made * self._share.stride,
+            item=item,
+            drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
+            lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
+            ended=self._plan.over(before.pass_step + made * self._share.stride, item),
+        )
+
+    def _lanes_ended(self) -> bool:
+        return isinstance(self._assembly, LaneProgram) and self._assembly.ended
+
+    def _collect(self, item: int) -> tuple[list[Any] | MadeBatch, list[tuple[Any, ...]], Any, int]:
+        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it.
+
+        In place of samples, the batch itself where a worker made it.
+        """
+        plan = self._plan
+        first = self._share.first_at(item)
+        taken = self._assembly.take(first, plan.batch_size)
+        behind = item + plan.global_batch * self._share.stride
+        if taken.made is not None:
+            return taken.made, [], None, behind
+        if not taken.missing:
+            # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
+            valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
+            return taken.samples, taken.restore_keys, valid, behind
+        if isinstance(self._assembly, LaneProgram):
+            return self._collect_at_end(self._assembly, taken, behind)
+        if plan.keeps:
+            # One host: go on behind the gaps that dropped samples left near the end of the pass.
+            while taken.missing and not plan.exhausted(behind):
+                more = self._assembly.take(self._share.first_at(behind), len(taken.missing))
+                behind += len(taken.missing)
+                taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+            return taken.samples, taken.restore_keys, None, behind
+        return *self._padded(taken, first), behind
+
+    def _collect_at_end(
+        self, lanes: LaneProgram, taken: Taken, behind: int
+    ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
+        """The same where lanes have begun to end, each at its own item."""
+        plan, one_host = self._plan, self._share.hosts == 1
+        if plan.pads:
+            while one_host and not taken.samples and not lanes.ended:
+                taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
+            if one_host and not taken.samples:
+                return [], [], None, behind
+            missing = set(taken.missing)
+            present = iter(zip(taken.samples, taken.restore_keys, strict=True))
+            rows = [lanes.filler() if place in missing else next(present) for place in range(plan.batch_size)]
+            valid = np.array([place not in missing for place in range(plan.batch_size)])
+            return [row[0] for row in rows], [row[1] for row in rows], valid, behind
+        while one_host and taken.missing and not lanes.ended:
+            count = len(taken.missing)
+            more = lanes.take(behind, count)
+            taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+            behind += count
+        if taken.missing and not plan.keeps:
+            return [], [], None, behind
+        return taken.samples, taken.restore_keys, None, behind
+
+    def _padded(self, taken: Taken, first: int) -> tuple[list[Any], list[tuple[Any, ...]], Any]:
+        """Fill places that the pass has no item for with samples from its beginning, and mark them as not valid."""
+        count = len(taken.samples) + len(taken.missing)
+        missing = set(taken.missing)
+        items = self._share.to_global(first + np.asarray(taken.missing, np.int64))
+        filler = iter(self._fillers(items))
+        present = iter(zip(taken.samples, taken.restore_keys, strict=True))
+        rows = [next(filler) if place in missing else next(present) for place in range(count)]
+        # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
+        valid = np.array([place not in missing for place in range(count)]) if self._plan.pads else None
+        return [row[0] for row in rows], [row[1] for row in rows], valid
+
+    def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
+        """One good sample for each item beyond the pass: of position `item mod length`, or of the next good one."""
+        length = self._plan.length
+        assert length is not None
+        found: list[tuple[Any, tuple[Any, ...]]] = []
+        for item in items.tolist():
+            for offset in range(length):
+                position = np.array([(item + offset) % length])
+                draws = self._spec.order.draw(position, self._progress.pass_number)
+                local = item // self._share.hosts
+                chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
+                encoded = self._stage.run(chunk)
+                if not encoded.drops:
+                    found.append((encoded.outcomes[0], encoded.restore_keys[0]))
+                    break
+            else:
+                raise EmptyDatasetError(
+                    f"every one of the {length} samples of the pass was dropped; see the log for why"
+                )
+        return found
+
+
+def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
+    """The chunks, each of which is appended to `sent` when it is taken."""
+    for chunk in chunks:
+        sent.append(chunk)
+        yield chunk

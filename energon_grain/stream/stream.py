@@ -1,0 +1,609 @@
+"""Running a compiled dataset: what both backends drive."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import operator
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
+from energon_grain.samples.registration import register_value
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.storage.given_up import GivenUp, wanted_until
+from energon_grain.stream.batches import BatchStage
+from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.passes import (
+    PassPlan,
+    Progress,
+    Share,
+    StepsShare,
+    check_last_batch,
+    next_pass,
+    pass_steps,
+    place_in_pass,
+    place_of_step,
+)
+from energon_grain.stream.replay import SampleRestorer
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage, approximate_bytes
+from energon_grain.stream.state import LaneStates
+from energon_grain.stream.statistics import Statistics
+from energon_grain.stream.steps import Production, Step
+from energon_grain.stream.which import History, StepSamples
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import (
+    Background,
+    MakePool,
+    ProcessPool,
+    ThreadPool,
+    UnderWay,
+    WorkerPool,
+    close_with,
+    interpreters,
+    interrupts_held,
+)
+
+_logger = logging.getLogger("energon_grain")
+
+
+class Runnable(Protocol):
+    """A description that can be run: a dataset."""
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The host that it is for."""
+        ...
+
+    def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
+        """Everything that decides what comes out of it."""
+        ...
+
+
+def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
+    """The worker configuration that a dataset is run with: `given`, or its own.
+
+    Raises:
+        ConfigError: It is something else, the path of a dataset for instance.
+    """
+    if not hasattr(dataset, "compiled"):
+        raise ConfigError(
+            f"loader: a dataset is meant, not a {type(dataset).__name__}; pass what get_train_dataset or another "
+            f"dataset class gave"
+        )
+    return given or dataset.worker_config
+
+
+def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
+    """So many workers of the configured kind; None: hooks may not run in threads."""
+    if config.worker_type == "process":
+        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
+    if spec.stage_seeds_globals:
+        _logger.warning(
+            "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
+            "threads; let them use self.rng, or use worker processes"
+        )
+        return None
+    return ThreadPool(stage, workers, config.prefetch_bytes)
+
+
+class Stream:
+    """One host's stream of batches, with its state.
+
+    Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
+    if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
+    stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
+    ends them. Whoever looks ahead (`coming`) leaves the state where it is: it is always that behind the last step that
+    `next` delivered. Several threads may call `next`; each gets steps of its own.
+
+    Args:
+        spec: The compiled dataset.
+        config: This host, its workers and error policy.
+        prefetch_factor: Batches that are made ahead for each worker.
+        make_pool: Makes the workers, in place of those that the configuration describes.
+        finish: Called on each batch when it is made, maybe in another thread.
+        share: Which steps of the host are made here; default: all.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        config: WorkerConfig,
+        *,
+        prefetch_factor: int = 2,
+        make_pool: MakePool | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        share: Share | None = None,
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.share = share or Share(config.rank, config.world_size, spec.lanes)
+        self.plan = PassPlan.of(spec, config.world_size)
+        self._prefetch_factor = max(1, prefetch_factor)
+        self._workers = min(config.num_workers, os.cpu_count() or 1)
+        self._fingerprint = spec.fingerprint()
+        self._manifest: str | None = None
+        lock = threading.RLock()
+        self._stage = PureStage(spec, lock)
+        self._make_pool = make_pool
+        self._finish = finish
+        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
+        self._batches = BatchStage(
+            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
+        )
+        if spec.batch is not None and not spec.endless:
+            check_last_batch(spec.batch.last, config.world_size)
+        if spec.program is not None:
+            self.share.require_whole_lanes(
+                "items of this dataset are formed in lanes (filters, batches, groups, packs, generators)"
+            )
+        agrees = spec.program is not None and not spec.endless and config.world_size > 1
+        if agrees and config.any_host is None:
+            raise ConfigError(
+                f"passes of this dataset end where its data does (it filters, groups, packs or generates), and "
+                f"{config.world_size} hosts must agree on when: initialise `jax.distributed` or `torch.distributed` "
+                f"and use a loader, or pass WorkerConfig(any_host=…), a function that tells every host whether a flag "
+                f"is set on any; or make it endless (repeat=True)"
+            )
+        self._any_host = config.any_host if agrees else None
+        self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
+        self._empty_steps = 0
+        self._progress = self._beginning()
+        self._history = History(spec=spec, stage=self._stage, config=config, share=self.share)
+        self._coming: deque[Step] = deque()  # read, but not delivered
+        self._none_left = False  # behind those that are coming
+        self._failed_behind: Progress | None = None
+        self.turn = threading.RLock()  # one thread at a time takes steps
+        self._steps: Iterator[Step] | None = None
+        self._pool: WorkerPool | None = None
+        self._under_way = UnderWay()
+        self._end: weakref.finalize[Any, Any] | None = None
+        self._starting = threading.RLock()  # for `close`, from another thread
+        self._closed_at = ""  # file and line
+        if self.plan.remaining(0, 0) == 0:
+            raise EmptyDatasetError(
+                f"a pass of {self.plan.length} samples has no complete batch of {self.plan.global_batch} "
+                f"({config.world_size} hosts): use a smaller batch, or last_batch='pad' or 'keep'"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Runnable,
+        *,
+        worker_config: WorkerConfig | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int = 2,
+        cache_pool: CachePool | None = None,
+        make_pool: MakePool | None = None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Stream:
+        """Compile a dataset and make its stream.
+
+        Args:
+            dataset: What to run.
+            worker_config: In place of the dataset's own.
+            num_workers: In place of the configuration's.
+            prefetch_factor: Batches that are made ahead for each worker.
+            cache_pool: What hooks get as `cache`; not closed with the stream. Default: it keeps nothing.
+            make_pool: As in `Stream`.
+            finish: As in `Stream`.
+        """
+        config = config_to_run(dataset, worker_config)
+        if num_workers is not None and num_workers != config.num_workers:
+            config = dataclasses.replace(config, num_workers=num_workers)
+        spec = dataset.compiled(hosts=config.world_size, cache_pool=cache_pool)
+        return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
+
+    @classmethod
+    def of_steps(
+        cls, spec: StreamSpec, config: WorkerConfig, *, first: int, readers: int, pass_number: int = 0, **options: Any
+    ) -> Stream:
+        """Every so manieth step of one pass, for so many readers beside each other, each of which makes its own.
+
+        Args:
+            spec: The compiled dataset.
+            config: This host.
+            first: Step of the pass that this reader begins with.
+            readers: How many there are: the next one is `first + readers`.
+            pass_number: Which pass.
+            **options: As in `Stream`.
+
+        Raises:
+            ConfigError: What a step is made of depends on the data of those before.
+        """
+        order, size = spec.order, 1 if spec.batch is None else spec.batch.size
+        begin = 0 if order.passes is not None else PassPlan.of(spec, config.world_size).steps or 0
+        reader = (pass_number * begin + first) % readers
+        share = StepsShare(config.rank, config.world_size, spec.lanes, reader, readers, size)
+        stream = cls(spec, config, share=share, **options)
+        stream._go_to(place_in_pass(spec, share, pass_number, first))
+        return stream
+
+    def _beginning(self) -> Progress:
+        return Progress(
+            drops=np.zeros(self.share.local_lanes, np.int64), history=((0, 0, 0, 0, self.plan.global_batch),)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self._require_here("go on")
+        with self.turn:
+            if self._progress.ended and self.share.stride == 1:
+                self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
+        return self
+
+    def __next__(self) -> Any:
+        self._require_here("go on")
+        with self.turn:
+            if self._closed_at:
+                raise ValueError(
+                    f"this loader was closed at {self._closed_at}; make a new one, and restore the state to go on"
+                )
+            if self._progress.ended:
+                raise StopIteration
+            step = self._advance()
+        self._statistics.delivered(step.samples, step.drops)
+        register_value(step.batch)
+        return step.batch
+
+    def coming(self, count: int) -> list[Any]:
+        """The batches that `next` will deliver, at most `count`: fewer where the pass ends or reading fails before.
+
+        What fails behind the first of them is tried again, and raised, when it is the first.
+        """
+        self._require_here("read ahead")
+        with self.turn:
+            while len(self._coming) < count and not (self._behind.ended or self._closed_at):
+                if self._coming and self._behind is self._failed_behind:
+                    break
+                try:
+                    self._coming.append(self._read())
+                except StopIteration:
+                    break
+                except Exception:
+                    if not self._coming or self._any_host is not None:  # which other hosts wait for
+                        raise
+                    self._failed_behind = self._behind
+            return [step.batch for step in islice(self._coming, count)]
+
+    @property
+    def _behind(self) -> Progress:
+        """The place behind what was read."""
+        return self._coming[-1].progress if self._coming else self._progress
+
+    def _go_to(self, progress: Progress) -> None:
+        """Forget what was read ahead, and be at a place."""
+        self._stop()
+        self._coming.clear()
+        self._progress = progress
+        self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+
+    def _advance(self) -> Step:
+        """The next step, behind which the stream now is.
+
+        Raises:
+            StopIteration: The pass is over.
+        """
+        try:
+            step = self._coming.popleft() if self._coming else self._read()
+        except StopIteration:
+            self._statistics.settle()
+            self._go_to(self._progress._replace(ended=True))
+            raise
+        skipped = self._progress.skipped
+        self._progress = step.progress
+        if step.progress.skipped != skipped:
+            self._progress = step.progress._replace(skipped=skipped)
+        return step
+
+    def _read(self) -> Step:
+        """The step behind those that were read.
+
+        Raises:
+            StopIteration: The pass is over.
+        """
+        if self._none_left:
+            raise StopIteration
+        try:
+            with self._starting:
+                steps = self._steps or self._start()
+            with wanted_until(self._under_way.over):
+                return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+        except StopIteration:
+            self._none_left = True
+            raise
+        except BaseException as error:
+            if isinstance(error, GivenUp) or (self._closed_at and isinstance(error, Exception)):
+                raise ValueError(
+                    f"this loader was closed at {self._closed_at} while its next batch was waited for"
+                ) from None
+            # What failed is tried again by the next call, from the same place on.
+            self._stop()
+            self._statistics.failed()
+            raise
+
+    def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
+        """The next step, if all hosts have it.
+
+        Raises:
+            StopIteration: They do not: the pass is over on all of them.
+        """
+        agreed = self._behind
+        while True:
+            try:
+                step = next(steps, None)
+            except BaseException:
+                # The others do not ask again about steps that all found empty.
+                if self._coming:
+                    self._coming[-1] = self._coming[-1]._replace(progress=agreed)
+                else:
+                    self._progress = agreed
+                raise
+            if not self.plan.pads:  # the pass ends with the first host that has no full batch
+                if any_host(step is None) or step is None:
+                    raise StopIteration
+                return step
+            if any_host(step is not None and step.samples > 0):
+                assert step is not None
+                return step._replace(progress=step.progress.without(self._empty_steps))
+            # Padding on every host: lanes that are left have items further on, or there are none.
+            self._empty_steps += 1
+            if not any_host(step is not None and step.more):
+                raise StopIteration
+            if step is not None:
+                agreed = step.progress.without(self._empty_steps)
+
+    def _start(self) -> Iterator[Step]:
+        self._under_way.begin()
+        if self._closed_at:
+            raise GivenUp
+        self._empty_steps = 0
+        pool = self._workers_ready()
+        try:
+            with wanted_until(self._under_way.over):
+                production = Production(
+                    spec=self.spec,
+                    share=self.share,
+                    stage=self._stage,
+                    batches=self._batches,
+                    statistics=self._statistics,
+                    config=self.config,
+                    pool=pool,
+                    under_way=self._under_way,
+                    start=self._behind,
+                    finish=self._finish,
+                )
+            if pool is not None and not self.spec.assembly_seeds_globals:
+                capacity = self._prefetch_factor * pool.workers
+                with interrupts_held():
+                    budget, over = self.config.prefetch_bytes, self._under_way.over
+                    ahead = Background(production, capacity, budget, _bytes_of_step, over)
+                    self._under_way.add(ahead.stop, ahead.close)
+                self._steps = ahead
+            else:
+                self._steps = iter(production)
+        except BaseException:
+            self._stop()
+            raise
+        return self._steps
+
+    def _workers_ready(self) -> WorkerPool | None:
+        """The workers, made when they are first needed; None: there are none."""
+        if self._pool is None and self._workers:
+            if self._make_pool is not None:
+                self._pool = self._make_pool(self.spec, self._stage)
+            else:
+                self._pool = own_pool(self.spec, self._stage, self.config, self._workers)
+            if self._pool is None:
+                self._workers = 0
+            else:
+                self._under_way.pool = self._pool
+                self._end = close_with(self, self._under_way.close)
+        return self._pool
+
+    def _stop(self) -> None:
+        self._steps, self._none_left = None, False
+        self._under_way.stop()
+
+    def _require_here(self, what: str) -> None:
+        """Check that this is no forked child's copy of a stream that runs elsewhere.
+
+        Raises:
+            WorkerError: It is.
+        """
+        if self._under_way.elsewhere:
+            raise WorkerError(
+                f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
+                f"process, so it cannot {what} here: make the loader in the child itself, or one from the same dataset "
+                f"that restores the state of this one (`loader.restore_state_rank(inherited.save_state_rank())`)"
+            )
+
+    def start_prefetch(self) -> None:
+        """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
+        self._require_here("read ahead")
+        if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
+            with self._starting, suppress(GivenUp):  # closed meanwhile
+                self._start()
+
+    def cursor(self, *, with_manifest: bool = False) -> Cursor:
+        """The state behind the last delivered batch. Cheap enough to ask for after each.
+
+        Args:
+            with_manifest: Add what lets a later mismatch be explained; for states that are kept.
+        """
+        if with_manifest and self._manifest is None:
+            self._manifest = pack_manifest(self.spec.manifest())
+        manifest = self._manifest if with_manifest else None
+        progress, held = self._progress, ""
+        if with_manifest:
+            self._history.save(progress)
+        if self._lane_states is not None and progress.lanes is not None:
+            held = self._lane_states.text(progress.lanes)
+        return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
+
+    def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
+        """Go to the place of a cursor, saved on any number of hosts with any batch size.
+
+        Args:
+            cursor: What `cursor` returned.
+            allow_changes: Go on at its position although the configuration or the data changed.
+
+        Raises:
+            StateError: The cursor is malformed or cannot be continued here.
+            FingerprintError: It belongs to another configuration or other data.
+            HostsError: The number of hosts does not fit its lanes.
+            WorkerError: This process was forked while the stream was at work.
+        """
+        self._require_here("restore a state")
+        if not allow_changes:
+            check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
+        progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
+        with self.turn:
+            self._go_to(progress)
+            self._history.restored(progress, dict(cursor), changed=allow_changes)
+
+    @property
+    def step(self) -> int:
+        """Steps of the host behind which the next one lies, over all passes."""
+        return self._progress.step
+
+    def seek(self, step: int) -> None:
+        """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
+
+        Behind the last step of a pass that pass is over, and `iter` begins the next one.
+
+        Raises:
+            ConfigError: Where a step begins depends on data.
+        """
+        self._require_here("go to a step")
+        with self.turn:
+            self._go_to(place_of_step(self.spec, self.share, step))
+
+    def skip(self, steps: int) -> None:
+        """Jump over steps of this pass, which count as delivered; the cursor records it.
+
+        It is arithmetic, and what is jumped over is not read, unless the dataset filters, groups, packs or generates:
+        then the steps are made and left out. Samples that would have been dropped on the way are not, so behind a skip
+        the batches of a stream with dropped samples are not those that they would have been without it.
+
+        Raises:
+            ValueError: `steps` is negative.
+            StateError: The pass has fewer steps left. Nothing was skipped, unless only the data could tell: then the
+                pass is over, and what it had is recorded as skipped.
+        """
+        steps = operator.index(steps)
+        if steps < 0:
+            raise ValueError(f"skip({steps}): a number of steps, 0 or more, is meant")
+        if steps:
+            self._require_here("skip steps")
+            with self.turn:
+                self._skip(steps)
+
+    def _skip(self, steps: int) -> None:
+        before = self._progress
+        left = 0 if before.ended else self.plan.remaining(before.pass_step, before.item)
+        if left is not None and steps > left:
+            raise StateError(f"skip({steps}): this pass has {left} steps left; skip less, or begin the next pass")
+        if self.spec.program is not None:
+            self._skip_by_making(steps)
+            return
+        pass_step, item = before.pass_step + steps, before.item + steps * self.plan.global_batch
+        self._go_to(
+            before._replace(
+                step=before.step + steps,
+                pass_step=pass_step,
+                item=item,
+                ended=self.plan.over(pass_step, item),
+                skipped=(*before.skipped, (before.step, steps)),
+            )
+        )
+
+    def _skip_by_making(self, steps: int) -> None:
+        before = self._progress
+        done = 0
+        try:
+            while done < steps:
+                if self._progress.ended:
+                    raise StopIteration
+                self._advance()
+                done += 1
+        except StopIteration:
+            raise StateError(
+                f"skip({steps}): the pass ended after {done} steps, which are skipped; begin the next pass"
+            ) from None
+        finally:
+            if done:
+                skipped = (*before.skipped, (before.step, done))
+                self._progress = self._progress._replace(skipped=skipped)
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """A sample or batch again, from its `__restore_key__`. See `stream.replay.SampleRestorer`."""
+        self._require_here("restore samples")
+        sample = SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
+        register_value(sample)
+        return sample
+
+    def which(self, step: int) -> StepSamples:
+        """The samples of the global batch of a step, past or future.
+
+        From positions where they tell, and else by reading and making the steps before it again, from the nearest place
+        that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
+        `read` says which. The stream stays where it is. Raises as `stream.which.History.which`.
+        """
+        self._require_here("make steps again")
+        return self._history.which(self._progress, step, dropped=self._statistics.dropped)
+
+    def stats(self) -> dict[str, Any]:
+        """JSON-native counts of what was delivered and of what was dropped and why."""
+        return self._statistics.report()
+
+    def __len__(self) -> int:
+        """Steps per host of the current pass, or of the next one where it is over.
+
+        Where the stream is endless: of one pass over what is repeated.
+        """
+        progress, plan = self._progress, self.plan
+        if progress.ended:
+            progress = next_pass(progress, self.spec, plan, self.share.hosts)
+            plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+        return pass_steps(self.spec, plan, progress)
+
+    def close(self) -> None:
+        """End threads and release files. Further `next` calls raise ValueError."""
+        self._closed_at = self._closed_at or _caller()
+        self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
+        with self._starting:
+            self._steps = None
+            self._coming.clear()
+            self._under_way.close()
+            if self._end is not None:
+                self._end.detach()
+            self._stage.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _caller() -> str:
+    """File and line from where the program called this library."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
+        frame = frame.f_back
+    return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _bytes_of_step(step: Step) -> int:
+    return approximate_bytes(step.batch)

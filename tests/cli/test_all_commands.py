@@ -1,0 +1,142 @@
+"""What all commands have in common: `--json`, help, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_runs import run
+from metadatasets import write_v2
+from patience import PATIENCE_S
+
+from energon_grain.cli.app import app
+from energon_grain.testing import make_captioning_dataset, make_text_dataset
+
+ENCODER = """
+from energon_grain import DefaultTaskEncoder
+
+class Talking(DefaultTaskEncoder):
+    print("imported")
+
+    def encode_sample(self, sample):
+        print("encoded")
+        return sample
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("all")
+    make_text_dataset(root / "text", n=24, shards=4)
+    make_captioning_dataset(root / "broken", n=24, shards=4, broken={3})
+    make_text_dataset(root / "fresh", n=24, shards=4, prepared=False)
+    (root / "lines.jsonl").write_text('{"a": 1}\n')
+    (root / "talking.py").write_text(ENCODER)
+    join = {"join": [{"path": "text"}, {"path": "text"}]}
+    write_v2(root, "mix.yaml", train={"blend": [join, {"path": "text"}]})
+    return root
+
+
+RUNS: list[tuple[list[str], dict[str, Any]]] = [
+    (["prepare", "fresh", "--non-interactive", "--split-ratio", "1", "--crude"], {"samples": 24, "root": "fresh"}),
+    (["prepare", "text", "--tar-index-only"], {"samples": 24}),
+    (["prepare", "lines.jsonl"], {"samples": 1, "path": "lines.jsonl"}),
+    (["prepare", "mix.yaml"], {"removed": []}),
+    (["convert", "text", "records"], {"samples": 24, "container": "array-record", "target": "records"}),
+    (["info", "text"], {"samples": 24, "path": "text"}),
+    (["info", "mix.yaml", "--plot", "mix.svg"], {"samples": 36, "endless": True}),
+    (["lint", "text"], {}),
+    (["which", "text", "--step", "0", "--batch-size", "2"], {}),
+    (
+        ["bench", "text", "--seconds", "0.01", "--workers", "0", "--task-encoder", "talking:Talking"],
+        {"path": "text", "batch_size": 32},
+    ),
+    (["schema"], {"$schema": "http://json-schema.org/draft-07/schema#"}),
+]
+
+
+def test_every_command_is_tried() -> None:
+    assert {arguments[0] for arguments, _ in RUNS} == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("arguments", "told"), RUNS, ids=[" ".join(arguments[:2]) for arguments, _ in RUNS])
+def test_json_is_one_document_on_stdout(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: dict[str, Any]
+) -> None:
+    """Whatever is said besides, by the command or by modules of the user, is said on stderr."""
+    monkeypatch.chdir(folder)
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {name: found[name] for name in told} == told
+    assert ("encoded" in done.stderr) == ("bench" in arguments)
+
+
+def test_findings_are_a_document_with_status_1(folder: Path) -> None:
+    done = run("lint", folder / "broken", "--json", "--limit", "1")
+    assert done.exit_code == 1
+    (finding,) = json.loads(done.stdout)
+    assert finding["where"] == "shard_000.tar/000003"
+
+
+def test_of_an_error_stdout_has_nothing(folder: Path) -> None:
+    for arguments in (["info", "nowhere"], ["prepare", "text"], ["which", "text"], ["info", "--no-such-option"]):
+        done = command(*arguments, "--json", cwd=folder)
+        assert done.returncode in (1, 2)
+        assert done.stdout == ""
+        assert done.stderr
+
+
+def test_questions_go_to_stderr(folder: Path) -> None:
+    done = run("prepare", folder / "fresh", "--force-overwrite", "--skip-dataset-yaml", "--json", answers="1,1,0\n")
+    assert done.exit_code == 0, done.output
+    assert {len(shards) for shards in json.loads(done.stdout)["split_parts"].values()} == {2}
+    assert "Ratio of train, val and test" in done.stderr
+
+
+def command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "energon_grain.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "120", **environment},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_help_has_panels() -> None:
+    shown = command("-h").stdout
+    for panel in ("─ Make datasets ─", "─ Look at datasets and mixtures ─", "─ Options ─"):
+        assert panel in shown
+    shown = command("prepare", "--help").stdout
+    places = [shown.index(f"─ {panel} ─") for panel in ("Arguments", "Options", "Split", "Samples", "How it runs")]
+    assert places == sorted(places)
+    assert places[2] < shown.index("--split-ratio") < places[3] < shown.index("--sample-type") < places[4]
+    assert '\'{"image": "jpg", "caption": "txt"}\'' in shown  # nothing is taken for markup
+    assert "energon-grain prepare [OPTIONS]" in shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete(shell: str) -> None:
+    variable = "_ENERGON_GRAIN_COMPLETE"
+    script = command(**{variable: f"source_{shell}"}).stdout
+    assert variable in script
+    asked = {
+        "bash": {"COMP_WORDS": "energon-grain in", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "energon-grain in"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "energon-grain in", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    assert "info" in command(**{variable: f"complete_{shell}"}, **asked).stdout
+    if shell == "bash":
+        asked = {"COMP_WORDS": "energon-grain convert a b --to ", "COMP_CWORD": "5"}
+        assert command(**{variable: "complete_bash"}, **asked).stdout.split() == ["array-record", "tar"]

@@ -1,0 +1,36 @@
+"""What a type checker makes of a user's program: batches have a type from the task encoder to the loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+import energon_grain
+
+PROGRAM = Path(__file__).with_name("train.py")
+FOLDERS = [str(Path(energon_grain.__file__).parents[1] / folder) for folder in ("", "adapters")]
+
+
+@pytest.mark.parametrize("package", ["energon_grain", "energon_grain_torch"])
+def test_batches_are_typed_from_the_task_encoder_to_the_loop(package: str, tmp_path: Path) -> None:
+    source = PROGRAM.read_text().replace("PACKAGE", package)
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": FOLDERS, "typeCheckingMode": "standard"}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    expected = {
+        number: match[1]
+        for number, line in enumerate(source.splitlines())
+        if (match := re.search(r'# error: "(\w+)"', line))
+    }
+    complaints = {each["range"]["start"]["line"]: each["message"] for each in found}
+    assert set(complaints) == set(expected), found
+    for line, name in expected.items():
+        assert name in complaints[line]
