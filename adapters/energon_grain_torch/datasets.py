@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from multiprocessing import RawArray
 from multiprocessing.context import get_spawning_popen
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 import torch.utils.data
@@ -29,8 +29,10 @@ from energon_grain.datasets import get_datasets
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.sample import Sample
+from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.stream import Stream
@@ -39,7 +41,7 @@ from energon_grain.transforms.batching import generic_batch
 from energon_grain_torch.task_encoder import DefaultTaskEncoder
 from energon_grain_torch.worker_config import WorkerConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 _logger = logging.getLogger("energon_grain")
 _KEY = "energon_grain"
@@ -47,7 +49,7 @@ _MOST_WORKERS = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StreamDataset(SavableDataset, torch.utils.data.IterableDataset[Any]):  # pyright: ignore[reportIncompatibleMethodOverride]
+class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """What the entry points return: a description of a stream, and an `IterableDataset` of PyTorch's.
 
     `get_savable_loader` has workers, read-ahead and a state of its own. Where a trainer insists on making the loader,
@@ -59,7 +61,7 @@ class StreamDataset(SavableDataset, torch.utils.data.IterableDataset[Any]):  # p
     `set_epoch` says otherwise.
     """
 
-    dataset: SavableDataset
+    dataset: SavableDataset[Item]
     _places: Any = dataclasses.field(init=False, repr=False)
     _last: list[Any] = dataclasses.field(init=False, repr=False)
 
@@ -101,7 +103,7 @@ class StreamDataset(SavableDataset, torch.utils.data.IterableDataset[Any]):  # p
         """
         self._places[:] = [epoch] * _MOST_WORKERS + [step] * _MOST_WORKERS
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if worker >= _MOST_WORKERS:
@@ -286,26 +288,39 @@ def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:
 default_collate_fn_map[Sample] = default_collate_fn_map[Batch] = _collate
 
 
-def _with_defaults(function: F) -> F:
-    @wraps(function)
-    def call(path: Any, **options: Any) -> Any:
-        if options.get("worker_config") is None:
-            options["worker_config"] = WorkerConfig.default_worker_config(num_workers=0)
-        if options.get("task_encoder") is None:
-            options["task_encoder"] = DefaultTaskEncoder()
-        return _for_torch(function(path, **options))
-
-    return cast("F", call)
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    if options.get("worker_config") is None:
+        options["worker_config"] = WorkerConfig.default_worker_config(num_workers=0)
+    if options.get("task_encoder") is None:
+        options["task_encoder"] = DefaultTaskEncoder()
+    return options
 
 
-def _for_torch(made: Any) -> Any:
-    """Datasets as PyTorch's: one, or those of a list of (dataset, leaf)."""
-    if isinstance(made, list):
-        return [(_for_torch(dataset), leaf) for dataset, leaf in cast("list[tuple[Any, Any]]", made)]
-    return StreamDataset(worker_config=made.worker_config, dataset=made)
+def _for_torch(entry: Callable[P, SavableDataset[Item]]) -> Callable[P, StreamDataset[Item]]:
+    """An entry point of the core, with datasets of this backend."""
+
+    @wraps(entry)
+    def call(*path: Any, **options: Any) -> Any:
+        made = cast("Any", entry)(*path, **_with_defaults(options))
+        return StreamDataset(worker_config=made.worker_config, dataset=made)
+
+    return cast("Any", call)
 
 
-get_dataset_from_config = _with_defaults(get_datasets.get_dataset_from_config)
-get_train_dataset = _with_defaults(get_datasets.get_train_dataset)
-get_val_dataset = _with_defaults(get_datasets.get_val_dataset)
-get_val_datasets = _with_defaults(get_datasets.get_val_datasets)
+def _each_for_torch(
+    entry: Callable[P, list[tuple[SavableDataset[Item], Leaf]]],
+) -> Callable[P, list[tuple[StreamDataset[Item], Leaf]]]:
+    """The same of one that returns several."""
+
+    @wraps(entry)
+    def call(*path: Any, **options: Any) -> Any:
+        found = cast("Any", entry)(*path, **_with_defaults(options))
+        return [(StreamDataset(worker_config=made.worker_config, dataset=made), leaf) for made, leaf in found]
+
+    return cast("Any", call)
+
+
+get_dataset_from_config = _for_torch(get_datasets.get_dataset_from_config)
+get_train_dataset = _for_torch(get_datasets.get_train_dataset)
+get_val_dataset = _for_torch(get_datasets.get_val_dataset)
+get_val_datasets = _each_for_torch(get_datasets.get_val_datasets)
