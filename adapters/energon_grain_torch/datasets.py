@@ -111,7 +111,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         if info is not None:
             this_is_worker(worker)
         epoch, step = self._places[worker], self._places[_MOST_WORKERS + worker]
-        self.note_pass(worker, epoch)
+        self._note_pass(worker, epoch)
         before = self._last.pop() if self._last else None
         batches = _Batches(self, worker, workers)
         batches.begin(epoch, step, before)
@@ -119,7 +119,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
             self._last.append(batches)  # where the next pass begins, it alone knows
         return batches
 
-    def note_pass(self, worker: int, epoch: int) -> None:
+    def _note_pass(self, worker: int, epoch: int) -> None:
         """Take note of the pass that a worker is in: its next one is that behind it."""
         self._places[worker], self._places[_MOST_WORKERS + worker] = epoch + 1, 0
 
@@ -274,7 +274,7 @@ class _Batches:
             turn = cursor["item"] // global_batch % workers
             self._run(Stream.of_steps(self._spec, self._config, first=turn, readers=workers))
         self.stream.restore(cursor)
-        self._dataset.note_pass(self._worker, epoch)
+        self._dataset._note_pass(self._worker, epoch)
 
 
 def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:

@@ -76,7 +76,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def _get_next_index(self) -> int:
         """For `grain.experimental.get_next_index`: the step that comes next, counted over all passes."""
-        return self._stream.step
+        return self._stream.cursor()["step"]
 
     def _set_next_index(self, index: int) -> None:
         """For `grain.experimental.set_next_index`. See `Stream.seek`: exact as long as no sample is dropped."""

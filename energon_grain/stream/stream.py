@@ -472,11 +472,6 @@ class Stream:
             self._go_to(progress)
             self._history.restored(progress, dict(cursor), changed=allow_changes)
 
-    @property
-    def step(self) -> int:
-        """Steps of the host behind which the next one lies, over all passes."""
-        return self._progress.step
-
     def seek(self, step: int) -> None:
         """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
 
