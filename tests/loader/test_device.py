@@ -323,13 +323,16 @@ SEVERAL_DEVICES = """
 import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from energon_grain import WorkerConfig, get_loader, get_train_dataset
+from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.loader import to_device
+
+class Encoder(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="torchrgb")
 
 def loader():
     return get_loader(get_train_dataset(
         sys.argv[1], batch_size=8, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(0, 1, 1),
+        worker_config=WorkerConfig(0, 1, 1), task_encoder=Encoder(),
     ))
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
