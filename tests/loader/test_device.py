@@ -355,7 +355,9 @@ for _ in range(5):
     np.testing.assert_allclose(total(batch), expected.image.sum(), rtol=1e-4)
 assert traces == 1
 
-odd = get_loader(get_train_dataset(sys.argv[1], batch_size=7, shuffle_buffer_size=None, max_samples_per_sequence=None))
+odd = get_loader(get_train_dataset(
+    sys.argv[1], batch_size=7, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Encoder()
+))
 try:
     next(to_device(odd, sharding))
 except ValueError as error:
