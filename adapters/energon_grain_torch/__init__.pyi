@@ -3,13 +3,14 @@
 from energon_grain import *  # noqa: F403 (the names below take the place of some)
 
 from .av import AVData as AVData
-from .decode import SampleDecoder as SampleDecoder
-from .get_datasets import (
+from .datasets import (
+    StreamDataset as StreamDataset,
     get_dataset_from_config as get_dataset_from_config,
     get_train_dataset as get_train_dataset,
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .decode import SampleDecoder as SampleDecoder
 from .loader import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,

@@ -20,7 +20,7 @@ import yaml
 from energon_grain.datasets.hooks import failure_tolerance_of
 from energon_grain.formats import nv_meta
 from energon_grain.samples import source_info
-from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.fields import pin_memory
 from energon_grain.samples.source_info import get_source_info as get_source_info
 from energon_grain.storage.epath import EPath
 

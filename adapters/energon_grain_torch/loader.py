@@ -12,7 +12,7 @@ import torch.distributed as dist
 from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import StateError
-from energon_grain.samples.pinning import pin_memory as pinned
+from energon_grain.samples.fields import pin_memory as pinned
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import with_agreement

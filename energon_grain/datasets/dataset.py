@@ -50,8 +50,9 @@ class SavableDataset(OneSubscript[Item]):
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(
-            f"{self!r} has no samples by index, it describes a stream: give it to get_loader, or iterate over it; "
-            f"EnergonDataSource has samples by index"
+            f"{self!r} has no samples by index, it describes a stream: give it to get_loader, or iterate over it. For "
+            f"Grain, BatchMapDataset(dataset) is a MapDataset of its batches, and EnergonDataSource has samples by "
+            f"index; for torch.utils.data.DataLoader, take the dataset from energon_grain_torch"
         )
 
     if not TYPE_CHECKING:

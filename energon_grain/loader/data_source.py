@@ -14,6 +14,7 @@ from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
+from energon_grain.samples.sample import Sample
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.stage import PureStage
@@ -27,8 +28,11 @@ class EnergonDataSource:
     Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs
     speed hands Grain whole batches (`BatchMapDataset`, `get_loader`).
 
-    In Grain's own `batch`, give `batch_fn=energon_grain.generic_batch`: without it Grain stacks the arrays of a sample
-    and keeps the texts of the first sample alone.
+    Indexed as a list is: `source[-1]` is the last sample, `source[10:20]` a list of ten.
+
+    Grain's pipelines are made for dictionaries: with `as_dict=True` a sample is one, of its fields without metadata. In
+    Grain's own `batch` of other samples, give `batch_fn=energon_grain.generic_batch`: without it Grain stacks the
+    arrays of a sample and keeps the texts of the first sample alone.
 
     Samples that do not decode are None, which Grain leaves out; they are counted and go to the error handler.
 
@@ -40,6 +44,7 @@ class EnergonDataSource:
         part_filter: Parts to read of a crude dataset.
         dataset_config: Name of the dataset's configuration in `.nv-meta`.
         split_config: Name of its split configuration.
+        as_dict: Whether samples are dictionaries.
     """
 
     def __init__(
@@ -52,7 +57,9 @@ class EnergonDataSource:
         part_filter: Callable[[str], bool] | Collection[str] | None = None,
         dataset_config: str = "dataset.yaml",
         split_config: str | None = None,
+        as_dict: bool = False,
     ) -> None:
+        self._as_dict = as_dict
         self._leaf = LeafDataset(
             worker_config=WorkerConfig(rank=0, world_size=1),
             path=os.fspath(path),
@@ -74,10 +81,10 @@ class EnergonDataSource:
         self._statistics = Statistics(["/".join(spec.leaves[0].key)], self._leaf.worker_config.global_error_handler)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"leaf": self._leaf}
+        return {"leaf": self._leaf, "as_dict": self._as_dict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._leaf = state["leaf"]
+        self._leaf, self._as_dict = state["leaf"], state["as_dict"]
         self._open()
 
     def __repr__(self) -> str:
@@ -86,16 +93,22 @@ class EnergonDataSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, record_key: SupportsIndex) -> Any:
+    def __getitem__(self, record_key: SupportsIndex | slice) -> Any:
+        if isinstance(record_key, slice):
+            return self.__getitems__(range(len(self))[record_key])
         return self.__getitems__([record_key])[0]
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
         """Samples in the order asked for.
 
         Raises:
-            IndexError: An index is not in [0, len).
+            IndexError: An index is not in [-len, len).
         """
         index = np.fromiter((int(key) for key in record_keys), np.int64, len(record_keys))
+        outside = index[(index < -len(self)) | (index >= len(self))]
+        if len(outside):
+            raise IndexError(f"sample {outside[0]} of {self!r}, which has {len(self)}")
+        index = np.where(index < 0, index + len(self), index)
         draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
         register_value(encoded.outcomes)
@@ -106,11 +119,14 @@ class EnergonDataSource:
                 else:
                     self._statistics.succeeded()
             self._statistics.settle()
-            return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
+            return [None if type(outcome) is Dropped else self._given(outcome) for outcome in encoded.outcomes]
         self._statistics.succeeded()
-        return encoded.outcomes
+        return [self._given(outcome) for outcome in encoded.outcomes] if self._as_dict else encoded.outcomes
 
     _getitems = __getitems__
+
+    def _given(self, sample: Any) -> Any:
+        return sample.as_dict() if self._as_dict and isinstance(sample, Sample) else sample
 
     @property
     def paths(self) -> str:

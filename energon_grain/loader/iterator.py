@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
@@ -10,10 +11,12 @@ from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_file import read_state, write_state
+from energon_grain.loader.grain_reports import record_read, traced_next
 from energon_grain.loader.jax_processes import JaxProcesses, gather_over_jax, is_primary, jax_processes
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, with_agreement
+from energon_grain.stream.stage import approximate_bytes
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
@@ -61,6 +64,10 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     def _processes(self) -> JaxProcesses | None:
         return jax_processes()
 
+    @traced_next
+    def __next__(self) -> Item:
+        return next(self._stream)
+
     def get_state(self) -> Cursor:
         """The state behind the last delivered batch; cheap enough to ask for after each."""
         return self._stream.cursor()
@@ -68,6 +75,14 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go to a saved place. Raises as `Stream.restore` does."""
         self._stream.restore(state)
+
+    def _get_next_index(self) -> int:
+        """For `grain.experimental.get_next_index`: the step that comes next, counted over all passes."""
+        return self._stream.cursor()["step"]
+
+    def _set_next_index(self, index: int) -> None:
+        """For `grain.experimental.set_next_index`. See `Stream.seek`: exact as long as no sample is dropped."""
+        self._stream.seek(index)
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file, whatever the number of hosts.
@@ -113,6 +128,29 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class PipelineLoader(SavableDataLoader[Item]):
+    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do.
+
+    Args:
+        stream: What to iterate over.
+        name: In the reports.
+    """
+
+    def __init__(self, stream: Stream, name: str) -> None:
+        super().__init__(stream)
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __next__(self) -> Item:
+        began = time.perf_counter_ns()
+        batch = super().__next__()
+        latency = time.perf_counter_ns() - began
+        record_read(self._name, num_bytes=approximate_bytes(batch), latency_ns=latency, num_reads=1)
+        return batch
 
 
 def check_loader(name: str, value: Any) -> None:

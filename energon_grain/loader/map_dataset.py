@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,13 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.extras import needed_for
+from energon_grain.loader.element_spec import spec_of_batches
+from energon_grain.loader.grain_reports import record_read, traced_item
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
+from energon_grain.cli.plot import draw_sizes
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
@@ -33,8 +39,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out.
     Where exact batches are wanted although samples are broken, use `get_loader`.
 
-    `len` is the number of steps of one pass (of one pass over the data, where the dataset is endless); element
-    `i + len·e` belongs to pass e. A negative index counts from the end of the first pass.
+    `len` is the number of steps of one pass, and element `i + len·e` belongs to pass e; where the dataset is endless it
+    is `sys.maxsize`, as Grain has it. A negative index counts from the end of the first pass.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size.
@@ -85,19 +91,27 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     __repr__ = __str__
 
+    @property
+    def _element_spec(self) -> Any:
+        return spec_of_batches(self)
+
     def __len__(self) -> int:
         steps = self._plan.remaining(0, 0)
-        if steps is None:
-            steps = sum(len(leaf.leaf.source) for leaf in self._spec.leaves) // self._plan.global_batch
-        return max(1, steps)
+        return sys.maxsize if steps is None else steps
 
+    def slice(self, sl: slice | Sequence[int] | np.ndarray[Any, Any]) -> grain.MapDataset[Any]:
+        """Some of the batches: a slice of them, or those at the places listed, in that order."""
+        return super().slice(sl) if isinstance(sl, slice) else _Chosen(self, sl)
+
+    @traced_item
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if isinstance(index, slice | Sequence | np.ndarray):
             return self.slice(index)
-        number = int(index)
+        number, steps = int(index), self._plan.remaining(0, 0)
         if number < 0:
-            number %= len(self)
-        steps = self._plan.remaining(0, 0)
+            if steps is None:
+                raise IndexError(f"batch {number} of an endless dataset: it has no end to count from")
+            number %= steps
         pass_number, step = (0, number) if steps is None else divmod(number, steps)
         statistics: Any = self._stats
         with statistics.record_self_time():
@@ -122,7 +136,11 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
             valid = inside if plan.pads else None
             positions = positions[inside] if plan.keeps else positions % plan.length
         draws = self._spec.order.draw(positions, pass_number)
+        size_bytes = int(draw_sizes(draws, self._stage.sources).sum())
+        began = time.perf_counter_ns()
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
+        latency = time.perf_counter_ns() - began
+        record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
         samples, keys = encoded.outcomes, encoded.restore_keys
         if encoded.drops:
             good = [place for place, outcome in enumerate(samples) if type(outcome) is not Dropped]
@@ -152,3 +170,32 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     def stats(self) -> dict[str, Any]:
         """What was delivered, and what was dropped and why, in this process."""
         return self._statistics.report()
+
+
+class _Chosen(grain.MapDataset[Any]):
+    """Elements of another dataset, by their places; its passes are those of the other one."""
+
+    def __init__(self, parent: grain.MapDataset[Any], places: Sequence[int] | np.ndarray[Any, Any]) -> None:
+        super().__init__(parent)
+        self._places = np.asarray(places, np.int64).reshape(-1)
+        length = len(parent)
+        outside = self._places[(self._places < -length) | (self._places >= length)]
+        if len(outside):
+            raise IndexError(f"batch {outside[0]} of {length}")
+        self._places = np.where(self._places < 0, self._places + length, self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __str__(self) -> str:
+        return f"{self._parent}[{len(self)} places]"
+
+    @property
+    def _element_spec(self) -> Any:
+        return grain.experimental.get_element_spec(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        pass_number, place = divmod(int(index), len(self))
+        return self._parent[int(self._places[place]) + pass_number * (len(self._parent) if pass_number else 0)]

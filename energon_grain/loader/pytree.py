@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from energon_grain.samples.pinning import METADATA_FIELDS, PLAIN, like
+from energon_grain.samples.fields import METADATA_FIELDS, PLAIN, like
 from energon_grain.samples.registration import registered
 
 

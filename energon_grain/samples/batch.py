@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.fields import Fields
 from energon_grain.samples.registration import register_type
 from energon_grain.samples.sample import BASE_FIELDS, extend
 from energon_grain.samples.source_info import SourceInfo
@@ -19,7 +19,7 @@ B = TypeVar("B", bound="Batch")
 
 
 @dataclass(kw_only=True, slots=True, weakref_slot=True)
-class Batch:
+class Batch(Fields):
     """Samples put together. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
     With JAX imported, every subclass is a pytree: its leaves are the arrays in its fields, all else is static
@@ -106,13 +106,6 @@ class Batch:
             elif any(entry is not None for entry in column):
                 made[name] = column if name == "__subflavors__" else tuple(s for entry in column for s in entry or ())
         return cls(**made)
-
-    def pin_memory(self: B) -> B:
-        """A copy with the tensors in pinned memory, from where they are copied to a GPU while it computes.
-
-        What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.pinning`.
-        """
-        return pin_memory(self)
 
 
 register_type(Batch)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.fields import Fields
 from energon_grain.samples.registration import register_type
 from energon_grain.samples.source_info import SourceInfo
 
@@ -30,7 +30,7 @@ def edataclass(cls: type[T]) -> type[T]:
 
 
 @dataclass(kw_only=True, slots=True, weakref_slot=True)
-class Sample:
+class Sample(Fields):
     """One training example. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
     Fields are keyword-only, instances are mutable. With JAX imported, every subclass is a pytree: its leaves are the
@@ -116,13 +116,6 @@ class Sample:
             )
         merged["__sources__"] = sources
         return cls(**merged)
-
-    def pin_memory(self: S) -> S:
-        """A copy with the tensors in pinned memory, from where they are copied to a GPU while it computes.
-
-        What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.pinning`.
-        """
-        return pin_memory(self)
 
 
 def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:

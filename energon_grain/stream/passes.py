@@ -195,6 +195,11 @@ class Share:
         """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
         return self.lanes // self.hosts if self.whole_lanes else 1
 
+    @property
+    def stride(self) -> int:
+        """Steps of the host from one of this share's to the next."""
+        return 1
+
     def first_at(self, item: int) -> int:
         """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
         return max(0, -(-(item - self.host) // self.hosts))
@@ -215,6 +220,40 @@ class Share:
                 f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
                 f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class StepsShare(Share):
+    """Every so manieth step of a host, for readers beside each other whose batches are then taken in turns.
+
+    Reader w of W makes the steps t of its host with `t mod W == w`. Its own items are counted u = 0, 1, 2, …: item u is
+    the host's local item `(u div B · W + w) · B + u mod B`, B being the size of batches. So no sample is anybody
+    else's, and where a sample is dropped, later ones of the same reader move up.
+
+    Attributes:
+        reader: w.
+        readers: W.
+        batch_size: B.
+    """
+
+    reader: int
+    readers: int
+    batch_size: int
+
+    @property
+    def stride(self) -> int:
+        """See `Share`."""
+        return self.readers
+
+    def first_at(self, item: int) -> int:
+        """See `Share`."""
+        turn, rest = divmod(Share.first_at(self, item), self.batch_size * self.readers)
+        return turn * self.batch_size + min(max(rest - self.reader * self.batch_size, 0), self.batch_size)
+
+    def to_global(self, local: _Numbers) -> _Numbers:
+        """See `Share`."""
+        turn = local // self.batch_size
+        return Share.to_global(self, local + (turn * (self.readers - 1) + self.reader) * self.batch_size)
 
 
 def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
@@ -245,6 +284,40 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
         return item == progress.item
     behind = (progress.pass_number + 1, 0) if progress.ended else (progress.pass_number, progress.item)
     return (pass_number, item) == behind
+
+
+def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: int) -> Progress:
+    """The place before a step of a pass, or behind its last one, if nothing is dropped; arithmetic."""
+    plan = PassPlan.of(spec, share.hosts, pass_number)
+    if spec.order.passes is None:
+        before = pass_number * (plan.steps or 0)
+        item = (before + pass_step) * plan.global_batch
+    else:
+        before = int(plan.steps_of(spec.order.lengths(0, pass_number)).sum())
+        item = pass_step * plan.global_batch
+    return Progress(
+        step=before + pass_step,
+        pass_number=pass_number,
+        pass_step=pass_step,
+        item=item,
+        ended=plan.over(pass_step, item),
+        drops=np.zeros(share.local_lanes, np.int64),
+        history=((0, 0, 0, 0, plan.global_batch),),
+    )
+
+
+def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
+    """The same of a step counted over all passes: behind the end of a pass, where the next one begins with it."""
+    plan = PassPlan.of(spec, share.hosts)
+    if spec.order.passes is None:
+        pass_number, pass_step = divmod(step, plan.steps) if plan.steps else (0, step)
+    else:
+        pass_number, item, size = place_of(spec, share.hosts, ((0, 0, 0, 0, plan.global_batch),), step)
+        pass_step = item // size
+    if pass_number and not pass_step:
+        pass_number -= 1
+        pass_step = PassPlan.of(spec, share.hosts, pass_number).remaining(0, 0) or 0
+    return place_in_pass(spec, share, pass_number, pass_step)
 
 
 def place_of(

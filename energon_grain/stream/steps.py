@@ -130,6 +130,8 @@ class Production:
 
     def _takes_batches(self) -> bool:
         """Whether workers may make batches of this pass."""
+        if self._share.stride > 1:
+            return False
         assembly = getattr(self, "_assembly", None)  # a pool may ask for chunks while it is started
         return assembly.takes_batches if isinstance(assembly, LaneAssembly) else not self._progress.drops.any()
 
@@ -231,12 +233,12 @@ class Production:
         """The place behind a step that ends before `item`."""
         before, assembly = self._progress, self._assembly
         return before._replace(
-            step=before.step + made,
-            pass_step=before.pass_step + made,
+            step=before.step + made * self._share.stride,
+            pass_step=before.pass_step + made * self._share.stride,
             item=item,
             drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
             lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
-            ended=self._plan.over(before.pass_step + made, item),
+            ended=self._plan.over(before.pass_step + made * self._share.stride, item),
         )
 
     def _lanes_ended(self) -> bool:
@@ -250,7 +252,7 @@ class Production:
         plan = self._plan
         first = self._share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
-        behind = item + plan.global_batch
+        behind = item + plan.global_batch * self._share.stride
         if taken.made is not None:
             return taken.made, [], None, behind
         if not taken.missing:
@@ -262,7 +264,7 @@ class Production:
         if plan.keeps:
             # One host: go on behind the gaps that dropped samples left near the end of the pass.
             while taken.missing and not plan.exhausted(behind):
-                more = self._assembly.take(behind, len(taken.missing))
+                more = self._assembly.take(self._share.first_at(behind), len(taken.missing))
                 behind += len(taken.missing)
                 taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
             return taken.samples, taken.restore_keys, None, behind

@@ -23,7 +23,17 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
-from energon_grain.stream.passes import PassPlan, Progress, Share, check_last_batch, next_pass, pass_steps
+from energon_grain.stream.passes import (
+    PassPlan,
+    Progress,
+    Share,
+    StepsShare,
+    check_last_batch,
+    next_pass,
+    pass_steps,
+    place_in_pass,
+    place_of_step,
+)
 from energon_grain.stream.replay import SampleRestorer
 from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage, approximate_bytes
@@ -99,6 +109,7 @@ class Stream:
         prefetch_factor: Batches that are made ahead for each worker.
         make_pool: Makes the workers, in place of those that the configuration describes.
         finish: Called on each batch when it is made, maybe in another thread.
+        share: Which steps of the host are made here; default: all.
     """
 
     def __init__(
@@ -109,10 +120,11 @@ class Stream:
         prefetch_factor: int = 2,
         make_pool: MakePool | None = None,
         finish: Callable[[Any], Any] | None = None,
+        share: Share | None = None,
     ) -> None:
         self.spec = spec
         self.config = config
-        self.share = Share(config.rank, config.world_size, spec.lanes)
+        self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
         self._workers = min(config.num_workers, os.cpu_count() or 1)
@@ -190,6 +202,31 @@ class Stream:
         spec = dataset.compiled(hosts=config.world_size, cache_pool=cache_pool)
         return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
 
+    @classmethod
+    def of_steps(
+        cls, spec: StreamSpec, config: WorkerConfig, *, first: int, readers: int, pass_number: int = 0, **options: Any
+    ) -> Stream:
+        """Every so manieth step of one pass, for so many readers beside each other, each of which makes its own.
+
+        Args:
+            spec: The compiled dataset.
+            config: This host.
+            first: Step of the pass that this reader begins with.
+            readers: How many there are: the next one is `first + readers`.
+            pass_number: Which pass.
+            **options: As in `Stream`.
+
+        Raises:
+            ConfigError: What a step is made of depends on the data of those before.
+        """
+        order, size = spec.order, 1 if spec.batch is None else spec.batch.size
+        begin = 0 if order.passes is not None else PassPlan.of(spec, config.world_size).steps or 0
+        reader = (pass_number * begin + first) % readers
+        share = StepsShare(config.rank, config.world_size, spec.lanes, reader, readers, size)
+        stream = cls(spec, config, share=share, **options)
+        stream._go_to(place_in_pass(spec, share, pass_number, first))
+        return stream
+
     def _beginning(self) -> Progress:
         return Progress(
             drops=np.zeros(self.share.local_lanes, np.int64), history=((0, 0, 0, 0, self.plan.global_batch),)
@@ -198,7 +235,7 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         self._require_here("go on")
         with self.turn:
-            if self._progress.ended:
+            if self._progress.ended and self.share.stride == 1:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
         return self
 
@@ -431,6 +468,18 @@ class Stream:
         with self.turn:
             self._go_to(progress)
             self._history.restored(progress, dict(cursor), changed=allow_changes)
+
+    def seek(self, step: int) -> None:
+        """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
+
+        Behind the last step of a pass that pass is over, and `iter` begins the next one.
+
+        Raises:
+            ConfigError: Where a step begins depends on data.
+        """
+        self._require_here("go to a step")
+        with self.turn:
+            self._go_to(place_of_step(self.spec, self.share, step))
 
     def skip(self, steps: int) -> None:
         """Jump over steps of this pass, which count as delivered; the cursor records it.

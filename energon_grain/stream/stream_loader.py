@@ -44,7 +44,8 @@ class StreamLoader(OneSubscript[Item]):
         raise TypeError(
             f"{self!r} has no batches by number, it goes on from one to the next: iterate over it, by itself (it needs "
             f"no other loader around it). `which(step)` says what a step holds, and `BatchMapDataset`, where Grain is "
-            f"installed, has batches by number"
+            f"installed, has batches by number. For torch.utils.data.DataLoader, take what get_train_dataset of "
+            f"energon_grain_torch returned"
         )
 
     def __bool__(self) -> bool:

@@ -31,10 +31,26 @@ def test_grain_knows_it_as_a_source(text_dataset: MakeDataset) -> None:
     assert repr(source) != repr(EnergonDataSource(text_dataset(54)))
 
 
-@pytest.mark.parametrize("index", [53, -1, 10**12])
+@pytest.mark.parametrize("index", [53, -54, 10**12])
 def test_indices_are_checked(text_dataset: MakeDataset, index: int) -> None:
     with pytest.raises(IndexError, match=str(index)):
         EnergonDataSource(text_dataset(53))[index]
+
+
+def test_it_is_indexed_as_a_list(text_dataset: MakeDataset) -> None:
+    source = EnergonDataSource(text_dataset(53))
+    assert source[-1].__key__ == "000052"
+    assert [sample.__key__ for sample in source[50:]] == ["000050", "000051", "000052"]
+    assert [sample.__key__ for sample in source[-1:40:-6]] == ["000052", "000046"]
+
+
+def test_dictionaries_for_grain(text_dataset: MakeDataset) -> None:
+    source = EnergonDataSource(text_dataset(53, broken={5}), as_dict=True)
+    assert source[7] == {"text": EnergonDataSource(text_dataset(53))[7].text}
+    assert source[4:7][1] is None
+    batch = grain.MapDataset.source(pickle.loads(pickle.dumps(source)))[6:].batch(4)[0]
+    assert list(batch) == ["text"]
+    assert batch["text"].shape == (4,)
 
 
 def test_shuffle_and_batch(text_dataset: MakeDataset) -> None:

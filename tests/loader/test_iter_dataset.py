@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from energon_grain import ConfigError, DefaultTaskEncoder, get_loader
-from energon_grain.loader import BatchIterDataset, BatchMapDataset, SavableDataLoader
+from energon_grain.loader.iterator import SavableDataLoader
+from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 Train = Callable[..., Any]
 BROKEN = frozenset({3, 11})
@@ -115,7 +116,41 @@ def test_each_iteration_is_a_loader_of_its_own(train: Train) -> None:
         assert next(iter(again)).__key__ == next(iter(dataset)).__key__
 
 
-def test_processes_above_are_refused(train: Train) -> None:
-    with pytest.raises(ConfigError, match=r"worker_type='process'.*BatchMapDataset"):
-        BatchIterDataset(train()).set_slice(slice(0, None, 2))
-    BatchIterDataset(train()).set_slice(slice(0, None, 1))
+class Packs(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+def test_readers_above_take_turns_where_steps_are_arithmetic(train: Train) -> None:
+    batches = BatchIterDataset(train())
+    batches.set_slice(slice(0, None, 1))
+    with pytest.raises(ConfigError, match="sequential_slice=False"):
+        batches.set_slice(slice(0, None, 2), sequential_slice=True)
+    packed = BatchIterDataset(train(task_encoder=Packs(), packing_buffer_size=4))
+    with pytest.raises(ConfigError, match=r"depends on the data of those before.*worker_type='process'"):
+        packed.set_slice(slice(0, None, 2))
+
+
+def test_the_next_index_is_a_step(train: Train) -> None:
+    def steps(count: int) -> list[Any]:
+        loader = get_loader(train(virtual_epoch_length=5))
+        return [[batch.__key__ for batch in loader] for _ in range(count)]
+
+    whole = steps(3)
+    iterator = iter(BatchIterDataset(train(virtual_epoch_length=5)))
+    next(iterator)
+    assert grain.experimental.get_next_index(iterator) == 1
+    for step in (3, 0, 12, 5, 7):
+        grain.experimental.set_next_index(iterator, step)
+        assert grain.experimental.get_next_index(iterator) == step
+        if step % 5 == 0 and step:  # the end of a pass
+            assert next(iterator, None) is None
+            iter(iterator)
+        assert next(iterator).__key__ == whole[step // 5][step % 5]
+    finite = get_loader(train(repeat=False))
+    passes = [[batch.__key__ for batch in finite] for _ in range(2)]
+    grain.experimental.set_next_index(finite, len(passes[0]) + 2)
+    assert next(finite).__key__ == passes[1][2]

@@ -17,7 +17,7 @@ import pytest
 from absl import flags
 
 from energon_grain import ConfigError, SkipSample, TaskEncoder, get_loader, get_val_dataset
-from energon_grain.loader import BatchMapDataset
+from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 Train = Callable[..., Any]
 
@@ -48,8 +48,9 @@ def test_the_batches_are_those_of_the_loader(train: Train, options: dict[str, An
         dataset = train(n=50, rank=rank, world_size=hosts, **options)
         batches = BatchMapDataset(dataset)
         loader = get_loader(dataset)
-        assert len(batches) == len(loader)
-        for number in range(3 * len(batches)):
+        endless = options.get("repeat", True) and "virtual_epoch_length" not in options
+        assert len(batches) == (sys.maxsize if endless else len(loader))
+        for number in range(3 * len(loader)):
             try:
                 expected = next(loader)
             except StopIteration:
@@ -59,7 +60,51 @@ def test_the_batches_are_those_of_the_loader(train: Train, options: dict[str, An
             assert batch.text == expected.text
             assert batch.__restore_key__ == expected.__restore_key__
             np.testing.assert_equal(batch.__valid__, expected.__valid__)
-        assert batches[-1].__key__ == batches[len(batches) - 1].__key__
+        if endless:
+            with pytest.raises(IndexError, match="no end to count from"):
+                batches[-1]
+        else:
+            assert batches[-1].__key__ == batches[len(batches) - 1].__key__
+
+
+def test_batches_by_their_places(train: Train) -> None:
+    batches = BatchMapDataset(train(virtual_epoch_length=6))
+    chosen = batches.slice([4, -1, 0, 4])
+    assert keys(chosen) == keys([batches[4], batches[5], batches[0], batches[4]])
+    assert chosen[5].__key__ == batches[6 + 5].__key__  # of the next pass
+    assert keys(batches[np.array([1, 2])][1:]) == keys([batches[2]])
+    assert keys(BatchMapDataset(train())[[7, 100]]) == keys([batches[7], batches[100]])
+    with pytest.raises(IndexError, match="batch 6 of 6"):
+        batches.slice([6])
+
+
+def test_what_elements_are(train: Train) -> None:
+    for elements in (BatchMapDataset(train(task_encoder=KeysOnly())), BatchIterDataset(train(task_encoder=KeysOnly()))):
+        spec = grain.experimental.get_element_spec(elements)
+        assert spec == {
+            "number": grain.experimental.ShapeDtypeStruct((4,), np.dtype(np.int64)),
+            "noise": grain.experimental.ShapeDtypeStruct((4,), np.dtype(np.float64)),
+        }
+    assert grain.experimental.get_element_spec(BatchMapDataset(train(task_encoder=KeysOnly()))[[1]]) == spec
+
+
+def test_reads_are_told_to_grain(train: Train) -> None:
+    """Its own process, so that nothing else has read, and Grain's telemetry is in the registry that it scrapes."""
+    registry = pytest.importorskip("prometheus_client").REGISTRY
+
+    def told(source: str) -> dict[str, float]:
+        return {
+            sample.name: sample.value
+            for metric in registry.collect()
+            for sample in metric.samples
+            if source in sample.labels.values() and sample.name.endswith(("_total", "_count", "_sum"))
+        }
+
+    before = told("BatchMapDataset")
+    batch = BatchMapDataset(train())[0]
+    after = told("BatchMapDataset")
+    assert after != before, sorted({metric.name for metric in registry.collect()})
+    assert sum(len(text) for text in batch.text) <= max(after[name] - before.get(name, 0) for name in after)
 
 
 def test_validation_is_the_same_in_every_pass(text_dataset: Callable[..., Path]) -> None:
@@ -77,7 +122,9 @@ def test_grain_knows_it_as_a_dataset(train: Train) -> None:
     assert keys(batches.slice(slice(1, None, 3)), 4) == expected[1::3]
     assert batches[np.int64(3)].__key__ == expected[3]
     assert [batch.__key__ for batch in batches._getitems([3, 1])] == [expected[3], expected[1]]
-    assert keys(batches.map(lambda batch: batch).repeat(2))[:12] == expected
+    assert keys(batches.map(lambda batch: batch), 12) == expected
+    with pytest.raises(ValueError, match="infinite"):
+        batches.repeat(2)
     mixed = grain.MapDataset.mix([batches, BatchMapDataset(train(seed=1))], weights=[2, 1])
     assert mixed[0].__key__ == expected[0]
 
@@ -107,12 +154,12 @@ class KeysOnly(TaskEncoder):
 def test_threads_change_nothing(train: Train, options: grain.ReadOptions) -> None:
     batches = BatchMapDataset(train(task_encoder=KeysOnly(), batch_size=5))
     expected = [batches[number] for number in range(30)]
-    iterator = iter(batches.repeat(4).to_iter_dataset(options))
+    iterator = iter(batches.to_iter_dataset(options))
     for reference in expected[:10]:
         np.testing.assert_equal(next(iterator), reference)
     state = json.loads(json.dumps(iterator.get_state()))
     iterator.close()
-    iterator = iter(batches.repeat(4).to_iter_dataset(options))
+    iterator = iter(batches.to_iter_dataset(options))
     iterator.set_state(state)
     for reference in expected[10:30]:
         np.testing.assert_equal(next(iterator), reference)

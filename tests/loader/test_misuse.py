@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import grain
 import pytest
+from torch.utils.data import DataLoader
 
 import energon_grain_torch
 from energon_grain import (
@@ -43,6 +45,16 @@ def test_a_loader_is_not_copied(loader: Any, copied: Callable[[Any], Any]) -> No
         copied(loader)
     gc.collect()  # an exception out of a half-made copy's `__del__` would fail the test
     next(loader)
+
+
+def test_a_loader_is_not_wrapped(loader: Any) -> None:
+    with pytest.raises(TypeError, match=r"no batches by index, .* iterate over it"):
+        next(iter(DataLoader(loader, batch_size=None)))
+
+
+def test_grain_takes_no_description_for_a_source(train: Train) -> None:
+    with pytest.raises(TypeError, match=r"no samples by index.* BatchMapDataset\(dataset\) is a MapDataset"):
+        grain.MapDataset.source(train())[0]
 
 
 def test_a_closed_loader_says_where_it_was_closed(train: Train) -> None:

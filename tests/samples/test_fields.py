@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from energon_grain.samples.batch import Batch
-from energon_grain.samples.pinning import pin_memory
+from energon_grain.samples.fields import pin_memory
 from energon_grain.samples.sample import Sample, edataclass
 from energon_grain.samples.types import CrudeSample
 
@@ -101,3 +102,39 @@ def test_an_entry_with_its_own_way_is_asked() -> None:
     assert pinned[0] == "its own way"
     assert pinned[1].image.pinned
     assert pinned[2] is Pinnable
+
+
+def test_fields_are_mapped_for_frameworks_that_ask() -> None:
+    batch = Examples(__key__=["a"], __restore_key__=((1,),), image=[1], inner=2, valid=3)
+    assert {**batch} == dict(batch) == batch.as_dict() == {"image": [1], "inner": 2, "valid": 3}
+    assert batch.as_dict(metadata=True)["__key__"] == batch["__key__"] == ["a"]
+    assert batch["image"] is batch.image
+    assert "inner" in batch
+    assert "other" not in batch
+    with pytest.raises(KeyError, match="Examples has no field 'other', it has image, inner, valid"):
+        batch["other"]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(batch)  # type: ignore[call-overload]
+    sample = Example(__key__="a", __restore_key__=(1,), image=5)
+    assert dict(sample) == {"image": 5}
+
+
+class Movable:
+    def __init__(self, places: tuple[Any, ...] = ()) -> None:
+        self.places = places
+
+    def to(self, *place: Any, non_blocking: bool = False) -> Movable:
+        return Movable((*place, non_blocking))
+
+
+def test_batches_move_with_what_can_be_moved() -> None:
+    array = np.ones(2)
+    batch = Examples(
+        __key__=["a"], __restore_key__=((1,),), image=Movable(), inner={"x": [Movable(), "t"]}, valid=array
+    )
+    moved = batch.to("cuda", non_blocking=True)
+    assert type(moved) is Examples
+    assert moved.image.places == moved.inner["x"][0].places == ("cuda", True)
+    assert moved.valid is array
+    assert moved.__key__ is batch.__key__
+    assert batch.image.places == ()

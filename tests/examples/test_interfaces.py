@@ -1,0 +1,285 @@
+"""The files of `examples/trainers` that take part in other frameworks, called as those call them.
+
+The frameworks are not installed: what the files import of them stands here, as far as it matters, as those have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import grain
+import jax
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from orbax.checkpoint import v1 as ocp
+from torch.distributed.checkpoint.stateful import Stateful
+
+from energon_grain import DefaultTaskEncoder
+from energon_grain_torch import TaskEncoder as TorchTaskEncoder
+
+MakeDataset = Callable[..., Path]
+TRAINERS = Path(__file__).parents[2] / "examples" / "trainers"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`example(name, **modules)`: a file of the folder, imported with stand-ins for modules by their dotted names."""
+
+    def load(name: str, modules: dict[str, dict[str, Any]] | None = None) -> Any:
+        for dotted, content in (modules or {}).items():
+            parts = dotted.split(".")
+            for depth in range(1, len(parts)):
+                parent = ".".join(parts[:depth])
+                if parent not in sys.modules:
+                    monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+            module = types.ModuleType(dotted)
+            module.__dict__.update(content)
+            monkeypatch.setitem(sys.modules, dotted, module)
+        monkeypatch.syspath_prepend(str(TRAINERS))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
+
+
+class Configurable:
+    """As torchtitan's: a `Config` knows whom it builds."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        _owner: ClassVar[type | None] = None
+
+        def build(self, **runtime: Any) -> Any:
+            owner: Any = type(self)._owner
+            return owner(config=replace(self), **runtime)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "Config" in cls.__dict__:
+            cls.Config._owner = cls
+
+
+class BaseDataLoader(Stateful, ABC, Configurable):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        pass
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def close(self) -> None:
+        pass
+
+
+TORCHTITAN = {
+    "torchtitan.components.data.loader": {"BaseDataLoader": BaseDataLoader},
+    "torchtitan.config": {"Configurable": Configurable},
+}
+
+
+class TitanEncoder(TorchTaskEncoder):
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        super().__init__()
+        self.tokenizer, self.length = tokenizer, length
+
+    def encode_sample(self, sample: Any) -> Any:
+        tokens = torch.tensor(self.tokenizer(sample.text)[: self.length + 1])
+        return {"key": sample.__key__, "tokens": torch.nn.functional.pad(tokens, (0, self.length + 1 - len(tokens)))}
+
+    def encode_batch(self, batch: Any) -> Any:
+        tokens = batch["tokens"]
+        return {"input": tokens[:, :-1], "keys": batch["key"]}, tokens[:, 1:]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_torchtitan_s_loader(example: Any, text_dataset: MakeDataset, tmp_path: Path) -> None:
+    titan = example("torchtitan_loader", TORCHTITAN)
+    config = titan.EnergonDataLoader.Config(
+        path=str(text_dataset(53, broken={7})), task_encoder=f"{__name__}:TitanEncoder"
+    )
+    sys.modules[__name__] = sys.modules.get(__name__) or types.ModuleType(__name__)
+    sys.modules[__name__].TitanEncoder = TitanEncoder  # type: ignore[attr-defined]
+
+    def build(rank: int = 0, ranks: int = 1) -> Any:
+        return config.build(
+            dp_world_size=ranks,
+            dp_rank=rank,
+            tokenizer=lambda text: [ord(letter) for letter in text],
+            max_context_length=16,
+            num_tokens_per_batch=16 * 12 // ranks,
+        )
+
+    loader = build()
+    assert isinstance(loader, BaseDataLoader)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    dcp.save({"dataloader": loader}, checkpoint_id=str(tmp_path / "checkpoint"))
+    inputs, labels = next(batches)
+    assert inputs["input"].shape == labels.shape == (12, 16)
+    loader.close()
+    loader = build()
+    loader.load_state_dict({})
+    dcp.load({"dataloader": loader}, checkpoint_id=str(tmp_path / "checkpoint"))
+    state = loader.state_dict()
+    assert next(iter(loader))[0]["keys"] == inputs["keys"]
+    found = []
+    for rank in range(3):  # another data-parallel degree
+        part = build(rank, 3)
+        part.load_state_dict(state)
+        found += next(iter(part))[0]["keys"]
+        part.close()
+    assert sorted(found) == sorted(inputs["keys"])
+    loader.close()
+
+
+def test_torchtitan_s_source(example: Any, text_dataset: MakeDataset) -> None:
+    titan = example("torchtitan_loader", TORCHTITAN)
+    source = titan.EnergonSource.Config(path=str(text_dataset(53))).build(dataset_iteration_policy=None)
+    assert isinstance(source, grain.sources.RandomAccessDataSource)
+    assert len(source) == 53
+    assert list(source[-1]) == ["text"]
+
+
+class GrainCheckpointable:
+    """Saves and loads an iterator as MaxText's `GrainCheckpointable_v1` does, with its rules for what it is."""
+
+    def __init__(self, item: Any) -> None:
+        assert isinstance(item, grain.experimental.ElasticIterator)
+        self._item = item
+
+    async def save(self, directory: Any) -> Any:
+        state = self._item.get_state()
+
+        async def write() -> None:
+            path = await directory.await_creation()
+            await asyncio.to_thread((path / "process_0.json").write_text, json.dumps(state, indent=4))
+
+        return write()
+
+    async def load(self, directory: Any) -> Any:
+        async def read() -> None:
+            text = await asyncio.to_thread((directory / "process_0.json").read_text)
+            self._item.set_state(json.loads(text))
+
+        return read()
+
+
+def test_maxtext_s_iterator_and_checkpoints(example: Any, text_dataset: MakeDataset, tmp_path: Path) -> None:
+    maxtext = example("maxtext_input")
+    config = SimpleNamespace(
+        max_target_length=24,
+        global_batch_size_to_load=8,
+        global_batch_size_to_load_eval=4,
+        data_shuffle_seed=3,
+        eval_interval=10,
+    )
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
+
+    def create() -> Any:
+        return maxtext.create_data_iterator(
+            config,
+            mesh,
+            path=str(text_dataset(53, broken={7})),
+            tokenize=lambda text: list(text.encode()),
+            eval_part="train",
+        )
+
+    train, evaluation = create()
+    batch = next(train)
+    names = {f"{part}{what}" for part in ("inputs", "targets") for what in ("", "_position", "_segmentation")}
+    assert set(batch) == names
+    assert all(isinstance(array, jax.Array) and array.shape == (8, 24) for array in batch.values())
+    np.testing.assert_array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+    assert next(evaluation)["inputs"].shape == (4, 24)
+    for _ in range(9):
+        next(train)
+    ocp.save_checkpointables(tmp_path / "checkpoint", {"iter": GrainCheckpointable(train.local_iterator)})
+    expected = next(train)
+    again, _ = create()
+    ocp.load_checkpointables(tmp_path / "checkpoint", {"iter": GrainCheckpointable(again.local_iterator)})
+    np.testing.assert_equal(jax.device_get(next(again)), jax.device_get(expected))
+    assert evaluation.reset() is None
+
+
+class AsyncDataset(ABC):
+    """As Levanter's."""
+
+    def __init__(self) -> None:
+        self._min_known_len = 0
+
+    def __class_getitem__(cls, _: Any) -> type:
+        return cls
+
+    @abstractmethod
+    async def async_len(self) -> int: ...
+
+    @abstractmethod
+    async def final_length_is_known(self) -> bool: ...
+
+    @abstractmethod
+    def is_finite(self) -> bool: ...
+
+    @abstractmethod
+    async def current_len(self) -> int | None: ...
+
+    @abstractmethod
+    async def get_batch(self, indices: Any) -> Any: ...
+
+    async def getitem_async(self, index: int) -> Any:
+        return (await self.get_batch([index]))[0]
+
+
+def test_levanter_s_dataset(example: Any, text_dataset: MakeDataset) -> None:
+    levanter = example("levanter_dataset", {"levanter.data.dataset": {"AsyncDataset": AsyncDataset}})
+
+    async def use() -> None:
+        dataset = levanter.EnergonAsyncDataset(str(text_dataset(53)), lambda sample: sample.__key__)
+        assert await dataset.async_len() == await dataset.current_len() == 53
+        assert dataset.is_finite()
+        assert await dataset.final_length_is_known()
+        assert await dataset.get_batch([9, 3, 9]) == ["000009", "000003", "000009"]
+        assert await dataset.getitem_async(7) == "000007"
+        broken = levanter.EnergonAsyncDataset(str(text_dataset(53, broken={5})))
+        with pytest.raises(ValueError, match=r"samples \[5\] of EnergonDataSource.* do not decode"):
+            await broken.get_batch([4, 5])
+
+    asyncio.run(use())
+
+
+class Lengths(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"number": np.int64(sample.__key__), "length": np.int32(len(sample.text))}
+
+
+def test_axlearn_s_source(example: Any, text_dataset: MakeDataset) -> None:
+    source = example("axlearn_input").energon_source(
+        path=str(text_dataset(53)), global_batch_size=12, task_encoder=Lengths(), num_workers=0
+    )
+
+    def feed(number: int, feeds: int) -> Any:
+        return iter(source(SimpleNamespace(shard_index=[number], num_shards=[feeds])))
+
+    whole = feed(0, 1)
+    assert isinstance(whole, grain.DatasetIterator)
+    batch = next(whole)
+    assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+        "number": ((12,), np.int64),
+        "length": ((12,), np.int32),
+    }
+    parts = [next(feed(number, 3))["number"].tolist() for number in range(3)]
+    assert sorted(sum(parts, [])) == sorted(batch["number"].tolist())
+    with pytest.raises(ValueError, match="divisible by the 5 feeds"):
+        feed(0, 5)

@@ -1,0 +1,187 @@
+"""Datasets in PyTorch's own loaders, and in torchdata's."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from energon_grain import BlendDataset, SavableDataset, TaskEncoder
+from energon_grain_torch import ConfigError, StateError, get_loader
+
+Train = Callable[..., SavableDataset]
+ENDS: list[dict[str, Any]] = [
+    {"virtual_epoch_length": 7},
+    {"repeat": False},
+    {"repeat": False, "last_batch": "drop"},
+    {"repeat": False, "last_batch": "pad"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch warns of more workers than there are cores."""
+    monkeypatch.setattr(DataLoader, "check_worker_number_rationality", lambda self: None)
+
+
+def told(batch: Any) -> Any:
+    valid = batch.__valid__
+    return batch.__key__, batch.__restore_key__, batch.text, None if valid is None else valid.tolist()
+
+
+def loading(dataset: Any, workers: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {}), (3, {"persistent_workers": True})])
+def test_any_number_of_workers_makes_the_loader_s_batches(
+    train: Train, ends: dict[str, Any], workers: int, options: dict[str, Any]
+) -> None:
+    for rank, ranks in ((0, 1), (1, 2)) if ends != {"repeat": False} else ((0, 1),):
+        dataset = train(rank=rank, world_size=ranks, **ends)
+        assert isinstance(dataset, IterableDataset)
+        batches = loading(dataset, workers, **options)
+        with get_loader(train(rank=rank, world_size=ranks, **ends)) as loader:
+            for _ in range(3):
+                expected = [told(batch) for batch in loader]
+                assert [told(batch) for batch in batches] == expected
+                assert len(expected) == len(batches)
+
+
+def test_an_endless_stream_begins_again_and_says_so(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    batches = loading(train(), 0)
+    first = next(iter(batches))
+    assert caplog.text == ""
+    assert told(next(iter(batches))) == told(first)
+    assert "give it a virtual_epoch_length" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dropped_samples_are_exact_in_each_worker(train: Train, workers: int) -> None:
+    dataset = train(n=60, broken=frozenset({3, 11, 40}), repeat=False)
+    for _ in range(2):
+        keys = [key for batch in loading(dataset, workers) for key in batch.__key__]
+        assert sorted(keys) == [f"{i:06d}" for i in range(60) if i not in (3, 11, 40)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_plain_loader_goes_on_at_a_step(train: Train, workers: int) -> None:
+    with get_loader(train(virtual_epoch_length=7)) as loader:
+        passes = [[told(batch) for batch in loader] for _ in range(3)]
+    dataset: Any = train(virtual_epoch_length=7)
+    dataset.set_epoch(1, step=3)
+    batches = loading(dataset, workers)
+    assert [told(batch) for batch in batches] == passes[1][3:]
+    assert [told(batch) for batch in batches] == passes[2]
+
+
+class Packer(TaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[:2], samples[2:]]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"__key__": [sample.__key__ for sample in samples]}
+
+    def batch(self, samples: list[Any]) -> Any:
+        return [sample["__key__"] for sample in samples]
+
+    encode_batch = staticmethod(lambda batch: batch)
+
+
+PACKS: dict[str, Any] = {"task_encoder": Packer(), "packing_buffer_size": 4, "batch_size": 3}
+
+
+def test_workers_own_lanes_where_lanes_have_a_program(train: Train) -> None:
+    """Two workers make the packs of one process, each of them once, in other batches."""
+
+    def packs(workers: int, steps: int, **options: Any) -> list[Any]:
+        batches = loading(train(virtual_epoch_length=steps, **PACKS), workers, **options)
+        return [[tuple(pack) for batch in batches for pack in batch] for _ in range(2)]
+
+    alone, together = packs(0, 16), packs(2, 16, persistent_workers=True)
+    assert [sorted(each) for each in together] == [sorted(each) for each in alone]
+    with pytest.raises(ConfigError, match=r"where pass 1 begins.*persistent_workers=True"):
+        packs(2, 4)
+    with pytest.raises(ConfigError, match=r"num_workers=2.*repeat=True, or get_savable_loader"):
+        list(loading(train(repeat=False, **PACKS), 2))
+    assert len(list(loading(train(repeat=False, **PACKS), 1))) == len(list(loading(train(repeat=False, **PACKS), 0)))
+    dataset: Any = train(**PACKS)
+    dataset.set_epoch(0, step=5)
+    with pytest.raises(ConfigError, match="depends on data: use StatefulDataLoader"):
+        next(iter(dataset))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
+@pytest.mark.parametrize("kind", [{"broken": frozenset({3, 11})}, PACKS], ids=["drops", "packs"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_exactly(train: Train, kind: dict[str, Any], workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def fresh() -> Any:
+        dataset = train(virtual_epoch_length=9, **kind)
+        options = {"persistent_workers": True} if workers else {}
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+    def names(batch: Any) -> Any:
+        return batch.__key__ if hasattr(batch, "__key__") else batch
+
+    loader = fresh()
+    whole = [[names(batch) for batch in loader] for _ in range(3)]
+    loader = fresh()
+    list(loader)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader = fresh()
+    loader.load_state_dict(state)
+    assert [names(batch) for batch in loader] == whole[1][5:]
+    assert [names(batch) for batch in loader] == whole[2]
+
+
+def test_states_of_workers_are_checked(train: Train) -> None:
+    batches: Any = iter(train())
+    next(batches)
+    state = batches.state_dict()
+    assert state == json.loads(json.dumps(state))
+    with pytest.raises(StateError, match="not a state of a DataLoader's worker"):
+        batches.load_state_dict({"energon_grain": "{"})
+    inner = json.loads(state["energon_grain"])
+    with pytest.raises(StateError, match="one of 3 workers, and these are 1"):
+        batches.load_state_dict({"energon_grain": json.dumps({**inner, "workers": 3})})
+    other: Any = iter(train(batch_size=3))
+    with pytest.raises(StateError, match="batches of another size"):
+        other.load_state_dict(state)
+    expected = told(next(batches))
+    again: Any = iter(train())
+    again.load_state_dict(state)
+    assert told(next(again)) == expected
+
+
+def test_samples_are_collated_and_batches_are_not(train: Train) -> None:
+    batch = next(iter(DataLoader(train(batch_size=None), batch_size=3)))
+    assert len(batch.__key__) == len(batch.text) == 3
+    with pytest.raises(ConfigError, match=r"DataLoader\(…, batch_size=None\)"):
+        next(iter(DataLoader(train())))
+
+
+def test_a_dataset_is_still_one_of_ours(train: Train) -> None:
+    dataset = train(repeat=False)
+    again = copy.deepcopy(dataset)
+    assert [batch.__key__ for batch in again] == [batch.__key__ for batch in dataset]
+    blend = BlendDataset((train(), 1), (train(), 3))
+    with get_loader(blend) as loader:
+        assert len(next(loader).__key__) == 4
+
+
+def test_batches_move(train: Train) -> None:
+    batch = next(iter(train()))
+    assert batch.to("cpu", non_blocking=True).__key__ == batch.__key__
+    batch.text = torch.ones(2)
+    assert batch.to(torch.float64).text.dtype == torch.float64
