@@ -20,7 +20,6 @@ from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
-from energon_grain.cli.plot import draw_sizes
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
@@ -136,7 +135,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
             valid = inside if plan.pads else None
             positions = positions[inside] if plan.keeps else positions % plan.length
         draws = self._spec.order.draw(positions, pass_number)
-        size_bytes = int(draw_sizes(draws, self._stage.sources).sum())
+        size_bytes = int(self._stage.sources.sizes(draws).sum())
         began = time.perf_counter_ns()
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
         latency = time.perf_counter_ns() - began

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from energon_grain import BlendDataset, StateError, TaskEncoder, TextSample, get_savable_loader
-from energon_grain.loader.orbax_handler import EnergonCheckpointHandler
-from energon_grain.loader import EnergonCheckpointRestore, EnergonCheckpointSave
+from energon_grain.loader import EnergonCheckpointHandler, EnergonCheckpointRestore, EnergonCheckpointSave
 
 Train = Callable[..., Any]
 BROKEN = frozenset({3, 11, 40})

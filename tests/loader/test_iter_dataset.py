@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from energon_grain import ConfigError, DefaultTaskEncoder, get_loader
-from energon_grain.loader.iterator import SavableDataLoader
-from energon_grain.loader import BatchIterDataset, BatchMapDataset
+from energon_grain.loader import BatchIterDataset, BatchMapDataset, SavableDataLoader
 
 Train = Callable[..., Any]
 BROKEN = frozenset({3, 11})

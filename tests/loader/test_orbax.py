@@ -14,8 +14,7 @@ import pytest
 from orbax.checkpoint import v1
 
 from energon_grain import ConfigError, FingerprintError, StateError, get_loader
-from energon_grain.loader.orbax_handler import EnergonCheckpointHandler
-from energon_grain.loader import EnergonCheckpointRestore, EnergonCheckpointSave, to_device
+from energon_grain.loader import EnergonCheckpointHandler, EnergonCheckpointRestore, EnergonCheckpointSave, to_device
 
 BROKEN = frozenset({3, 11, 40})
 Train = Callable[..., Any]

@@ -12,9 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from energon_grain import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energon_grain.loader.device import DeviceLoader
-from energon_grain.loader.iterator import SavableDataLoader
-from energon_grain.loader import to_device
+from energon_grain.loader import DeviceLoader, SavableDataLoader, to_device
 
 GLOBAL_BATCH = 12
 
