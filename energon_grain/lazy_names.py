@@ -24,7 +24,8 @@ def from_stub(
         if not homes:
             with open(f"{names['__file__']}i", encoding="utf-8") as file:
                 lines = re.findall(r"^from (\S+) import (?:\(([^)]*)\)|(.*))$", file.read(), re.MULTILINE)
-            homes.update((name, home) for home, *some in lines for name in re.findall(r"(\w+) as ", " ".join(some)))
+            found = {name: home for home, *some in lines for name in re.findall(r"(\w+) as ", " ".join(some))}
+            homes.update(found)  # at once: another thread may be asking
         return homes
 
     def get(name: str) -> Any:

@@ -119,7 +119,8 @@ def _plain(value: Any) -> Any:
 def _summary(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         kind, where, listed = "Tensor", f", device={value.device}", value.flatten()[:_SHOWN].tolist()
-        numbers = value.detach().cpu().numpy()
+        narrow = value.is_floating_point() and value.itemsize < 4  # numpy has not all of these
+        numbers = (value.float() if narrow else value).detach().cpu().numpy()
     else:
         kind, where, listed = "np.ndarray", "", list(value.ravel()[:_SHOWN])
         numbers = value

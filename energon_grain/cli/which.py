@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder, table
+from energon_grain.errors import StateError
 
 if TYPE_CHECKING:
     from energon_grain.stream.which import SampleRecord
@@ -62,12 +63,14 @@ def which(
     from energon_grain.stream.stream import Stream
     from energon_grain.stream.worker_config import WorkerConfig
 
+    saved = None if state is None else _saved(state)
     settings: dict[str, Any] = {
         # Nobody is asked: all hosts are gone through here.
         "worker_config": WorkerConfig(rank=0, world_size=world_size, num_workers=0, any_host=bool),
         "batch_size": batch_size,
         "packing_buffer_size": packing_buffer_size,
         "task_encoder": None if task_encoder is None else own_task_encoder(task_encoder),
+        "seed": seed,
         "lanes": lanes,
         "dataset_config": dataset_config,
         "split_config": split_config,
@@ -81,12 +84,10 @@ def which(
             split_part=split_part or "train",
             shuffle_buffer_size=shuffle_buffer_size,
             max_samples_per_sequence=max_samples_per_sequence,
-            seed=seed,
             **settings,
         )
     with Stream.of(dataset) as stream:
-        if state is not None:
-            saved = json.loads(state.read_text())
+        if saved is not None:
             stream.restore(merge_cursors(saved) if isinstance(saved, list) else saved)
         records = stream.which(step)
     document = [{**asdict(record), "read": True} for record in records] if records.read else records
@@ -94,6 +95,13 @@ def which(
     if records.read:
         lines.append("Known by reading the samples before, and making the steps again.")
     return Answer(document=document, lines=lines)
+
+
+def _saved(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise StateError(f"{file}: expected a saved state as JSON, or a list of those of all hosts: {error}") from error
 
 
 def _lines(records: list[SampleRecord]) -> list[str]:

@@ -199,7 +199,7 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
 
 
 def _check(name: str, value: Any, keyword: _Keyword) -> None:
-    if value is None:
+    if value is None and (keyword.default in (None, ...) or not keyword.meant):
         return
     if name in _OTHERS:
         kind, must, meant = _OTHERS[name]

@@ -34,6 +34,7 @@ BUFFERS_IN_LANE = 20
 """Full buffers that a lane should have in a pass that packs or groups: one of them, the last, is not full."""
 BLOCKS_IN_LANE = 16
 """Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
+_MOST_DROPPED = 1000
 
 
 class Node(Protocol):
@@ -509,10 +510,12 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
     at_once = hosts * (1 if steps.batch is None else steps.batch.size)
     if steps.repeat_for_limit is not None and steps.limit is not None:
-        items = 2 * steps.limit * at_once  # not just as many as it takes: some may be dropped
+        items = steps.limit * at_once
         if isinstance(part, IndexPart):
+            # Enough where hooks drop all but one sample of each pass that is repeated, or of each `_MOST_DROPPED`.
+            enough = items * min(part.items(), _MOST_DROPPED)
             part.repeat_for_ever()
-            part.passes = EqualPasses(items)
+            part.passes = EqualPasses(enough)
         elif part.operator.finite:
             part.operator = steps.repeat_for_limit(part.operator, items, lanes)
     if isinstance(part, IndexPart):

@@ -262,7 +262,8 @@ def _for_ever(child: LaneOperator) -> LaneOperator:
 
 
 def _repeated_up_to(child: LaneOperator, items: int, lanes: int) -> LaneOperator:
-    return CutLanes(RepeatLanes(child, items), items, lanes, goes_on=False)  # each pass of it has an item, at least
+    # Each pass of it has an item, at least; and it may be that one lane alone has any.
+    return CutLanes(RepeatLanes(child, items), items * lanes, lanes, goes_on=False)
 
 
 class _Repeat:

@@ -37,11 +37,6 @@ class Batch(Fields):
     __valid__: npt.NDArray[np.bool_] | None = None
     """(batch,) which rows are samples; the others are padding of a last batch. None: all."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__valid__":  # which Energon's have not: of its pickles it stays unset
-            return None
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super(Batch, cls).__init_subclass__(**kwargs)
         register_type(cls)

@@ -29,6 +29,12 @@ class Fields:
     __iter__ = None
     """As `dict(value)` and `**value` need none, a loop over a batch by mistake is an error."""
 
+    def __setstate__(self, state: Any) -> None:
+        # Energon's have no `__valid__`, and so have its pickles. (A `__getattr__` would make every access slower.)
+        for part in ({"__valid__": None}, *(state if isinstance(state, tuple) else (state,))):
+            for name, value in (part or {}).items():
+                setattr(self, name, value)
+
     def keys(self) -> KeysView[str]:
         """Names of the fields, without the metadata (`__key__`, `__restore_key__`, …)."""
         return dict.fromkeys(_content_names(self)).keys()

@@ -48,11 +48,6 @@ class Sample(Fields):
     __valid__: npt.NDArray[np.bool_] | None = None
     """Where the type serves as a batch: (batch,) which rows are samples; the others are padding. None: all."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__valid__":  # which Energon's have not: of its pickles it stays unset
-            return None
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
     @property
     def __subflavor__(self) -> Any:
         """What a metadataset says as `subflavor:`, the older form of `subflavors: {__subflavor__: …}`; else None.

@@ -301,7 +301,7 @@ class SampleDecoder:
         av_decode: AVDecode = "AVDecoder",
         video_decode_audio: bool = False,
         guess_content: bool = False,
-        allow_pickle: bool = False,
+        allow_pickle: bool | None = None,
         max_part_bytes: int | None = MAX_PART_BYTES,
         max_pixels: int | None = MAX_PIXELS,
     ) -> None:
@@ -314,8 +314,8 @@ class SampleDecoder:
             av_decode: `AVDecoder`: an object that decodes when asked. `pyav`: an opened PyAV container.
             video_decode_audio: Whether the audio of videos is decoded too.
             guess_content: Tell images, video and audio from their first bytes rather than from the part's name.
-            allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust.
-                `ENERGON_GRAIN_ALLOW_PICKLE=1` in the environment says so for a program that cannot.
+            allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust. None, the
+                default: if `ENERGON_GRAIN_ALLOW_PICKLE=1` is in the environment, for programs that cannot say so.
             max_part_bytes: To how many bytes a part may be unpacked (`.gz`, `npz`, archives of torch, audio); None: any
                 number. 2 GiB by default.
             max_pixels: How many pixels an image or a frame may have; None: any number, up to Pillow's own
@@ -338,7 +338,7 @@ class SampleDecoder:
             "av_decode": av_decode,
             "video_decode_audio": video_decode_audio,
             "guess_content": guess_content,
-            "allow_pickle": allow_pickle or os.environ.get(PICKLE_ENVIRONMENT) == "1",
+            "allow_pickle": os.environ.get(PICKLE_ENVIRONMENT) == "1" if allow_pickle is None else allow_pickle,
             "max_part_bytes": max_part_bytes,
             "max_pixels": max_pixels,
         }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runs import run
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain import StateError, Stream, WorkerConfig, get_train_dataset
 from energon_grain.cli.terminal import format_bytes, significant
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
 
@@ -68,6 +68,16 @@ def test_which_of_a_later_pass(root: Path) -> None:
     """Every pass over validation data is the same; this one has two steps."""
     steps = [run("which", root, "--step", str(step), "--batch-size", "3", "--validation").output for step in (1, 99)]
     assert steps[0] == steps[1]
+
+
+def test_which_says_what_is_no_state(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    wrong = {b"{cut": "expected a saved state as JSON", b"\xff": "as JSON", b"[]": "no state to merge"}
+    for content, said in wrong.items():
+        file.write_bytes(content)
+        result = run("which", root, "--step", "0", "--batch-size", "2", "--state", file)
+        assert isinstance(result.exception, StateError)
+        assert said in str(result.exception)
 
 
 @pytest.mark.parametrize(

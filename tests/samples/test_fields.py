@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,6 +72,37 @@ def test_batches_are_copied_with_their_types_and_metadata() -> None:
     assert pinned.inner["tuple"][0] is array
     assert not batch.image.pinned
     assert not batch.inner["pair"].left.pinned
+
+
+@edataclass
+class Measured(Sample):
+    image: Any
+
+    @property
+    def width(self) -> int:
+        return self.image.shpe[1]
+
+
+def test_an_error_names_the_attribute_that_is_missing() -> None:
+    sample = Measured(__key__="a", __restore_key__=(), image=np.ones((2, 3)))
+    with pytest.raises(AttributeError, match="no attribute 'shpe'"):
+        _ = sample.width
+    with pytest.raises(AttributeError, match="no attribute 'imgae'"):
+        _ = sample.imgae  # pyright: ignore
+
+
+def test_copies_have_what_was_set() -> None:
+    @dataclass
+    class WithDict(Sample):
+        image: Any = None
+
+    for kind in (Measured, WithDict):
+        made = kind(__key__="a", __restore_key__=(), image=1)
+        made.__valid__ = np.ones(1, bool)
+        copied = copy.copy(made)
+        assert (copied.__valid__ is made.__valid__, copied.image) == (True, 1)
+    loaded = pickle.loads(pickle.dumps(Measured(__key__="a", __restore_key__=(1,), image=2)))
+    assert (loaded.__key__, loaded.__restore_key__, loaded.image, loaded.__valid__) == ("a", (1,), 2, None)
 
 
 def test_attributes_that_are_no_fields_stay() -> None:

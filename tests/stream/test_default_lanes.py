@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from energon_grain import (
     ConcatDataset,
     FilterDataset,
     GroupBatchDataset,
+    IterMapDataset,
     LimitDataset,
     PackingDataset,
     RepeatDataset,
@@ -25,6 +28,7 @@ from energon_grain import (
     StateError,
     Stream,
     TaskEncoder,
+    get_dataset_from_config,
     get_val_dataset,
 )
 
@@ -236,3 +240,16 @@ def test_a_validation_of_some_steps_is_the_same_each_time(
         other.restore(stream.cursor())
         assert [batch.__key__ for batch in other] == first[1:]
         assert [batch.__key__ for batch in other] == first
+
+
+@pytest.mark.parametrize("node", [FilterDataset, IterMapDataset])
+def test_a_validation_of_some_steps_is_whole_where_most_samples_are_dropped(
+    text_dataset: MakeDataset, node: Callable[..., SavableDataset]
+) -> None:
+    def is_third(sample: Any) -> bool:
+        return int(sample.__key__) == 3
+
+    leaf = get_dataset_from_config(text_dataset(12), training=False, worker_config=config())
+    kept = node(leaf, is_third if node is FilterDataset else partial(filter, is_third))
+    limited = LimitDataset(RepeatDataset(BatchDataset(kept, 2, list)), 4, reset_after_epoch=True)
+    assert len(list(limited)) == 4

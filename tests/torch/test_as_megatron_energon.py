@@ -5,6 +5,7 @@ What such programs do is in `energon_programs/`, run by `test_programs.py`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+format_sample_compact = importlib.import_module("energon_grain_torch.energon_names").format_sample_compact
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -216,3 +218,11 @@ def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(
     first, second = run("beside.py", folder=tmp_path).splitlines()
     assert first == "core megatron.energon"
     assert "has been imported from elsewhere already" in second
+
+
+def test_messages_show_tensors_of_any_type() -> None:
+    sample = {"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "wide": torch.ones(1, requires_grad=True)}
+    assert format_sample_compact(sample) == (
+        "half: Tensor(shape=torch.Size([2]), dtype=torch.bfloat16, device=cpu, min=-2.0, max=1.5, values=[1.5, -2.0]) "
+        "wide: Tensor(shape=torch.Size([1]), dtype=torch.float32, device=cpu, min=1.0, max=1.0, values=[1.0])"
+    )

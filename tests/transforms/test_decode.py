@@ -117,6 +117,18 @@ def test_pickles_decode_where_allowed():
         decoder.decode("a.pkl", b"nonsense")
 
 
+def test_the_environment_allows_pickles_unless_the_program_says_no(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ENERGON_GRAIN_ALLOW_PICKLE", "1")
+    allowed = SampleDecoder()
+    with pytest.raises(UntrustedCodeError, match="part 'pkl'"):
+        SampleDecoder(allow_pickle=False).decoder_for("pkl")
+    monkeypatch.delenv("ENERGON_GRAIN_ALLOW_PICKLE")
+    for decoder in (allowed, pickle.loads(pickle.dumps(allowed))):
+        assert decoder.decode("k.pkl", pickle.dumps([1])) == [1]
+    with pytest.raises(UntrustedCodeError, match="part 'pkl'"):
+        SampleDecoder().decoder_for("pkl")
+
+
 def test_arrays_do_not_unpickle():
     stream = io.BytesIO()
     np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
