@@ -75,10 +75,12 @@ package: $(VENV)/.ready
 	rm -rf $(DIST)
 	$(VENV)/bin/python -m build --no-isolation --outdir $(DIST) .
 	$(VENV)/bin/python -m twine check --strict $(DIST)/*
-	$(PYTHON) -m venv $(DIST)/venv
-	$(DIST)/venv/bin/python $(PIP_INSTALL) $(DIST)/*.whl
-	sed -n '/^```python/,/^```/p' README.md | sed '/^```/d' > $(DIST)/readme.py
-	cd $(DIST) && venv/bin/energon-grain --version && venv/bin/python readme.py
+	$(PYTHON) -m venv $(DIST)/trial
+	$(DIST)/trial/bin/python $(PIP_INSTALL) $(DIST)/*.whl
+	sed -n '/^```python/,/^```/p' README.md | sed '/^```/d' > $(DIST)/trial/readme.py
+	test -s $(DIST)/trial/readme.py
+	cd $(DIST)/trial && bin/python -I bin/energon-grain --version && bin/python -I readme.py
+	rm -rf $(DIST)/trial
 
 bench: $(VENV)/.ready $(PEERS_VENV)/.ready
 	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks.run $(BENCH_ARGS)
