@@ -103,6 +103,7 @@ def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names
 def _warn(message: str) -> None:
     """Warn of the line of the program that called us, through however many of our own functions."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0].startswith("energon_grain"):
+    ours = ("energon_grain", "energon_grain_torch")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -21,8 +21,8 @@ def _handed_on(name: str) -> Any:
 
     @forwarding
     @wraps(getattr(TaskEncoder, name))
-    def hook(self: AugmentTaskEncoder, *arguments: Any) -> Any:
-        return getattr(self.inner, name)(*arguments)
+    def hook(self: AugmentTaskEncoder, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*arguments, **named)
 
     return hook
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runs import run
 
-from energon_grain import StateError, Stream, WorkerConfig, get_train_dataset
+from energon_grain import StateError, Stream, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_grain.cli.terminal import format_bytes, significant
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
 
@@ -107,6 +107,14 @@ def test_numbers_have_no_exponent(value: float, digits: int, text: str) -> None:
 _ENCODER = """
 from energon_grain import TaskEncoder
 
+class Drawn(TaskEncoder):
+    def select_samples_to_pack(self, samples):
+        return [[samples[at]] for at in self.rng.permutation(len(samples))]
+
+    def pack_selected_samples(self, samples):
+        return samples[0]
+
+
 class Pairs(TaskEncoder):
     def select_samples_to_pack(self, samples):
         return [samples[at : at + 2] for at in range(0, len(samples), 2)]
@@ -118,6 +126,28 @@ class Pairs(TaskEncoder):
     def batch(self, packs):
         return packs
 """
+
+
+def test_which_of_a_validation_goes_by_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_text_dataset(tmp_path / "data", n=30, shards=2)
+    (tmp_path / "drawn_encoder.py").write_text(_ENCODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--batch-size", "4", "--lanes", "1", "--packing-buffer-size", "6", "--seed", "7", "--json"]
+    options += ["--validation", "--split-part", "train", "--task-encoder", "drawn_encoder:Drawn"]
+    told = json.loads(run("which", path, "--step", "0", *options).stdout)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    drawn = importlib.import_module("drawn_encoder").Drawn()
+    dataset = get_val_dataset(
+        path,
+        split_part="train",
+        batch_size=4,
+        lanes=1,
+        packing_buffer_size=6,
+        seed=7,
+        task_encoder=drawn,
+        worker_config=config,
+    )
+    assert [record["key"] for record in told] == next(iter(dataset)).__key__
 
 
 def test_which_makes_packs_of_a_task_encoder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

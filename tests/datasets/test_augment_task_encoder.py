@@ -60,6 +60,10 @@ def test_every_hook_is_handed_on(hook: str) -> None:
     assert getattr(outer, hook)(*HOOKS[hook]) == (hook, HOOKS[hook])
 
 
+def test_hooks_are_called_by_keyword_too() -> None:
+    assert AugmentTaskEncoder(DefaultTaskEncoder()).encode_sample(sample=5) == 5
+
+
 def test_what_is_not_overridden_costs_nothing() -> None:
     inner = Inner()
     plain, augmented = train(inner), train(AugmentTaskEncoder(inner))

@@ -31,6 +31,13 @@ def test_they_end_in_the_decoder(get: Any, usual: dict[str, Any]) -> None:
         get("s3://nowhere/data", task_encoder=encoder, image_decode="pil", av_decode="pyav", **usual)  # the same again
 
 
+def test_programs_without_a_name_are_warned() -> None:
+    """As code that `exec` runs with names of its own."""
+    names = {"get": get_train_dataset, "usual": TRAINING}
+    with pytest.warns(DeprecationWarning, match="auto_decode is deprecated"):
+        exec("dataset = get('s3://nowhere/data', auto_decode=False, **usual)", names)
+
+
 def test_no_decoding() -> None:
     encoder = DefaultTaskEncoder()
     with pytest.warns(DeprecationWarning, match="auto_decode is deprecated"):

@@ -55,6 +55,17 @@ def test_what_is_something_else_is_told_where_it_is_given(arguments: dict[str, A
         get_val_dataset("none", batch_size=2, **arguments)
 
 
+def test_none_is_no_number_where_it_has_no_meaning() -> None:
+    with pytest.raises(ConfigError, match="virtual_epoch_length=None: expected a whole number of batches, or 0"):
+        get_train_dataset(
+            "none",
+            batch_size=2,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            virtual_epoch_length=None,  # type: ignore[arg-type]
+        )
+
+
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 class _Later:
@@ -33,7 +33,7 @@ class _Later:
 def _run_hidden() -> None:
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != HERE])
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if os.path.realpath(entry) != HERE])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
 
