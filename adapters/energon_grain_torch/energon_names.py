@@ -100,8 +100,11 @@ def format_sample_detailed(sample: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool):
         return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # of an enumeration, or a number of numpy, which YAML does not know
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from patience import PATIENCE_S
 
@@ -218,6 +220,10 @@ def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(
     first, second = run("beside.py", folder=tmp_path).splitlines()
     assert first == "core megatron.energon"
     assert "has been imported from elsewhere already" in second
+
+
+def test_messages_show_numbers_of_any_type() -> None:
+    assert format_sample_compact({"score": np.float64(0.5), "kind": socket.AF_INET}) == "score: 0.5 kind: 2"
 
 
 def test_messages_show_tensors_of_any_type() -> None:
