@@ -199,7 +199,13 @@ class _Module(ModuleType):
     """A module whose names are ours."""
 
     def __getattr__(self, name: str) -> Any:
-        return _ours(self.__name__, name)
+        try:
+            return _ours(self.__name__, name)
+        except AttributeError:
+            path = f"{self.__name__}.{name}"
+            if path.removeprefix(f"{PACKAGE}.") not in MODULES:
+                raise
+        return importlib.import_module(path)  # Energon's package imports all of its modules
 
     def __setattr__(self, name: str, value: Any) -> None:
         # `edataclass` is a function and a module in Energon, where the function is the one that counts.

@@ -207,7 +207,7 @@ def _check(name: str, value: Any, keyword: _Keyword) -> None:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
     elif keyword.meant:
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if not whole or (keyword.least is not None and value < keyword.least):
+        if value is None or not whole or (keyword.least is not None and value < keyword.least):
             raise ConfigError(f"{name}={value!r}: {keyword.meant}")
 
 

@@ -195,6 +195,14 @@ def test_the_environment_switches_programs_that_others_start(tmp_path: Path) -> 
     assert run("-c", said, folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == ours
 
 
+def test_modules_are_there_as_attributes(tmp_path: Path) -> None:
+    uses = "megatron.energon.task_encoder.base.Cooker, megatron.energon.errors.__name__, megatron.energon.edataclass"
+    said = f"import {SWITCH}, megatron.energon; print({uses}, hasattr(megatron.energon, 'nothing'))"
+    assert run("-c", said, folder=tmp_path).split(" at ")[0] == (
+        "<class 'energon_grain.datasets.cooker.Cooker'> megatron.energon.errors <function edataclass"
+    )
+
+
 BESIDE = f"""
 import sys
 import {SWITCH}
