@@ -512,8 +512,8 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     if steps.repeat_for_limit is not None and steps.limit is not None:
         items = steps.limit * at_once
         if isinstance(part, IndexPart):
-            # Enough where hooks drop all but one sample of each pass that is repeated, or of each `_MOST_DROPPED`.
-            enough = items * min(part.items(), _MOST_DROPPED)
+            # Enough in every lane where hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
+            enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)
             part.repeat_for_ever()
             part.passes = EqualPasses(enough)
         elif part.operator.finite:
