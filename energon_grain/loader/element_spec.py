@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from grain.experimental import ShapeDtypeStruct
+
+if TYPE_CHECKING:
+    from grain.experimental import ShapeDtypeStruct
 
 
 def spec_of_batches(batches: Iterable[Any]) -> Any:
@@ -16,21 +18,20 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
     What hooks make is known by making it, so this reads two batches. What is no array has no shape and dtype `object`.
     """
     import jax
+    from grain.experimental import ShapeDtypeStruct
 
-    specs: list[Any] = [jax.tree.map(_spec, batch) for batch in islice(iter(batches), 2)]
+    def spec(value: Any) -> ShapeDtypeStruct:
+        if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+            return ShapeDtypeStruct(np.shape(value), np.asarray(value).dtype)
+        return ShapeDtypeStruct((), np.dtype(object))
+
+    def common(one: ShapeDtypeStruct, other: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        if len(one.shape) != len(other.shape):
+            return one
+        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+        return ShapeDtypeStruct(shape, one.dtype)
+
+    specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(iter(batches), 2)]
     if len(specs) < 2 or jax.tree.structure(specs[0]) != jax.tree.structure(specs[1]):
         return specs[0]
-    return jax.tree.map(_common, *specs)
-
-
-def _spec(value: Any) -> ShapeDtypeStruct:
-    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-        return ShapeDtypeStruct(np.shape(value), np.asarray(value).dtype)
-    return ShapeDtypeStruct((), np.dtype(object))
-
-
-def _common(one: ShapeDtypeStruct, other: ShapeDtypeStruct) -> ShapeDtypeStruct:
-    if len(one.shape) != len(other.shape):
-        return one
-    shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
-    return ShapeDtypeStruct(shape, one.dtype)
+    return jax.tree.map(common, *specs)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Decorator(Protocol):
+    def __call__(self, method: F, /) -> F: ...
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -24,9 +28,9 @@ def _unchanged(method: F) -> F:
 
 record_read: Callable[..., None] = _nothing
 """`record_read(source, num_bytes=, latency_ns=, num_reads=)`."""
-traced_item: Callable[[Any], Any] = _unchanged
+traced_item: _Decorator = _unchanged
 """Decorates a `__getitem__` that reads."""
-traced_next: Callable[[Any], Any] = _unchanged
+traced_next: _Decorator = _unchanged
 """Decorates a `__next__` that reads."""
 with suppress(ImportError, AttributeError, TypeError):
     _stats: Any = importlib.import_module("grain._src.python.dataset.stats")

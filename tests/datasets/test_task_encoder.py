@@ -141,7 +141,7 @@ def test_grouping() -> None:
         (
             {"select_samples_to_pack", "pack_selected_samples"},
             {"packing_buffer_size": 0},
-            r"buffer_size=0: a positive number",
+            r"packing_buffer_size=0: expected a positive number",
         ),
     ],
 )

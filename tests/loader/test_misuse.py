@@ -48,7 +48,7 @@ def test_a_loader_is_not_copied(loader: Any, copied: Callable[[Any], Any]) -> No
 
 
 def test_a_loader_is_not_wrapped(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"no batches by index, .* iterate over it"):
+    with pytest.raises(TypeError, match=r"no batches by number, .* iterate over it"):
         next(iter(DataLoader(loader, batch_size=None)))
 
 
