@@ -117,7 +117,8 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
 
     Each iteration is one pass, and the next one is the next pass, as with a loader; in workers too, although each
     iteration starts them anew. An endless stream without `virtual_epoch_length` has one pass, and begins it again.
-    `set_epoch` says otherwise.
+    `set_epoch` says otherwise. Where an endless stream filters, groups, packs or generates, only the end of a pass
+    tells where the next one begins: after an iteration that was left, another one has the rest of its pass.
     """
 
     dataset: SavableDataset[Item]
@@ -265,6 +266,7 @@ class _Batches:
             stream = before.hand_over()
             iter(stream)
             self._run(stream)
+            self._left = before._left or self._left  # of its pass, if it was left before the end
         else:
             raise ConfigError(
                 f"this dataset filters, groups, packs or generates, so where pass {epoch} begins is known to those "

@@ -116,6 +116,20 @@ class Packer(TaskEncoder):
 PACKS: dict[str, Any] = {"task_encoder": Packer(), "packing_buffer_size": 4, "batch_size": 3}
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packs_go_on_in_a_pass_that_was_left(train: Train, workers: int) -> None:
+    options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 1} if workers else {}
+    whole = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
+    passes = [list(whole) for _ in range(2)]
+    batches = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
+    assert next(iter(batches)) == passes[0][0]
+    rest = list(batches)
+    assert rest
+    assert len(rest) < 8
+    assert all(batch in passes[0] for batch in rest)
+    assert list(batches) == passes[1]
+
+
 def test_workers_own_lanes_where_lanes_have_a_program(train: Train) -> None:
     """Two workers make the packs of one process, each of them once, in other batches."""
 
