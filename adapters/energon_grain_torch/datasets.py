@@ -13,10 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from multiprocessing import RawArray
+from multiprocessing import RawArray, current_process
 from multiprocessing.context import get_spawning_popen
 from typing import Any, ParamSpec, cast
 
@@ -48,6 +50,63 @@ _KEY = "energon_grain"
 _MOST_WORKERS = 512
 
 
+class _Beginnings:
+    """Where iterations begin: memory that the workers share, forked or spawned.
+
+    An iteration begins with the pass behind the one that was begun last, whoever its workers were: as many, others, or
+    none. The first of its workers finds out which that is, and the others do as it does. There are no locks: all of a
+    worker's companions write the same, each in a row of its own, and say so before they change what comes next.
+
+    Args:
+        epoch: Pass that the next iteration begins with.
+        step: Of the rank, in it.
+    """
+
+    def __init__(self, epoch: int, step: int) -> None:
+        # For each worker, and last for who has none: when it wrote, the pass and the step that come next, and which
+        # iteration it is in, and where that began.
+        self._memory = RawArray("q", 6 * (_MOST_WORKERS + 1))
+        self._begun = 0  # iterations of this worker
+        self.set(epoch, step)
+
+    @property
+    def _rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.frombuffer(self._memory, np.int64).reshape(-1, 6)
+
+    def set(self, epoch: int, step: int) -> None:
+        """Let the next iteration, of whomever, begin here."""
+        self._rows[:, :3] = time.monotonic_ns(), epoch, step
+
+    def next(self) -> tuple[int, int]:
+        """The pass and step that an iteration begins with that nobody has begun yet."""
+        rows = self._rows
+        epoch, step = rows[rows[:, 0].argmax(), 1:3].tolist()
+        return epoch, step
+
+    def begin(self, worker: int | None) -> tuple[int, int]:
+        """The pass and step that a worker begins with; None: there are no workers."""
+        place = self.next()
+        if worker is not None:
+            # An iteration's workers are started one behind the other, and if they stay, all begin each further one.
+            identity: tuple[int, ...] = cast("Any", current_process())._identity
+            self._begun += 1
+            iteration = hash((os.getppid(), sum(identity[-1:]) - worker, self._begun))
+            rows = self._rows
+            companions = rows[rows[:, 3] == iteration]
+            if len(companions):
+                place = (int(companions[0, 4]), int(companions[0, 5]))
+            rows[worker, 4:] = place
+            rows[worker, 3] = iteration
+        self.note(worker, place[0])
+        return place
+
+    def note(self, worker: int | None, epoch: int) -> None:
+        """A worker is in this pass: its next one is that behind it."""
+        own = self._rows[_MOST_WORKERS if worker is None else worker]
+        own[1:3] = epoch + 1, 0
+        own[0] = time.monotonic_ns()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """What the entry points return: a description of a stream, and an `IterableDataset` of PyTorch's.
@@ -58,31 +117,31 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
 
     Each iteration is one pass, and the next one is the next pass, as with a loader; in workers too, although each
     iteration starts them anew. An endless stream without `virtual_epoch_length` has one pass, and begins it again.
-    `set_epoch` says otherwise.
+    `set_epoch` says otherwise. Where an endless stream filters, groups, packs or generates, only the end of a pass
+    tells where the next one begins: after an iteration that was left, another one has the rest of its pass.
     """
 
     dataset: SavableDataset[Item]
-    _places: Any = dataclasses.field(init=False, repr=False)
+    _beginnings: _Beginnings = dataclasses.field(init=False, repr=False)
     _last: list[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._remember([0] * (2 * _MOST_WORKERS))
+        self._remember(_Beginnings(0, 0))
 
-    def _remember(self, places: Any) -> None:
-        """Take the pass, then the step, that each worker begins with next; memory that forked workers share."""
-        object.__setattr__(self, "_places", RawArray("q", places) if isinstance(places, list) else places)
+    def _remember(self, beginnings: _Beginnings) -> None:
+        object.__setattr__(self, "_beginnings", beginnings)
         object.__setattr__(self, "_last", [])
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # Workers that are spawned share it too; other copies begin where this one would.
-        places = self._places if get_spawning_popen() is not None else list(self._places)
-        return self.worker_config, self.dataset, places
+        # Workers that are spawned share the memory too; other copies begin where this one would.
+        begins = self._beginnings if get_spawning_popen() is not None else self._beginnings.next()
+        return self.worker_config, self.dataset, begins
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        config, dataset, places = state
+        config, dataset, begins = state
         object.__setattr__(self, "worker_config", config)
         object.__setattr__(self, "dataset", dataset)
-        self._remember(places)
+        self._remember(begins if isinstance(begins, _Beginnings) else _Beginnings(*begins))
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -101,27 +160,29 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
 
         With `step` a plain `DataLoader` resumes, if no sample is dropped; a `StatefulDataLoader` needs none of this.
         """
-        self._places[:] = [epoch] * _MOST_WORKERS + [step] * _MOST_WORKERS
+        if epoch < 0 or step < 0:
+            raise ConfigError(f"set_epoch({epoch}, step={step}): passes and steps are counted 0, 1, 2, …")
+        self._beginnings.set(epoch, step)
 
     def __iter__(self) -> Iterator[Item]:
         info = get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if worker >= _MOST_WORKERS:
-            raise ConfigError(f"num_workers={workers}: a DataLoader of this dataset may have {_MOST_WORKERS}")
-        if info is not None:
+        worker, workers = (None, 1) if info is None else (info.id, info.num_workers)
+        if worker is not None:
+            if worker >= _MOST_WORKERS:
+                raise ConfigError(f"num_workers={workers}: a DataLoader of this dataset may have {_MOST_WORKERS}")
             this_is_worker(worker)
-        epoch, step = self._places[worker], self._places[_MOST_WORKERS + worker]
-        self._note_pass(worker, epoch)
+        epoch, step = self._beginnings.begin(worker)
         before = self._last.pop() if self._last else None
-        batches = _Batches(self, worker, workers)
+        batches = _Batches(self, worker or 0, workers)
         batches.begin(epoch, step, before)
         if batches.stream.spec.program is not None:
             self._last.append(batches)  # where the next pass begins, it alone knows
         return batches
 
-    def _note_pass(self, worker: int, epoch: int) -> None:
-        """Take note of the pass that a worker is in: its next one is that behind it."""
-        self._places[worker], self._places[_MOST_WORKERS + worker] = epoch + 1, 0
+    def note_pass(self, epoch: int) -> None:
+        """Take note of the pass that this process has gone to."""
+        info = get_worker_info()
+        self._beginnings.note(None if info is None else info.id, epoch)
 
 
 class _Batches:
@@ -194,7 +255,9 @@ class _Batches:
             )
         if plan.steps is not None and self._workers > 1:
             self._left = max(0, -(-(plan.steps - self._worker) // self._workers))
-        if epoch == 0 or not self._spec.endless:
+        program = self._spec.program
+        assert program is not None
+        if epoch == 0 or not (self._spec.endless or program.root.outlives_passes):
             self._open_lanes()
             drops = np.zeros(self.stream.share.local_lanes, np.int64)
             progress = Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),))
@@ -203,11 +266,12 @@ class _Batches:
             stream = before.hand_over()
             iter(stream)
             self._run(stream)
+            self._left = before._left or self._left  # of its pass, if it was left before the end
         else:
             raise ConfigError(
                 f"this dataset filters, groups, packs or generates, so where pass {epoch} begins is known to those "
                 f"workers alone that made pass {epoch - 1}: use DataLoader(…, persistent_workers=True), "
-                f"StatefulDataLoader, or get_savable_loader"
+                f"StatefulDataLoader, or get_savable_loader; to begin again, set_epoch(0)"
             )
 
     def _open_lanes(self) -> None:
@@ -221,6 +285,12 @@ class _Batches:
                     f"get_savable_loader, which has workers of its own"
                 )
             rank, ranks = config.rank + config.world_size * self._worker, config.world_size * workers
+            if spec.lanes % ranks:
+                raise ConfigError(
+                    f"num_workers={workers}: this dataset filters, groups, packs or generates, so each of the {ranks} "
+                    f"workers of all ranks must own whole lanes, of which there are {spec.lanes}: use a number of "
+                    f"workers that divides {spec.lanes // config.world_size}, or lanes= a multiple of {ranks}"
+                )
             config = dataclasses.replace(config, rank=rank, world_size=ranks)
             spec = dataclasses.replace(spec, steps=None, limit=None)
         self._run(Stream(spec, config))
@@ -269,12 +339,12 @@ class _Batches:
             self._open_lanes()
         else:
             global_batch = PassPlan.of(self._spec, self._config.world_size).global_batch
-            if cursor["item"] % global_batch and not cursor["ended"]:
+            if cursor["history"][-1][4] != global_batch:  # then another worker's steps might begin here
                 raise StateError("the state is of batches of another size: load it with the same batch size")
             turn = cursor["item"] // global_batch % workers
             self._run(Stream.of_steps(self._spec, self._config, first=turn, readers=workers))
         self.stream.restore(cursor)
-        self._dataset._note_pass(self._worker, epoch)
+        self._dataset.note_pass(epoch)
 
 
 def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:

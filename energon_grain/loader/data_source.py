@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, SupportsIndex
@@ -93,18 +94,18 @@ class EnergonDataSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, record_key: SupportsIndex | slice) -> Any:
-        if isinstance(record_key, slice):
-            return self.__getitems__(range(len(self))[record_key])
-        return self.__getitems__([record_key])[0]
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
+        return self.__getitems__([index])[0]
 
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         """Samples in the order asked for.
 
         Raises:
             IndexError: An index is not in [-len, len).
         """
-        index = np.fromiter((int(key) for key in record_keys), np.int64, len(record_keys))
+        index = np.fromiter(map(operator.index, indices), np.int64, len(indices))
         outside = index[(index < -len(self)) | (index >= len(self))]
         if len(outside):
             raise IndexError(f"sample {outside[0]} of {self!r}, which has {len(self)}")

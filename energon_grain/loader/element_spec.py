@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_grain.errors import EmptyDatasetError
+
 if TYPE_CHECKING:
     from grain.experimental import ShapeDtypeStruct
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
 def spec_of_batches(batches: Iterable[Any]) -> Any:
     """What batches are made of: a batch with a `ShapeDtypeStruct` for each array, None in shapes where two differ.
 
-    What hooks make is known by making it, so this reads two batches. What is no array has no shape and dtype `object`.
+    What hooks make is known by making it, so this takes two batches, of which None (all was dropped) are none. What is
+    no array has no shape and dtype `object`.
+
+    Raises:
+        EmptyDatasetError: There is no batch.
     """
     import jax
     from grain.experimental import ShapeDtypeStruct
@@ -31,7 +37,10 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
         shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
         return ShapeDtypeStruct(shape, one.dtype)
 
-    specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(iter(batches), 2)]
+    made = (batch for batch in batches if batch is not None)
+    specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(made, 2)]
+    if not specs:
+        raise EmptyDatasetError("what its elements are is not known: the dataset has none, or all of them are dropped")
     if len(specs) < 2 or jax.tree.structure(specs[0]) != jax.tree.structure(specs[1]):
         return specs[0]
     return jax.tree.map(common, *specs)

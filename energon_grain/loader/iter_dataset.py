@@ -52,7 +52,8 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
 
     @property
     def _element_spec(self) -> Any:
-        return spec_of_batches(self)
+        with iter(self) as batches:
+            return spec_of_batches(batches)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Make every so manieth step alone: what `mp_prefetch` and `multithread_prefetch` ask of each reader.

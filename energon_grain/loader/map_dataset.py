@@ -92,7 +92,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     @property
     def _element_spec(self) -> Any:
-        return spec_of_batches(self)
+        # One by one: what Grain iterates with reads 500 elements ahead.
+        return spec_of_batches(map(self.__getitem__, range(len(self))))
 
     def __len__(self) -> int:
         steps = self._plan.remaining(0, 0)

@@ -288,13 +288,19 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
 
 def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: int) -> Progress:
     """The place before a step of a pass, or behind its last one, if nothing is dropped; arithmetic."""
+    if pass_number < 0 or pass_step < 0:
+        raise StateError(f"step {pass_step} of pass {pass_number}: steps and passes are counted 0, 1, 2, …")
     plan = PassPlan.of(spec, share.hosts, pass_number)
     if spec.order.passes is None:
         before = pass_number * (plan.steps or 0)
         item = (before + pass_step) * plan.global_batch
     else:
-        before = int(plan.steps_of(spec.order.lengths(0, pass_number)).sum())
+        before = _steps_of_passes(spec.order, plan, pass_number)
         item = pass_step * plan.global_batch
+    if spec.order.start(pass_number) + item + plan.global_batch > POSITIONS:
+        raise StateError(
+            f"step {pass_step} of pass {pass_number}: the order has no positions that far on: they are below 2**62"
+        )
     return Progress(
         step=before + pass_step,
         pass_number=pass_number,
@@ -306,18 +312,43 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
     )
 
 
+def _steps_of_passes(order: IndexMap, plan: PassPlan, count: int) -> int:
+    """Steps of the first passes, so many."""
+    times, rest = divmod(count, order.period)
+
+    def walked(passes: int) -> int:
+        if passes > _PASSES_WALKED:
+            raise _too_many_passes(order)
+        starts = range(0, passes, _PASSES_AT_ONCE)
+        return sum(
+            int(plan.steps_of(order.lengths(start, min(_PASSES_AT_ONCE, passes - start))).sum()) for start in starts
+        )
+
+    return walked(rest) + (times * walked(order.period) if times else 0)
+
+
+def _too_many_passes(order: IndexMap) -> StateError:
+    return StateError(
+        f"passes of this dataset differ in length, and repeat themselves after {order.period} only: what lies more "
+        f"than {_PASSES_WALKED} of them behind the last change of the batch size is not counted"
+    )
+
+
 def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
     """The same of a step counted over all passes: behind the end of a pass, where the next one begins with it."""
+    if step < 0:
+        raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
     plan = PassPlan.of(spec, share.hosts)
     if spec.order.passes is None:
         pass_number, pass_step = divmod(step, plan.steps) if plan.steps else (0, step)
     else:
         pass_number, item, size = place_of(spec, share.hosts, ((0, 0, 0, 0, plan.global_batch),), step)
         pass_step = item // size
+    place = place_in_pass(spec, share, pass_number, pass_step)
     if pass_number and not pass_step:
-        pass_number -= 1
-        pass_step = PassPlan.of(spec, share.hosts, pass_number).remaining(0, 0) or 0
-    return place_in_pass(spec, share, pass_number, pass_step)
+        pass_step = PassPlan.of(spec, share.hosts, pass_number - 1).remaining(0, 0) or 0
+        place = place_in_pass(spec, share, pass_number - 1, pass_step)
+    return place
 
 
 def place_of(
@@ -358,8 +389,5 @@ def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int
             times = ahead // steps if until is None else min(ahead // steps, (until - first) // period)
             first, ahead = first + times * period, ahead - times * steps
         elif first - begin > _PASSES_WALKED and first < begin + period:
-            raise StateError(
-                f"passes of this dataset differ in length, and repeat themselves after {period} only: what lies more "
-                f"than {_PASSES_WALKED} of them behind the last change of the batch size is not counted"
-            )
+            raise _too_many_passes(order)
     return first, ahead

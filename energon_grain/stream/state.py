@@ -139,26 +139,25 @@ def _writer(form: Form) -> _Write:
     match form:
         case Place(feed=feed):
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def place(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 difference = value - last.get(feed, 0)
                 last[feed] = value
                 integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
 
+            return place
         case Number():
-
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
-                integers.append(value)
-
+            return lambda value, integers, last, same: integers.append(value)
         case tuple():
             parts: list[_Write] = [_writer(part) for part in form]
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def row(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 for part, entry in zip(parts, value, strict=True):
                     part(entry, integers, last, same)
 
+            return row
         case Many(each=Place(feed=feed)):  # what buffers hold
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def places(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 integers.append(len(value))
                 before = last.get(feed, 0)
                 for entry in value:
@@ -166,47 +165,51 @@ def _writer(form: Form) -> _Write:
                     integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
                 last[feed] = before
 
+            return places
         case Many(each=each):
             one = _writer(each)
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def many(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 integers.append(len(value))
                 for entry in value:
                     one(entry, integers, last, same)
 
+            return many
         case OneOf(forms=forms):
             choices = [_writer(each) for each in forms]
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def choice(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 number, entry = value
                 integers.append(number)
                 choices[number](entry, integers, last, same)
 
+            return choice
         case Marked():
             marked, marks = _writer(form.value), _writer(form.rare)
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def mark(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 number, entry, rare = value
                 integers.append(2 * number + bool(rare))
                 marked(entry, integers, last, same)
                 if rare:
                     marks(rare, integers, last, same)
 
+            return mark
         case Same(key=key):
-            repeated = _writer(form.form)
+            again = _writer(form.form)
 
-            def write(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            def repeated(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
                 new = key not in same or same[key] != value
                 same[key] = value
                 integers.append(int(new))
                 if new:
-                    repeated(value, integers, last, same)
+                    again(value, integers, last, same)
 
+            return repeated
         case Later():
             return _writer(form.form)
         case _:
             raise AssertionError(form)
-    return write
 
 
 class _Integers:

@@ -476,6 +476,7 @@ class Stream:
 
         Raises:
             ConfigError: Where a step begins depends on data.
+            StateError: There is no such step.
         """
         self._require_here("go to a step")
         with self.turn:

@@ -70,6 +70,8 @@ class DataIterator:
 
     def __init__(self, loader: Any, mesh: jax.sharding.Mesh) -> None:
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
+        self._loader = loader
+        self._begin = loader.save_state_rank()
         self._batches = to_device(loader, sharding)
         self.local_iterator = LoaderState(loader)
 
@@ -81,8 +83,8 @@ class DataIterator:
         return next(self._batches)
 
     def reset(self) -> None:
-        """Begin the next pass, where one is over."""
-        iter(self._batches)
+        """Begin again: MaxText asks for it before each evaluation, which it may leave in the middle of a pass."""
+        self._loader.restore_state_rank(self._begin)
 
 
 def create_data_iterator(

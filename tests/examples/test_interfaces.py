@@ -211,7 +211,11 @@ def test_maxtext_s_iterator_and_checkpoints(example: Any, text_dataset: MakeData
     again, _ = create()
     ocp.load_checkpointables(tmp_path / "checkpoint", {"iter": GrainCheckpointable(again.local_iterator)})
     np.testing.assert_equal(jax.device_get(next(again)), jax.device_get(expected))
-    assert evaluation.reset() is None
+    _, evaluation = create()
+    first = jax.device_get(next(evaluation))
+    next(evaluation)
+    evaluation.reset()
+    np.testing.assert_equal(jax.device_get(next(evaluation)), first)
 
 
 class AsyncDataset(ABC):

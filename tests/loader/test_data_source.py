@@ -37,6 +37,11 @@ def test_indices_are_checked(text_dataset: MakeDataset, index: int) -> None:
         EnergonDataSource(text_dataset(53))[index]
 
 
+def test_indices_are_whole_numbers(text_dataset: MakeDataset) -> None:
+    with pytest.raises(TypeError, match="float"):
+        EnergonDataSource(text_dataset(53))[1.7]  # type: ignore[index]
+
+
 def test_it_is_indexed_as_a_list(text_dataset: MakeDataset) -> None:
     source = EnergonDataSource(text_dataset(53))
     assert source[-1].__key__ == "000052"

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from energon_grain import ConfigError, DefaultTaskEncoder, get_loader
+from energon_grain import ConfigError, DefaultTaskEncoder, StateError, get_loader
 from energon_grain.loader import BatchIterDataset, BatchMapDataset, SavableDataLoader
 
 Train = Callable[..., Any]
@@ -153,3 +153,10 @@ def test_the_next_index_is_a_step(train: Train) -> None:
     passes = [[batch.__key__ for batch in finite] for _ in range(2)]
     grain.experimental.set_next_index(finite, len(passes[0]) + 2)
     assert next(finite).__key__ == passes[1][2]
+    grain.experimental.set_next_index(finite, 10**12)  # as fast as any
+    assert len(next(finite).__key__) == 4
+    for loader in (get_loader(train(virtual_epoch_length=5)), get_loader(train()), finite):
+        with pytest.raises(StateError, match="counted 0, 1, 2"):
+            grain.experimental.set_next_index(loader, -1)
+        with pytest.raises(StateError, match="no positions that far on"):
+            grain.experimental.set_next_index(loader, 2**61)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from energon_grain import ConfigError, SkipSample, TaskEncoder, get_loader, get_val_dataset
+from energon_grain import ConfigError, EmptyDatasetError, SkipSample, TaskEncoder, get_loader, get_val_dataset
 from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 Train = Callable[..., Any]
@@ -86,6 +86,12 @@ def test_what_elements_are(train: Train) -> None:
             "noise": grain.experimental.ShapeDtypeStruct((4,), np.dtype(np.float64)),
         }
     assert grain.experimental.get_element_spec(BatchMapDataset(train(task_encoder=KeysOnly()))[[1]]) == spec
+    batches = BatchMapDataset(train())
+    grain.experimental.get_element_spec(batches)
+    assert batches.stats()["batches"] == 2
+    none = BatchMapDataset(train(n=4, broken=frozenset(range(4)), repeat=False))
+    with pytest.raises(EmptyDatasetError, match="all of them are dropped"):
+        grain.experimental.get_element_spec(none)
 
 
 def test_reads_are_told_to_grain(train: Train) -> None:

@@ -54,6 +54,25 @@ def test_any_number_of_workers_makes_the_loader_s_batches(
                 assert len(expected) == len(batches)
 
 
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
+def test_all_workers_of_an_iteration_begin_the_same_pass(train: Train, options: dict[str, Any]) -> None:
+    """The pass behind the last one that anybody began, with as many workers, with others, or with none."""
+    with get_loader(train(repeat=False)) as loader:
+        passes = [[told(batch) for batch in loader] for _ in range(6)]
+    dataset: Any = train(repeat=False)
+    two = loading(dataset, 2, **options)
+    next(iter(dataset))
+    assert [told(batch) for batch in two] == passes[1]
+    next(iter(loading(dataset, 1)))
+    assert [told(batch) for batch in two] == passes[3]
+    assert [told(batch) for batch in loading(dataset, 3)] == passes[4]
+    assert [told(batch) for batch in copy.deepcopy(dataset)] == [told(batch) for batch in two] == passes[5]
+    dataset.set_epoch(1, step=2)
+    assert [told(batch) for batch in two] == passes[1][2:]
+    with pytest.raises(ConfigError, match=r"set_epoch\(-1, step=0\): .* counted 0, 1, 2"):
+        dataset.set_epoch(-1)
+
+
 def test_an_endless_stream_begins_again_and_says_so(train: Train, caplog: pytest.LogCaptureFixture) -> None:
     batches = loading(train(), 0)
     first = next(iter(batches))
@@ -97,6 +116,20 @@ class Packer(TaskEncoder):
 PACKS: dict[str, Any] = {"task_encoder": Packer(), "packing_buffer_size": 4, "batch_size": 3}
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packs_go_on_in_a_pass_that_was_left(train: Train, workers: int) -> None:
+    options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 1} if workers else {}
+    whole = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
+    passes = [list(whole) for _ in range(2)]
+    batches = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
+    assert next(iter(batches)) == passes[0][0]
+    rest = list(batches)
+    assert rest
+    assert len(rest) < 8
+    assert all(batch in passes[0] for batch in rest)
+    assert list(batches) == passes[1]
+
+
 def test_workers_own_lanes_where_lanes_have_a_program(train: Train) -> None:
     """Two workers make the packs of one process, each of them once, in other batches."""
 
@@ -110,6 +143,8 @@ def test_workers_own_lanes_where_lanes_have_a_program(train: Train) -> None:
         packs(2, 4)
     with pytest.raises(ConfigError, match=r"num_workers=2.*repeat=True, or get_savable_loader"):
         list(loading(train(repeat=False, **PACKS), 2))
+    with pytest.raises(ConfigError, match=r"num_workers=2: .* of which there are 3: .* a multiple of 2"):
+        list(loading(train(lanes=3, **PACKS), 2))
     assert len(list(loading(train(repeat=False, **PACKS), 1))) == len(list(loading(train(repeat=False, **PACKS), 0)))
     dataset: Any = train(**PACKS)
     dataset.set_epoch(0, step=5)
@@ -155,9 +190,10 @@ def test_states_of_workers_are_checked(train: Train) -> None:
     inner = json.loads(state["energon_grain"])
     with pytest.raises(StateError, match="one of 3 workers, and these are 1"):
         batches.load_state_dict({"energon_grain": json.dumps({**inner, "workers": 3})})
-    other: Any = iter(train(batch_size=3))
-    with pytest.raises(StateError, match="batches of another size"):
-        other.load_state_dict(state)
+    for size in (3, 2):
+        other: Any = iter(train(batch_size=size))
+        with pytest.raises(StateError, match="batches of another size"):
+            other.load_state_dict(state)
     expected = told(next(batches))
     again: Any = iter(train())
     again.load_state_dict(state)
