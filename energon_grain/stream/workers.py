@@ -579,7 +579,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pool = pool
         self._processes = processes
         self._pace = pace
-        runs = [process.run for process in processes for _ in range(2)]
+        runs = [process.run for _ in range(2) for process in processes]  # each is sent one chunk before one gets two
         super().__init__(runs, chunks, budget_bytes, 2 * len(processes) + 1)
 
     def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
@@ -656,13 +656,14 @@ class WorkerProcess:
                 os.close(file)
             self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
             return parts, seconds
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)
             dead = self._number, self._process.pid or 0, self._process.code
             raise worker_death([dead], import_script=self._import_script) from error
         except BaseException:
             self._tell(lost=True)
+            self._process.kill()  # nobody knows where the next answer begins
             raise
 
     def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
