@@ -232,12 +232,8 @@ class CachedObject:
         the page that is next missing or not checked, costs nothing besides.
         """
         found: list[bytes | None] = []
-        stretch, low, high, shift = (
-            None,
-            0,
-            0,
-            0,
-        )  # of the stretch, bytes [low, high) of the object are known to be there
+        stretch: _Stretch | None = None
+        low = high = shift = 0  # bytes [low, high) of the object are known to be there, in the stretch
         for start, stop in zip(starts, stops, strict=True):
             if low > start or stop > high:
                 number = start // self._stretch_bytes

@@ -132,8 +132,7 @@ class Production:
         """Whether workers may make batches of this pass."""
         if self._share.stride > 1:
             return False
-        assembly = getattr(self, "_assembly", None)  # a pool may ask for chunks while it is started
-        return assembly.takes_batches if isinstance(assembly, LaneAssembly) else not self._progress.drops.any()
+        return isinstance(self._assembly, LaneAssembly) and self._assembly.takes_batches
 
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""

@@ -327,7 +327,7 @@ class Channel:
         """Send a message, and a descriptor of a file, which stays open here.
 
         Raises:
-            OSError: The other process has ended, or closed its end.
+            ConnectionError: The other process has ended, or closed its end.
         """
         header = _HEADER.pack(len(message))
         if file is None:
@@ -340,11 +340,17 @@ class Channel:
         """A message, and the descriptor of the file that came with it.
 
         Raises:
-            EOFError, OSError: The other process has ended, or closed its end.
+            EOFError, ConnectionError: The other process has ended, or closed its end.
+            WorkerError: This process may not have one more file open.
         """
-        begun, files, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+        begun, files, flags, _ = socket.recv_fds(self._end, _HEADER.size, 1)
         if not begun:
             raise EOFError
+        if flags & socket.MSG_CTRUNC:
+            raise WorkerError(
+                "the result of a worker process comes as a file in memory, and this process has as many files open as "
+                "it may: close some, or raise the limit (`ulimit -n`)"
+            )
         for file in files:
             os.set_inheritable(file, False)
         header = begun + self._exactly(_HEADER.size - len(begun))
@@ -413,6 +419,8 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, agai
     """
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     this_is_worker(number)
     try:
@@ -431,7 +439,7 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, agai
             _answer(channel, files[-1], parts, time.perf_counter() - began)
             if not again:
                 os.close(files.pop())
-    except (EOFError, OSError):  # the parent was closed, or has ended, and wants no more answers
+    except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
         return
 
 

@@ -263,7 +263,7 @@ class OrderedWorkers(Generic[T]):
 
     As many chunks are under way as `most` and fit into `budget_bytes`, what they will hold being
     estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
-    larger decoding makes it.
+    larger decoding makes it. Iterating may end and later go on, as iterating over `chunks` did.
 
     Args:
         runs: One function a thread.
@@ -369,25 +369,6 @@ def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: O
         del task  # or its samples would live until the next one comes
 
 
-class ChunkWorkers(Protocol):
-    """An iterator over encoded chunks, in order, that workers make ahead of need.
-
-    It may raise StopIteration and later deliver again: then the iterator of chunks did so too.
-    """
-
-    def __iter__(self) -> Iterator[Encoded]: ...
-
-    def __next__(self) -> Encoded: ...
-
-    def stop(self) -> None:
-        """Wake who waits in `next`, and let no worker take another chunk, without waiting; any thread may call it."""
-        ...
-
-    def close(self) -> None:
-        """Wait until all of that is so."""
-        ...
-
-
 class WorkerPool(Protocol):
     """Workers, for the life of a stream. They hold nothing that what comes out depends on."""
 
@@ -396,7 +377,7 @@ class WorkerPool(Protocol):
         """How many."""
         ...
 
-    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ChunkWorkers:
+    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Any]:
         """Let them encode these chunks from now on. What was started before is closed by then.
 
         Args:
@@ -427,7 +408,7 @@ class ThreadPool:
         self._stage = stage
         self._budget_bytes = budget_bytes
 
-    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ChunkWorkers:
+    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         """See `WorkerPool.start`."""
         runs = [pace.timed(self._stage.run)] * self.workers
         return OrderedWorkers(runs, chunks, self._budget_bytes, 2 * self.workers + 1)
@@ -563,7 +544,7 @@ _Answer = tuple[list[Any], float]
 
 
 class ProcessWorkers(OrderedWorkers[_Answer]):
-    """Encoded chunks from worker processes, each of which two threads wait for.
+    """Encoded chunks from worker processes, for each of which there are two threads that wait.
 
     What they made is unpickled by whoever takes it, so that none of them waits for that.
     """
@@ -579,8 +560,20 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pool = pool
         self._processes = processes
         self._pace = pace
-        runs = [process.run for process in processes for _ in range(2)]
-        super().__init__(runs, chunks, budget_bytes, 2 * len(processes) + 1)
+        self._choosing = threading.Lock()
+        self._chunks_of = dict.fromkeys(processes, 0)
+        super().__init__([self._run] * (2 * len(processes)), chunks, budget_bytes, 2 * len(processes) + 1)
+
+    def _run(self, chunk: Chunk) -> _Answer:
+        """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""
+        with self._choosing:
+            process = min(self._processes, key=self._chunks_of.__getitem__)
+            self._chunks_of[process] += 1
+        try:
+            return process.run(chunk)
+        finally:
+            with self._choosing:
+                self._chunks_of[process] -= 1
 
     def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
         """The chunk, unpickled.
@@ -656,13 +649,14 @@ class WorkerProcess:
                 os.close(file)
             self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
             return parts, seconds
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)
             dead = self._number, self._process.pid or 0, self._process.code
             raise worker_death([dead], import_script=self._import_script) from error
         except BaseException:
             self._tell(lost=True)
+            self._process.kill()  # nobody knows where the next answer begins
             raise
 
     def _tell(self, *, answered: int = 0, lost: bool = False) -> None:

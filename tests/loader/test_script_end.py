@@ -41,6 +41,8 @@ def dataset(path, worker_type, num_workers):
 def main():
     path, worker_type, num_workers, start, end = sys.argv[1:]
     made = dataset(path, worker_type, num_workers)
+    if end == "signal handler":
+        signal.signal(signal.SIGTERM, lambda *_: print("to be ended", file=sys.stderr))
     if end == "direct":
         for batch in made:
             break
@@ -70,6 +72,8 @@ BARE = SCRIPT + "\nmain()\n"
 GUARDED = SCRIPT + '\nif __name__ == "__main__":\n    main()\n'
 TORCH = BARE.replace("MODULE", "energon_grain_torch")
 GUARDED_TORCH = GUARDED.replace("MODULE", "energon_grain_torch")
+EARLY = "import weakref\n\nclass Early:\n    pass\n\nearly = Early()\nweakref.finalize(early, int)\n"
+"""Finalizers have been registered before `multiprocessing`, so that its own end of workers comes before ours."""
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,7 @@ GUARDED_TORCH = GUARDED.replace("MODULE", "energon_grain_torch")
         ("process", 2, "", "loader"),
         ("dataloader", 2, "fork", "referenced"),
         ("dataloader", 2, "fork", "exit"),
+        ("dataloader", 2, "fork", "signal handler"),
         ("dataloader", 2, "spawn", "cycle"),
     ],
 )
@@ -97,7 +102,7 @@ def test_nothing_is_said_and_nothing_stays(
 ) -> None:
     if worker_type == "dataloader":
         pytest.importorskip("torch")
-        source = GUARDED_TORCH if start == "spawn" else TORCH
+        source = EARLY + (GUARDED_TORCH if start == "spawn" else TORCH)
     else:
         source = BARE.replace("MODULE", "energon_grain")
     before = shared_memory()

@@ -253,3 +253,50 @@ def test_a_busy_worker_ends_with_a_killed_parent(text_dataset: Callable[..., Pat
         parent.kill()
         psutil.wait_procs([worker], timeout=PATIENCE_S)
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+FILES = """
+import os, resource, sys
+from energon_grain import Stream, TaskEncoder, WorkerConfig, WorkerError, get_train_dataset
+
+def no_more_files():
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        if os.environ["WHERE"] == "worker":
+            no_more_files()
+        return sample
+
+config = WorkerConfig(0, 1, 1, worker_type="process")
+dataset = get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, task_encoder=Encoder(),
+    worker_config=config,
+)
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+with Stream.of(dataset) as stream:
+    try:
+        next(stream)
+        no_more_files()
+        while True:
+            next(stream)
+    except WorkerError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    if os.environ["WHERE"] == "parent":
+        next(stream)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "said", "on_stderr"),
+    [("worker", "ended with exit code 1", "Too many open files"), ("parent", "as many files open as it may", "")],
+)
+def test_what_may_open_no_more_files_says_so(
+    text_dataset: Callable[..., Path], run_script: RunScript, where: str, said: str, on_stderr: str
+) -> None:
+    done = run_script(FILES, text_dataset(53), env={"WHERE": where})
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert on_stderr in done.stderr
