@@ -11,6 +11,7 @@ import dataclasses
 import multiprocessing
 import random
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -73,7 +74,7 @@ def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
     )
 
 
-_LEFT_SECONDS = 0.1
+_LEFT_SECONDS = 1.0
 """After closing its files, a process that ends is gone."""
 
 
@@ -93,7 +94,10 @@ class _Child:
         # Whether it is alive, Python asks the system, which does not tell when others wait for our children too.
         if not wait([self._process.sentinel], patience_s):
             return False
-        self._process.join(_LEFT_SECONDS)
+        # Of two threads that ask the system one gets the code, and may not have put it down when the other gets none.
+        until = time.monotonic() + _LEFT_SECONDS
+        while self._process.exitcode is None and time.monotonic() < until:
+            time.sleep(0.001)
         return True
 
 
