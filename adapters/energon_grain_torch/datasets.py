@@ -63,48 +63,53 @@ class _Beginnings:
     """
 
     def __init__(self, epoch: int, step: int) -> None:
-        # For each worker, and last for who has none: when it wrote, the pass and the step that come next, and which
-        # iteration it is in, and where that began.
-        self._memory = RawArray("q", 6 * (_MOST_WORKERS + 1))
+        # For each worker, and last for who has none: the pass and the step that come next, and when that was found out;
+        # then its last two iterations, by turns: where and when each began, and which it is. Two, as a worker that
+        # stays may be asked for the next one before a slower companion begins this one.
+        self._memory = RawArray("q", 11 * (_MOST_WORKERS + 1))
         self._begun = 0  # iterations of this worker
         self.set(epoch, step)
 
     @property
     def _rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.frombuffer(self._memory, np.int64).reshape(-1, 6)
+        return np.frombuffer(self._memory, np.int64).reshape(-1, 11)
 
     def set(self, epoch: int, step: int) -> None:
         """Let the next iteration, of whomever, begin here."""
-        self._rows[:, :3] = time.monotonic_ns(), epoch, step
+        self._rows[:, :3] = epoch, step, time.monotonic_ns()
 
     def next(self) -> tuple[int, int]:
         """The pass and step that an iteration begins with that nobody has begun yet."""
         rows = self._rows
-        epoch, step = rows[rows[:, 0].argmax(), 1:3].tolist()
+        epoch, step = rows[rows[:, 2].argmax(), :2].tolist()
         return epoch, step
 
     def begin(self, worker: int | None) -> tuple[int, int]:
         """The pass and step that a worker begins with; None: there are no workers."""
-        place = self.next()
+        (epoch, step), now = self.next(), time.monotonic_ns()
         if worker is not None:
             # An iteration's workers are started one behind the other, and if they stay, all begin each further one.
             identity: tuple[int, ...] = cast("Any", current_process())._identity
             self._begun += 1
             iteration = hash((os.getppid(), sum(identity[-1:]) - worker, self._begun))
-            rows = self._rows
-            companions = rows[rows[:, 3] == iteration]
+            iterations = self._rows[:, 3:].reshape(-1, 2, 4)
+            companions = iterations[iterations[..., 3] == iteration]
             if len(companions):
-                place = (int(companions[0, 4]), int(companions[0, 5]))
-            rows[worker, 4:] = place
-            rows[worker, 3] = iteration
-        self.note(worker, place[0])
-        return place
+                epoch, step, now = companions[0, :3].tolist()
+            own = iterations[worker, self._begun % 2]
+            own[:3] = epoch, step, now
+            own[3] = iteration
+        self._note(worker, epoch, now)
+        return epoch, step
 
     def note(self, worker: int | None, epoch: int) -> None:
         """A worker is in this pass: its next one is that behind it."""
+        self._note(worker, epoch, time.monotonic_ns())
+
+    def _note(self, worker: int | None, epoch: int, when: int) -> None:
         own = self._rows[_MOST_WORKERS if worker is None else worker]
-        own[1:3] = epoch + 1, 0
-        own[0] = time.monotonic_ns()
+        own[:2] = epoch + 1, 0
+        own[2] = when
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

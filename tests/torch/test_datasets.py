@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -116,9 +117,16 @@ class Packer(TaskEncoder):
 PACKS: dict[str, Any] = {"task_encoder": Packer(), "packing_buffer_size": 4, "batch_size": 3}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_packs_go_on_in_a_pass_that_was_left(train: Train, workers: int) -> None:
-    options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 1} if workers else {}
+def begin_late(worker: int) -> None:
+    """Let the first worker be asked for the next pass before the second one begins this one."""
+    time.sleep(0.5 * worker)
+
+
+@pytest.mark.parametrize(("workers", "init"), [(0, None), (2, None), (2, begin_late)])
+def test_packs_go_on_in_a_pass_that_was_left(train: Train, workers: int, init: Any) -> None:
+    options: dict[str, Any] = {}
+    if workers:
+        options = {"persistent_workers": True, "prefetch_factor": 1, "worker_init_fn": init}
     whole = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
     passes = [list(whole) for _ in range(2)]
     batches = loading(train(virtual_epoch_length=8, **PACKS), workers, **options)
