@@ -99,11 +99,11 @@ class AudioTrack(Track):
         """Fill clips, in one go forward through the file."""
         waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
         running: list[_Piece] = []
-        ahead: _Piece | None = None  # what the track has gone to already
+        sought = 0  # for how many clips still waiting the track has gone to the next
         while running or waiting:
-            if not running and waiting[-1] is not ahead:
-                ahead = waiting[-1]
-                self._approach(ahead.first - ahead.margin)
+            if not running and len(waiting) != sought:
+                sought = len(waiting)
+                self._approach(waiting[-1].first - waiting[-1].margin)
             piece = next(self._pieces, None)
             if piece is None:
                 break

@@ -34,7 +34,7 @@ FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mp
 _FORMATS_WITH_INDEX = ("mov", "avi")
 """Their headers say where every frame lies."""
 _RUN = b"trun"
-_SLACK_S = 0.25
+_SLACK_S = Fraction(1, 4)
 
 
 def require_av() -> Any:
@@ -264,7 +264,7 @@ class Track:
             last: When it is decoded.
             over: When the one that is shown last is over.
         """
-        announced: float | None = None
+        announced: Fraction | int | None = None
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp
         elif self.format in ("avi", "flac", "matroska"):
@@ -274,7 +274,7 @@ class Track:
             end_s, announced_s = float(over * self.tick), float(announced * self.tick)
             raise DecodingError(f"the file is cut short: it ends at {end_s:.3f} s, of {announced_s:.3f} s at least")
 
-    def _tagged_end(self) -> float | None:
+    def _tagged_end(self) -> Fraction | None:
         """When it is over by a tag of Matroska, in ticks, but for what is cut off the last packet."""
         tags = {name.upper(): value for name, value in self.stream.metadata.items()}
         if self.format != "matroska" or "DURATION" not in tags:

@@ -134,9 +134,9 @@ class VideoTrack(Track):
             if running:
                 pixels = self._rgb(shown.picture, size)
                 size = size or (pixels.shape[1], pixels.shape[0])  # should later frames have another one
-            for clip in running:
-                frames[clip].append(pixels)
-                times[clip] = times[clip][0], shown.end
+                for clip in running:
+                    frames[clip].append(pixels)
+                    times[clip] = times[clip][0], shown.end
             running = [clip for clip in running if over <= ranges[clip][1] + slack]
         tick = self.tick
         return [
