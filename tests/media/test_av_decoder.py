@@ -306,7 +306,6 @@ def test_energon_gives_the_same(films: dict[str, bytes], tmp_path: Path) -> None
         "mp4",
         "mp4-reordered",
         "mp4-ntsc",
-        "mp4-hevc",
         "mkv",
         "mkv-reordered",
         "mkv-sound",
