@@ -569,7 +569,7 @@ def _check_bound(option: str, value: object) -> None:
 def _checked_size(size: Any) -> ImageSize:
     """An `image_size`, of which configurations in files give lists."""
     pair = isinstance(size, tuple | list)
-    sides = tuple(cast("Sequence[Any]", size)) if pair else (size,)
+    sides: tuple[Any, ...] = tuple(cast("Sequence[Any]", size)) if pair else (size,)
     whole = all(hasattr(side, "__index__") and not isinstance(side, bool) and side >= 1 for side in sides)
     if not whole or len(sides) != 1 + pair:
         raise ConfigError(f"image_size={size!r}: expected the pixels of the shorter side, or (height, width)")

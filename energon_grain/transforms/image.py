@@ -240,7 +240,7 @@ def _open_image(data: Buffer, *, colour: str, most: int, fit: Fit | None = None)
             found = image, image.size, fit.of(*image.size, most)
         image, within, size = found
         if not image.size == within == size:
-            image = image.resize(size, Image.Resampling[fit.filter.upper()], (0, 0, *within))
+            image = image.resize(size, Image.Resampling[fit.filter.upper()], (0, 0, within[0], within[1]))
         return image if image.mode == colour else image.convert(colour)
     with Image.open(io.BytesIO(data)) as image:
         check_size(*image.size, most)
