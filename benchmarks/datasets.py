@@ -89,6 +89,15 @@ DATA_SETS = {
             peer_formats=(("grain_array_record", "uncompressed"),),
         ),
         DataSet(
+            name="large-jpeg",
+            contents=contents.large_jpeg,
+            samples=480,
+            shards=8,
+            sample_type="CaptioningSample",
+            field_map={"image": "jpg", "caption": "txt"},
+            peer_formats=(("grain_array_record", "uncompressed"), ("litdata", "plain")),
+        ),
+        DataSet(
             name="tiny",
             contents=contents.tiny,
             samples=1_000_000,

@@ -72,7 +72,10 @@ def _weigh(batch: list[Any]) -> tuple[int, int]:
 
 
 def jpeg(folder: str, warmup_s: float, seconds: float, decoder: str = "simplejpeg", threads: int = 1) -> dict[str, Any]:
-    """A bare loop of the JPEG decoder that energon-grain (`simplejpeg`) or its peers (`pillow`) use, on `threads`."""
+    """A bare loop of what energon-grain (`simplejpeg`) or its peers (`pillow`) decode JPEGs by, on `threads`.
+
+    `pillow-256` resizes to 256 x 256, too.
+    """
     decode = _DECODERS[decoder]()
     payloads = [sample["jpg"] for shard in sorted(Path(folder).glob("*.tar")) for sample in tar_samples(str(shard))]
     decode(payloads[0])
@@ -110,7 +113,20 @@ def _pillow() -> Callable[[bytes], Any]:
     return lambda payload: np.asarray(Image.open(io.BytesIO(payload)).convert("RGB"))
 
 
-_DECODERS: dict[str, Callable[[], Callable[[bytes], Any]]] = {"simplejpeg": _simplejpeg, "pillow": _pillow}
+def _pillow_256() -> Callable[[bytes], Any]:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    return lambda payload: np.asarray(Image.open(io.BytesIO(payload)).convert("RGB").resize((256, 256)))
+
+
+_DECODERS: dict[str, Callable[[], Callable[[bytes], Any]]] = {
+    "simplejpeg": _simplejpeg,
+    "pillow": _pillow,
+    "pillow-256": _pillow_256,
+}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""energon-grain's programs: those of `peers/energon.py`, line by line, but for the first import."""
+"""energon-grain's programs: those of `peers/energon.py`, line by line, but for the first import.
+
+And but for `rgb8-256`: there a hook resizes what the decoder made, here the decoder does both.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +114,9 @@ def _encoder(program: str) -> DefaultTaskEncoder:
         prepare_vocabulary()
         return PackText()
     encoder = DefaultTaskEncoder()
+    if program == "rgb8-256":
+        encoder.decoder = SampleDecoder(image_decode="rgb8", image_size=256)
+        return encoder
     if program not in ("plain", "join"):
         encoder.decoder = SampleDecoder(image_decode=program)
     return encoder
@@ -126,7 +132,10 @@ def build_loader(
     shuffle_buffer: int = 100,
     savable: bool = False,
 ) -> Any:
-    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`."""
+    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`.
+
+    `rgb8-256` makes images of 256 x 256.
+    """
     kind: Any = {"worker_type": worker_type} if worker_type else {}
     packed = program == "pack-text"
     dataset = get_train_dataset(

@@ -38,12 +38,12 @@ def floor(name: str, call: str, **arguments: Any) -> Contender:
 
 
 def grain(
-    cache: Path, data: str, span: dict[str, Any], *, image: bool = False, mixed: bool = False
+    cache: Path, data: str, span: dict[str, Any], *, image: bool = False, mixed: bool = False, side: int = 0
 ) -> Sequence[Contender]:
     """Grain + ArrayRecord at its defaults and in the variants that bench well ("tuned" is the best of them)."""
     plain = str(cache / f"{data}.grain_array_record.uncompressed")
     default = str(cache / f"{data}.grain_array_record.default")
-    common = {**span, "image": image, "mixed": mixed}
+    common = {**span, "image": image, "mixed": mixed, "side": side}
     variants: dict[str, dict[str, Any]] = {
         "0 threads": {"threads": 0},
         "0 threads, 2 processes": {"threads": 0, "workers": 2},

@@ -29,6 +29,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _jpeg(cache, span, "rgb8", threads=1),
         _jpeg(cache, span, "rgb8", threads=os.cpu_count() or 1),
         _jpeg(cache, span, "torchrgb", threads=1),
+        _jpeg_256(cache, span),
         _prepare(cache, sqlite=True),
         _prepare(cache, sqlite=False),
         _first_batch(cache),
@@ -145,6 +146,31 @@ def _jpeg(cache: Path, span: dict[str, Any], mode: str, *, threads: int) -> Row:
         metrics=("samples_per_s",),
         contenders=tuple(contenders),
         targets=tuple(targets),
+    )
+
+
+def _jpeg_256(cache: Path, span: dict[str, Any]) -> Row:
+    folder = str(cache / "large-jpeg")
+    program = {"folder": folder, "program": "rgb8-256", **span}
+    images = {"folder": folder, "parts": ("jpg", "txt"), "image": True, "side": 256, **span}
+    return Row(
+        name="jpeg-256",
+        title="1024 x 1024 JPEG + caption, resized to 256 x 256 (bicubic; the others decode whole), batches of 32, "
+        "one process",
+        data_sets=("large-jpeg",),
+        metrics=("samples_per_s",),
+        contenders=(
+            ours("throughput", **program),
+            energon("throughput", **program),
+            *grain(cache, "large-jpeg", span, image=True, side=256),
+            peer("webdataset", "webdataset", "throughput", **images),
+            peer("litdata", "litdata", "throughput", folder=str(cache / "large-jpeg.litdata.plain"), side=256, **span),
+            floor("bare pillow", "jpeg", folder=folder, decoder="pillow-256", **span),
+        ),
+        targets=(
+            Target(metric="samples_per_s", bound=3, sense="at least", against="energon"),
+            Target(metric="samples_per_s", bound=3, sense="at least", against="bare pillow"),
+        ),
     )
 
 

@@ -173,6 +173,7 @@ from .stream.cursor import merge_cursors as merge_cursors
 from .stream.hooks import (
     Draw as Draw,
     current_draw as current_draw,
+    current_draws as current_draws,
 )
 from .stream.stream import Stream as Stream
 from .stream.which import SampleRecord as SampleRecord

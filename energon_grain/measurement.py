@@ -331,7 +331,7 @@ def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Sta
                     flow = kind.load(raw, draws, groups, chunk.batches_of(places))
                 for hook in kind.hooks:
                     with timed(hook.name, len(draws), hook.concurrent):
-                        stage.apply(flow, hook)
+                        flow = stage.apply(flow, hook)
                 dropped.update(f"{each.hook}: {type(each.error).__name__}" for each in flow.dropped.values())
                 for place, value in zip(flow.places, flow.values, strict=True):
                     made[int(places[place])] = value, flow.restore_keys[place]

@@ -1,10 +1,14 @@
-"""Megatron-Energon's programs: those of `benchmarks/ours.py`, line by line, but for the first import."""
+"""Megatron-Energon's programs: those of `benchmarks/ours.py`, line by line, but for the first import.
+
+And but for `rgb8-256`: there the decoder makes the size that is wanted, here a hook resizes what it made.
+"""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
 
+import numpy as np
 import PIL.Image  # noqa: F401
 from megatron.energon import (
     Cooker,
@@ -102,6 +106,17 @@ class Pair(Sample):
         return Pair.derive_from(first, first=first.text, second=second.text)
 
 
+class Resized(DefaultTaskEncoder):
+    """Images of 256 x 256, by Pillow's bicubic filter."""
+
+    decoder = SampleDecoder(image_decode="pilrgb")
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        sample.image = np.asarray(sample.image.resize((256, 256)))
+        return sample
+
+
 def _encoder(program: str) -> DefaultTaskEncoder:
     if program == "crude-text":
         return CrudeText()
@@ -110,6 +125,8 @@ def _encoder(program: str) -> DefaultTaskEncoder:
     if program == "pack-text":
         prepare_vocabulary()
         return PackText()
+    if program == "rgb8-256":
+        return Resized()
     encoder = DefaultTaskEncoder()
     if program not in ("plain", "join"):
         encoder.decoder = SampleDecoder(image_decode=program)
@@ -126,7 +143,10 @@ def build_loader(
     shuffle_buffer: int = 100,
     savable: bool = False,
 ) -> Any:
-    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`."""
+    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`.
+
+    `rgb8-256` makes images of 256 x 256.
+    """
     kind: Any = {"worker_type": worker_type} if worker_type else {}
     packed = program == "pack-text"
     dataset = get_train_dataset(

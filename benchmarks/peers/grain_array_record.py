@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
+from benchmarks.peers.pillow import pixels
 from benchmarks.peers.tar_samples import tar_samples
 from benchmarks.steady import steady
 
@@ -29,21 +30,17 @@ def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
 
 
 class _Unpack:
-    """Record -> sample of two fields, decoding the first as an image where asked."""
+    """Record -> sample of two fields, decoding the first as an image, and resizing it, where asked."""
 
-    def __init__(self, image: bool) -> None:
+    def __init__(self, image: bool, side: int) -> None:
         self.image = image
+        self.side = side
 
     def __call__(self, record: bytes) -> dict[str, Any]:
         end = 4 + int.from_bytes(record[:4], "little")
         first: Any = record[4:end]
         if self.image:
-            import io
-
-            import numpy as np
-            from PIL import Image
-
-            first = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"))
+            first = pixels(first, self.side)
         return {"first": first, "second": record[end:]}
 
 
@@ -64,6 +61,7 @@ def throughput(
     batch_first: bool = False,
     image: bool = False,
     mixed: bool = False,
+    side: int = 0,
 ) -> dict[str, Any]:
     """Steady rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset.
 
@@ -91,7 +89,7 @@ def throughput(
             for number, group in enumerate(groups)
         ]
         samples = pygrain.MapDataset.mix(sources, [0.5, 0.5]) if mixed else sources[0]
-        samples = samples.map(_Unpack(image))
+        samples = samples.map(_Unpack(image, side))
         if batch_first:
             loader = samples.batch(32, batch_fn=list).to_iter_dataset(options)
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
+from benchmarks.peers.pillow import pixels
 from benchmarks.peers.tar_samples import tar_samples
 from benchmarks.steady import steady
 
@@ -27,16 +28,21 @@ def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
     return {}
 
 
-def _weigh(batch: list[dict[str, bytes]]) -> tuple[int, int]:
-    return len(batch), sum(sum(map(len, sample.values())) for sample in batch)
+def _weigh(batch: list[dict[str, Any]]) -> tuple[int, int]:
+    return len(batch), sum(sum(getattr(part, "nbytes", 0) or len(part) for part in sample.values()) for sample in batch)
 
 
-def throughput(folder: str, warmup_s: float, seconds: float, workers: int = 0) -> dict[str, Any]:
-    """Steady rate over endless epochs."""
+def throughput(folder: str, warmup_s: float, seconds: float, workers: int = 0, side: int = 0) -> dict[str, Any]:
+    """Steady rate over endless epochs; `side`: that the part `jpg` is decoded and resized to."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    def make() -> Iterator[list[dict[str, bytes]]]:
-        dataset = StreamingDataset(folder, shuffle=True, drop_last=False)
+    class Images(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return {**sample, "jpg": pixels(sample["jpg"], side)}
+
+    def make() -> Iterator[list[dict[str, Any]]]:
+        dataset = (Images if side else StreamingDataset)(folder, shuffle=True, drop_last=False)
         loader = StreamingDataLoader(dataset, batch_size=32, num_workers=workers, collate_fn=list)
         while True:
             yield from loader

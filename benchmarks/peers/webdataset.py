@@ -7,26 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
+from benchmarks.peers.pillow import pixels
 from benchmarks.steady import steady
 
 
 class _Pick:
-    """The two fields of a sample, decoding the first as an image where asked."""
+    """The two fields of a sample, decoding the first as an image, and resizing it, where asked."""
 
-    def __init__(self, first: str, second: str, image: bool) -> None:
+    def __init__(self, first: str, second: str, image: bool, side: int) -> None:
         self.first = first
         self.second = second
         self.image = image
+        self.side = side
 
     def __call__(self, sample: dict[str, Any]) -> tuple[Any, bytes]:
         first = sample[self.first]
         if self.image:
-            import io
-
-            import numpy as np
-            from PIL import Image
-
-            first = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"))
+            first = pixels(first, self.side)
         return first, sample[self.second]
 
 
@@ -35,7 +32,13 @@ def _weigh(batch: list[tuple[Any, bytes]]) -> tuple[int, int]:
 
 
 def throughput(
-    folder: str, warmup_s: float, seconds: float, parts: tuple[str, str], workers: int = 0, image: bool = False
+    folder: str,
+    warmup_s: float,
+    seconds: float,
+    parts: tuple[str, str],
+    workers: int = 0,
+    image: bool = False,
+    side: int = 0,
 ) -> dict[str, Any]:
     """Steady rate over endless passes."""
     import numpy  # noqa: F401
@@ -46,7 +49,7 @@ def throughput(
 
     def make() -> Iterator[list[tuple[Any, bytes]]]:
         dataset = wds.WebDataset(urls, shardshuffle=len(urls)).repeat().shuffle(100)
-        samples = dataset.map(_Pick(*parts, image)).batched(32, collation_fn=list)
+        samples = dataset.map(_Pick(*parts, image, side)).batched(32, collation_fn=list)
         return iter(wds.WebLoader(samples, batch_size=None, num_workers=workers))
 
     return steady(make, _weigh, warmup_s=warmup_s, seconds=seconds)

@@ -77,6 +77,7 @@ class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
     cook_crude_sample = _handed_on("cook_crude_sample")
     encode_sample = _handed_on("encode_sample")
     preencode_sample = _handed_on("preencode_sample")
+    encode_samples = _handed_on("encode_samples")
     postencode_sample = _handed_on("postencode_sample")
     select_samples_to_pack = _handed_on("select_samples_to_pack")
     pack_selected_samples = _handed_on("pack_selected_samples")

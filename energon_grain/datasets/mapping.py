@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import SavableDataset, check_function, describe
-from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value, restores_seeds
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
-from energon_grain.errors import SkipSample
+from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
@@ -28,12 +28,15 @@ class MapDataset(SavableDataset):
         task_encoder: Owner of the function, whose `thread_safe` and failure tolerance count.
         failure_tolerance: Failures in a row after which the iteration ends; 0: never. Default: as `@stateless` or the
             owner says.
+        lists: Whether the function takes a list of samples and returns one with an entry for each of them, as
+            `TaskEncoder.encode_samples` does. Lists are of what is read together; above what packs, groups, generates
+            or batches, they hold one.
         stateless_map_fn: Accepted for compatibility: every function is expected to be pure.
         map_fn_config: Accepted for compatibility.
         worker_config: Default: that of the dataset.
 
     Raises:
-        ConfigError: `map_fn` cannot be called.
+        ConfigError: `map_fn` cannot be called; or it takes lists and is a generator, or asks for seeded globals.
     """
 
     _watches: ClassVar[bool] = False
@@ -43,6 +46,7 @@ class MapDataset(SavableDataset):
     hook: str
     task_encoder: HookOwner | None
     failure_tolerance: int | None
+    lists: bool
 
     def __init__(
         self,
@@ -52,12 +56,18 @@ class MapDataset(SavableDataset):
         hook: str = "map",
         task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
+        lists: bool = False,
         stateless_map_fn: bool = False,
         map_fn_config: Any = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         del stateless_map_fn, map_fn_config
-        check_function(self, "map_fn", map_fn)
+        check_function(self, "map_fn", map_fn, generator=not lists)
+        if lists and restores_seeds(map_fn):
+            raise ConfigError(
+                f"{hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook is "
+                f"given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
+            )
         describe(
             self,
             dataset,
@@ -67,6 +77,7 @@ class MapDataset(SavableDataset):
             hook=hook,
             task_encoder=task_encoder,
             failure_tolerance=failure_tolerance,
+            lists=lists,
         )
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
@@ -90,7 +101,8 @@ class MapDataset(SavableDataset):
         return LanePart(generate, {"generate": below.mixture})
 
     def _hook(self) -> HookSpec:
-        return hook_spec(self.hook, self.map_fn, self.task_encoder, self.failure_tolerance)
+        hook = hook_spec(self.hook, self.map_fn, self.task_encoder, self.failure_tolerance)
+        return replace(hook, lists=self.lists)
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -4,7 +4,7 @@ Hooks run in this order, each on what the one before returned:
 
 1. `decoder` on the parts of a raw sample, before the sample object is made;
 2. `cookers` with `cook_crude_sample`, on crude leaves only;
-3. `encode_sample` or `preencode_sample`, sample by sample;
+3. `encode_sample` or `preencode_sample`, sample by sample, or `encode_samples`, on many at once;
 4. with `packing_buffer_size`: `select_samples_to_pack` on a full buffer, `postencode_sample` on each sample of a group,
    `pack_selected_samples` on the group; without it: `postencode_sample`, sample by sample;
 5. `batch_group_criterion`, where it is overridden, says which samples belong in a batch;
@@ -37,7 +37,7 @@ from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatD
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
-from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.batching import batch_samples, generic_batch
@@ -187,6 +187,23 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
     @idle()
     @stateless
+    def encode_samples(self, samples: list[RawSample]) -> list[Any]:
+        """Encode many samples at once, for what is faster on lists. It stands at the place of `encode_sample`.
+
+        How many, and which ones, is not said: what a sample becomes must depend on that sample alone, and on its own
+        random numbers in `self.rngs`. So no batch norms, and no padding to the longest.
+
+        Where it raises, the samples are made again and given to it one by one, so that only those are dropped that it
+        fails on.
+
+        Returns:
+            An entry for each sample, in their order: what it becomes, or an exception, such as `SkipSample()`, that
+            drops it.
+        """
+        return samples
+
+    @idle()
+    @stateless
     def postencode_sample(self, sample: Any) -> Any:
         """Finish encoding a sample, once it is known that it is used; inside packs it may not be a generator."""
         return sample
@@ -228,6 +245,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     def rng(self) -> np.random.Generator:
         """Random numbers of the running hook's sample (or batch): equal in every run, on every host and worker."""
         return current_draw().rng
+
+    @property
+    def rngs(self) -> list[np.random.Generator]:
+        """In `encode_samples`: random numbers of each sample, in their order; in other hooks `rng` alone."""
+        return [draw.rng for draw in current_draws()]
 
     @property
     def cache(self) -> CachePool:
@@ -340,16 +362,17 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         return dataset if limit is None else LimitDataset(dataset, limit, worker_config=worker_config)
 
     def build_encode_sample(self, dataset: SavableDataset, *, worker_config: WorkerConfig) -> SavableDataset:
-        """Put `encode_sample` or `preencode_sample` over a dataset, where one of them is overridden.
+        """Put `encode_sample`, `preencode_sample` or `encode_samples` over a dataset, where one of them is overridden.
 
         Raises:
-            ConfigError: Both are.
+            ConfigError: Several are.
         """
-        hooks = [name for name in ("encode_sample", "preencode_sample") if overridden_hook(self, name) is not None]
+        names = ("encode_sample", "preencode_sample", "encode_samples")
+        hooks = [name for name in names if overridden_hook(self, name) is not None]
         if len(hooks) > 1:
             raise ConfigError(
-                f"{type(self).__name__} has encode_sample (or encoded_sample_type=…, which converts there) and "
-                f"preencode_sample; they stand at the same place, so keep one of them"
+                f"{type(self).__name__} has {' and '.join(hooks)}; they stand at the same place, so keep one of them "
+                f"(encoded_sample_type=… converts in encode_sample)"
             )
         return _mapped(self, dataset, hooks[0], worker_config) if hooks else dataset
 
@@ -448,7 +471,8 @@ def _mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_con
     function, owner = overridden_hook(encoder, hook), _owner(encoder, hook)
     if function is None:
         return dataset
-    return MapDataset(dataset, function, hook=hook, task_encoder=owner, worker_config=worker_config)
+    lists = hook == "encode_samples"
+    return MapDataset(dataset, function, hook=hook, task_encoder=owner, lists=lists, worker_config=worker_config)
 
 
 def _owner(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:

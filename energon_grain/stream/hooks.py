@@ -10,16 +10,16 @@ import copy
 import os
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from energon_grain.errors import FatalSampleError, StateError
+from energon_grain.errors import ConfigError, FatalSampleError, StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import require_wanted
 
@@ -39,6 +39,8 @@ class HookSpec:
         restore_seeds: Seed the global generators around each call.
         concurrent: Whether calls may overlap in time.
         filters: Whether it is there to drop what it is given.
+        lists: Whether it takes a list of values, and returns one with an entry for each of them: what it becomes, or
+            an exception that drops it.
     """
 
     name: str
@@ -47,6 +49,35 @@ class HookSpec:
     restore_seeds: bool
     concurrent: bool
     filters: bool = False
+    lists: bool = False
+
+    def one(self, value: Any) -> Any:
+        """What a hook on lists makes of a value that is given to it alone. Raises what `many` does, and its entry."""
+        (entry,) = self.many([value])
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+    def many(self, values: list[Any]) -> list[Any]:
+        """The entries that a hook on lists returns.
+
+        Raises:
+            ConfigError: They are not one for each value.
+            Exception: What the hook raises.
+        """
+        entries = self.function(values.copy())
+        if not isinstance(entries, list | tuple) or len(cast("list[Any]", entries)) != len(values):
+            raise ConfigError(
+                f"{self.name} must return a list with an entry for each of the {len(values)} samples that it is given, "
+                f"in their order; it returned {_length_of(entries)}. To drop a sample, make its entry an exception, "
+                f"such as SkipSample()"
+            )
+        return list(cast("list[Any]", entries))
+
+
+def _length_of(value: Any) -> str:
+    kind = type(value).__name__
+    return f"a {kind} of {len(value)}" if isinstance(value, list | tuple) else f"a value of type {kind}"
 
 
 class Positions(Protocol):
@@ -129,22 +160,39 @@ class Draw:
 
 
 class _Current(threading.local):
-    draw: Draw | None = None
+    draw: Draw | Callable[[], Sequence[Draw]] | None = None
 
 
 current = _Current()
-"""The running hook's draw, one a thread. The stream sets it; hooks read it through `current_draw`."""
+"""The running hook's draw, one a thread; of a hook on lists, what makes the draws of its samples. The stream sets it;
+hooks read it through `current_draw` and `current_draws`."""
 
 
 def current_draw() -> Draw:
     """The draw that the running hook works on.
 
     Raises:
+        RuntimeError: Called outside a hook, or in one that works on many samples at once.
+    """
+    draw = current.draw
+    if draw is None:
+        raise RuntimeError("current_draw() tells about the sample of a running hook; no hook runs in this thread")
+    if not isinstance(draw, Draw):
+        raise RuntimeError(
+            "this hook is given many samples at once, each with a draw of its own: use `current_draws()`, a list of "
+            "them in the order of the samples, or `self.rngs` for their random numbers"
+        )
+    return draw
+
+
+def current_draws() -> list[Draw]:
+    """The draws of the samples that the running hook is given at once, in their order; of other hooks the only one.
+
+    Raises:
         RuntimeError: Called outside a hook.
     """
-    if current.draw is None:
-        raise RuntimeError("current_draw() tells about the sample of a running hook; no hook runs in this thread")
-    return current.draw
+    draw = current.draw
+    return [current_draw()] if draw is None or isinstance(draw, Draw) else list(draw())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,8 +359,10 @@ def call_hook(
     draw = Draw(key, number, [-1], [epoch], batch_index=batch)
     outer = current.draw
     with lock:
-        current.draw = draw
+        current.draw = (lambda: [draw]) if hook.lists else draw
         try:
+            if hook.lists:
+                return hook.one(value)
             if hook.restore_seeds:
                 with SeededGlobals(draw.seed):
                     return hook.function(value)
@@ -395,7 +445,7 @@ class HookGenerator:
         self._function = hook.function
         self._value = value
         self._generator: Iterator[Any] | None = None
-        self._outer: Draw | None = None
+        self._outer: Draw | Callable[[], Sequence[Draw]] | None = None
 
     def __iter__(self) -> HookGenerator:
         return self

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import attrgetter
 from types import MethodType
@@ -26,7 +27,7 @@ from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
-from energon_grain.storage.given_up import while_wanted
+from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 from energon_grain.stream.index_map import Draws, Sources
@@ -35,6 +36,7 @@ from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, Resolved
 from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
 from energon_grain.transforms.batching import kind_of
 
+_logger = logging.getLogger("energon_grain")
 _hook_key = lru_cache(maxsize=4096)(fold)
 """64-bit key of a hook's random numbers on a leaf."""
 
@@ -56,6 +58,8 @@ class Flow:
         dropped: What was dropped, by place.
         sources: Provenance of the sample at a place.
         batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
+        anew: Makes the samples again, as they were before the first hook.
+        applied: Hooks that they went through.
     """
 
     raw: RawBatch
@@ -67,23 +71,35 @@ class Flow:
     dropped: dict[int, Dropped]
     sources: Callable[[int], Any]
     batch_of: Callable[[int], int] | None = None
+    anew: Callable[[], Flow] | None = None
+    applied: list[HookSpec] = dataclasses.field(default_factory=list[HookSpec])
 
-    def apply(self, hook: HookSpec) -> None:
-        """Call a hook on every value; those that it fails on are dropped.
+    def apply(self, hook: HookSpec, *, one_by_one: bool = False) -> Exception | None:
+        """Call a hook on every value, or one that takes lists on the list of them; those that it fails on are dropped.
+
+        Args:
+            hook: What to call.
+            one_by_one: Give each value to it alone, if it takes lists.
+
+        Returns:
+            What it raised on a list; nobody knows then which values it has changed, and these samples are of no use.
 
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
             GivenUp: Nobody waits for the samples any more.
         """
+        if hook.lists and len(self.values) > 1 and not one_by_one:
+            return self._apply_at_once(hook)
         draw = _FlowDraw(self, hook.name)
         function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
+        function = hook.one if hook.lists else function
         results: list[Any] = []
         append = results.append
         failed: set[int] = set()
         value: Any = None
         # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
         pending = zip(self.places, self.values, strict=True)
-        outer, current.draw = current.draw, draw
+        outer, current.draw = current.draw, (lambda: [draw]) if hook.lists else draw
         try:
             with while_wanted(pending):
                 while True:
@@ -99,6 +115,30 @@ class Flow:
         if failed:
             self.places = [place for place in self.places if place not in failed]
         self.values = results
+        return None
+
+    def _apply_at_once(self, hook: HookSpec) -> Exception | None:
+        require_wanted()
+        places, values = self.places, self.values
+        # Made when they are asked for, and the same ones when they are asked for again.
+        draws = cache(lambda: [_FlowDraw(self, hook.name, place) for place in places])
+        outer, current.draw = current.draw, draws
+        try:
+            entries = hook.many(values)
+        except Exception as error:
+            first = f"{self.raw.shards[places[0]]}: {self.raw.keys[places[0]]}"
+            raise_if_fatal(error, hook.name, f"{len(values)} samples ({first}, …)")
+            return error
+        finally:
+            current.draw = outer
+        self.places, self.values = [], []
+        for place, entry, value in zip(places, entries, values, strict=True):
+            if isinstance(entry, Exception):
+                self.drop(place, hook.name, hook.failure_tolerance, entry, value)
+            else:
+                self.places.append(place)
+                self.values.append(entry)
+        return None
 
     def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
         """Record that the sample at `place` is dropped.
@@ -138,9 +178,10 @@ class _FlowDraw(Draw):
 
     __slots__ = ("_hook", "_hook_keys", "_leaves")
 
-    def __init__(self, flow: Flow, hook: str) -> None:
+    def __init__(self, flow: Flow, hook: str, place: int = 0) -> None:
         self._leaves, positions, indices, epochs = flow.draws
         super().__init__(0, positions, indices, epochs, flow.batch_of)
+        self.place = place
         self._hook_keys, self._hook = flow.hook_keys, hook
 
     @property
@@ -519,6 +560,8 @@ class Kind:
         numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
         flow = self._loader.load(raw, numbers, groups)
         flow.batch_of = batch_of
+        # Read again, too: a hook may have changed what was not decoded.
+        flow.anew = lambda: self.load(self.read(draws), draws, groups, batch_of)
         return flow
 
 
@@ -576,6 +619,7 @@ class PureStage:
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
         for kind, leaves in enumerate(alike.values()):
             self._kind_of[[*leaves]] = kind
+        self._told: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
@@ -592,7 +636,7 @@ class PureStage:
                 single = len(places) == len(draws)
                 flow = kind.load(raw, own, chunk.groups if single else (), chunk.batches_of(places))
                 for hook in kind.hooks:
-                    self.apply(flow, hook)
+                    flow = self.apply(flow, hook)
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -614,14 +658,37 @@ class PureStage:
         found = side_by_side(lambda part: part[0].read(part[2]), parts, self._remote_files)
         return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
-    def apply(self, flow: Flow, hook: HookSpec) -> None:
-        """The last step, once for each hook of a kind: call it on every sample.
+    def apply(self, flow: Flow, hook: HookSpec) -> Flow:
+        """The last step, once for each hook of a kind: call it on every sample. Returns the samples.
+
+        A hook on lists that raises may have changed any of them. They are made anew, and go through the hooks so far
+        one by one, so that only those are dropped that it fails on.
 
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
+            ReadError: Samples that are made anew could not be read.
         """
-        with nullcontext() if hook.concurrent else self.hook_lock:
-            flow.apply(hook)
+        with self._turn_of(hook):
+            error = flow.apply(hook)
+        hooks = [*flow.applied, hook]
+        if error is not None:
+            assert flow.anew is not None
+            flow = flow.anew()
+            for each in hooks:
+                with self._turn_of(each):
+                    flow.apply(each, one_by_one=True)
+            if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._told:
+                self._told.add(hook.name)
+                _logger.warning(
+                    "%s raised %s (%s) on a list of samples, and on none of them alone; such lists are made again, one "
+                    "by one, which is slow, and what a sample becomes must not depend on the others in its list",
+                    *(hook.name, type(error).__name__, error),
+                )
+        flow.applied = hooks
+        return flow
+
+    def _turn_of(self, hook: HookSpec) -> AbstractContextManager[Any]:
+        return nullcontext() if hook.concurrent else self.hook_lock
 
     def close(self) -> None:
         """Release file handles."""

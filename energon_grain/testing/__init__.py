@@ -10,11 +10,13 @@ with `.nv-meta` beside them, and return the folder. They share these options:
   both. False leaves bare tars.
 * `broken`: numbers of samples that are made undecodable.
 
-`write_tars` writes samples of your own.
+`write_tars` writes samples of your own. `check_hooks` tells whether a task encoder's hooks make of a sample what it is,
+whatever stands beside it.
 """
 
 from __future__ import annotations
 
+from energon_grain.testing.check_hooks import check_hooks
 from energon_grain.testing.crude_datasets import make_blob_dataset, make_crude_dataset, make_text_dataset
 from energon_grain.testing.image_datasets import (
     make_captioning_dataset,
@@ -31,6 +33,7 @@ from energon_grain.testing.question_datasets import make_multi_choice_vqa_datase
 from energon_grain.testing.tars import write_tars
 
 __all__ = [
+    "check_hooks",
     "cook_interleaved",
     "make_blob_dataset",
     "make_captioning_dataset",

@@ -3,6 +3,10 @@
 Pillow defines what an image decodes to. JPEGs go through libjpeg-turbo directly, which gives the same pixels in a
 third less time and leaves the interpreter free; whatever it does not take goes to Pillow.
 
+Where images are wanted smaller than they are (`Fit`), libjpeg decodes a JPEG at 1/2, 3/8, 1/4 or 1/8 of its size: the
+smallest of these that is large enough, from the coefficients of each block that matter there. Pillow resizes it the
+rest of the way. That leaves of decoding little more than reading the Huffman codes.
+
 A few bytes can announce any size, and a scan of a progressive JPEG goes over all of it again. So the size that a file
 announces is compared with a bound before anything is decoded.
 """
@@ -30,6 +34,8 @@ ImageDecode = Literal[
     "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch", "torchrgba",
     "pill", "pil", "pilrgb", "pilrgba",
 ]  # fmt: skip
+ImageSize = int | tuple[int, int]
+ImageFilter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 IMAGE_EXTENSIONS = frozenset(
     (  # noqa: SIM905 (a list would be sixty lines)
@@ -74,7 +80,36 @@ IMAGE_MODES = _modes()
 """By the value of `image_decode`, one for each in `ImageDecode`."""
 
 
-def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS) -> Callable[[Buffer], Any]:
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The size that images are made.
+
+    Attributes:
+        size: Pixels of the shorter side, or height and width.
+        filter: Of Pillow's resizing.
+    """
+
+    size: ImageSize
+    filter: ImageFilter
+
+    def of(self, width: int, height: int, most: int) -> tuple[int, int]:
+        """Width and height that a picture becomes. Raises ValueError where they make more than `most` pixels."""
+        if isinstance(self.size, tuple):
+            tall, wide = self.size
+        else:
+            short = min(width, height)
+            wide, tall = ((self.size * side + short // 2) // short for side in (width, height))
+        if wide * tall > most:
+            raise ValueError(
+                f"a picture of {width} x {height} pixels would become one of {wide} x {tall}; "
+                f"SampleDecoder(max_pixels={most}) makes no more"
+            )
+        return wide, tall
+
+
+def image_codec(
+    image_decode: str, max_pixels: int | None = MAX_PIXELS, fit: Fit | None = None
+) -> Callable[[Buffer], Any]:
     """The function that decodes the bytes of an image file as a mode of `IMAGE_MODES` says. Picklable.
 
     It raises ValueError, before it decodes, where a file announces more than `max_pixels`.
@@ -82,9 +117,9 @@ def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS) -> Calla
     mode = IMAGE_MODES[image_decode]
     most = sys.maxsize if max_pixels is None else max_pixels
     if mode.form == "pil":
-        return partial(_open_image, colour=mode.colour, most=most)
+        return partial(_open_image, colour=mode.colour, most=most, fit=fit)
     planes = mode.form == "planes" and mode.colour != "L"
-    return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled, most=most)
+    return partial(_decode, colour=mode.colour, planes=planes, scaled=mode.scaled, most=most, fit=fit)
 
 
 def check_size(width: int, height: int, most: int) -> None:
@@ -126,13 +161,20 @@ def decode_rows(
 
 
 def _decode(
-    data: Buffer, *, colour: str, planes: bool, scaled: bool, most: int, out: npt.NDArray[Any] | None = None
+    data: Buffer,
+    *,
+    colour: str,
+    planes: bool,
+    scaled: bool,
+    most: int,
+    fit: Fit | None,
+    out: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[Any]:
     """The image, in `out` where that is given and has the right shape."""
     direct = out if not (scaled or planes or colour == "L") else None
-    pixels = _decode_jpeg(data, colour, planes, most, direct) if data[:3] == _JPEG else None
+    pixels = _decode_jpeg(data, colour, planes, most, direct) if fit is None and data[:3] == _JPEG else None
     if pixels is None:
-        image = _open_image(data, colour=colour, most=most)
+        image = _open_image(data, colour=colour, most=most, fit=fit)
         if planes:
             pixels = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
         else:
@@ -186,15 +228,62 @@ def _planes(pixels: Pixels, count: int) -> Pixels:
     return planes
 
 
-def _open_image(data: Buffer, *, colour: str, most: int) -> Image:
-    """Decode with Pillow, as the given colour mode."""
+def _open_image(data: Buffer, *, colour: str, most: int, fit: Fit | None = None) -> Image:
+    """Decode with Pillow, as the given colour mode; at the size that is wanted, if one is."""
     from PIL import Image
 
+    if fit is not None:
+        # Which pixels the nearest ones are, only the whole picture tells.
+        found = _reduced_jpeg(data, colour, most, fit) if data[:3] == _JPEG and fit.filter != "nearest" else None
+        if found is None:
+            image = _open_image(data, colour=colour, most=most)
+            found = image, image.size, fit.of(*image.size, most)
+        image, within, size = found
+        if not image.size == within == size:
+            image = image.resize(size, Image.Resampling[fit.filter.upper()], (0, 0, within[0], within[1]))
+        return image if image.mode == colour else image.convert(colour)
     with Image.open(io.BytesIO(data)) as image:
         check_size(*image.size, most)
         if data[:3] == _JPEG:
             _check_jpeg(data, *image.size, most)
         return image.convert(colour)
+
+
+_EIGHTHS = (1, 2, 3, 4, 8)
+
+
+def _reduced_jpeg(
+    data: Buffer, colour: str, most: int, fit: Fit
+) -> tuple[Image, tuple[float, float], tuple[int, int]] | None:
+    """A JPEG at the smallest fraction of its size that is large enough.
+
+    Returns:
+        The picture; how much of its width and height the file's are, whose last pixels may be less than one here; and
+        the size that is wanted. None where Pillow has to do it, or to say what is wrong.
+    """
+    from PIL import Image
+
+    try:
+        height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
+        if stored not in _SOURCES["RGB"]:
+            return None
+        width, height = int(width), int(height)
+        _check_jpeg(data, width, height, most)
+        size = fit.of(width, height, most)
+        least = min(size[0], width), min(size[1], height)
+        # Between 1/2 and 1, decoding takes longer than of the whole.
+        eighths = next(n for n in _EIGHTHS if -(-width * n // 8) >= least[0] and -(-height * n // 8) >= least[1])
+        mode = "RGBA" if colour == "RGBA" else "L" if colour == "L" and stored == "Gray" else "RGBX"
+        layout = "GRAY" if mode == "L" else mode
+        pixels = simplejpeg.decode_jpeg(data, colorspace=layout, min_width=least[0], min_height=least[1], min_factor=2)
+    except ValueError:
+        return None
+    tall, wide = pixels.shape[:2]
+    assert (wide, tall) == (-(-width * eighths // 8), -(-height * eighths // 8))
+    # Pillow holds colours in four bytes a pixel, so this copies nothing.
+    image = Image.frombuffer(mode, (wide, tall), pixels, "raw", mode, 0, 1)
+    image = image.convert("L") if mode == "RGBX" and colour == "L" else image
+    return image, (width * eighths / 8, height * eighths / 8), size
 
 
 _JPEG = b"\xff\xd8\xff"

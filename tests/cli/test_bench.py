@@ -38,6 +38,12 @@ class Slow(DefaultTaskEncoder):
 class Raw(DefaultTaskEncoder):
     decoder = None
 
+class Many(DefaultTaskEncoder):
+    def encode_samples(self, samples):
+        if any(sample.__key__ == "000003" for sample in samples):
+            raise ValueError("one is bad")
+        return samples
+
 class Generator(DefaultTaskEncoder):
     def encode_sample(self, sample):
         yield sample
@@ -122,6 +128,12 @@ def test_metadatasets(folder: Path, train: dict[str, Any], samples: int, first: 
     assert told["images"] == ("captions" in str(train))
     assert told["later"]["samples_per_s"] > 0
     assert (told["first"] is not None) == first
+
+
+def test_lists_that_fail_are_made_again(folder: Path) -> None:
+    told = measured("texts", "--workers", "0", "--task-encoder", "encoders_of_bench:Many")
+    assert [stage["name"] for stage in told["work"]] == ["decode", "encode_samples", "batch"]
+    assert set(told["dropped"]) == {"encode_samples: ValueError"}
 
 
 def test_lanes_with_a_program_show_in_the_pipeline_alone(folder: Path) -> None:

@@ -135,7 +135,7 @@ def test_grouping() -> None:
 @pytest.mark.parametrize(
     ("hooks", "arguments", "message"),
     [
-        ({"preencode_sample", "encode_sample"}, {}, r"encode_sample .* and preencode_sample; .* keep one"),
+        ({"preencode_sample", "encode_sample"}, {}, r"encode_sample and preencode_sample; .* keep one"),
         (set(), {"packing_buffer_size": 5}, r"packing_buffer_size=5, but Made has no select_samples_to_pack"),
         ({"select_samples_to_pack"}, {"packing_buffer_size": 5}, r"Made has no pack_selected_samples"),
         (

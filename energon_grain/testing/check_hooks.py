@@ -1,0 +1,110 @@
+"""Whether the hooks of a task encoder do what they must: make of a sample what it is, whatever stands beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any, cast
+
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.statistics import Dropped
+from energon_grain.transforms.batching import kind_of
+
+
+def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
+    """Check that what hooks make of a sample does not depend on the others: encode samples together and one by one.
+
+    That covers decoding, cooking, `encode_sample` and its like, filters, and functions of `MapDataset` below what
+    packs, groups or batches. It finds hooks that pad to the longest of a list, count their calls, or use random numbers
+    other than the sample's. Values that only equal themselves are taken for equal.
+
+    Args:
+        dataset: As `get_train_dataset` gives it.
+        samples: How many, from the beginning of the stream; of each part of a mixture that packs or groups.
+
+    Raises:
+        AssertionError: A sample differs; or none of them is let through, so that nothing was checked.
+    """
+    spec = dataset.compiled()
+    batch_size = 0 if spec.program is not None or spec.batch is None else spec.batch.size
+
+    def encode(draws: Draws, first: int) -> list[Any]:
+        chunk = Chunk(number=0, draws=draws, size_bytes=0, first=first, batch_size=batch_size)
+        return stage.run(chunk).outcomes
+
+    dropped: Dropped | None = None
+    checked = 0
+    with closing(PureStage(spec)) as stage:
+        for draws in _draws(spec, samples):
+            for place, together in enumerate(encode(draws, 0)):
+                (alone,) = encode(draws[place : place + 1], place)
+                difference = _difference(together, alone, "")
+                if difference is not None:
+                    leaf, index = spec.leaves[int(draws.leaf[place])], int(draws.index[place])
+                    raise AssertionError(
+                        f"sample {index} of {'/'.join(leaf.key)} is another one among {len(draws)} samples than alone: "
+                        f"{difference}. Hooks must depend on their sample and its own random numbers alone"
+                    )
+                if isinstance(together, Dropped):
+                    dropped = together
+                else:
+                    checked += 1
+    if not checked:
+        reason = "there are no samples" if dropped is None else f"{dropped.hook} dropped all: {dropped.error!r}"
+        raise AssertionError(f"nothing was checked: {reason}")
+
+
+def _draws(spec: StreamSpec, samples: int) -> Iterator[Draws]:
+    """The first samples, of each feed where lanes have a program."""
+    if spec.program is None:
+        length = spec.length(0)
+        yield spec.order.draw(np.arange(samples if length is None else min(samples, length)), 0)
+        return
+    for feed in spec.program.feeds:
+        length = feed.order.length(0)
+        yield feed.draw(np.arange(samples if length is None else min(samples, length)))
+
+
+def _difference(one: Any, other: Any, place: str) -> str | None:
+    """The first place where two values differ, and how; None: they are equal."""
+    if type(one) is not type(other):
+        return f"{place or 'it'} is a {type(one).__name__}, alone a {type(other).__name__}"
+    if isinstance(one, Dropped):
+        same = (one.hook, type(one.error)) == (other.hook, type(other.error))
+        return None if same else f"it is dropped with {one.error!r}, alone with {other.error!r}"
+    if kind_of(type(one)) is not None:
+        one, other = np.asarray(one), np.asarray(other)
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return f"{place or 'it'} is {one.dtype} {one.shape}, alone {other.dtype} {other.shape}"
+        same = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+        return None if same else f"{place or 'it'} has other numbers"
+    parts = _parts(one), _parts(other)
+    if parts[0] is not None and parts[1] is not None:
+        if parts[0].keys() != parts[1].keys():
+            return f"{place or 'it'} has {[*parts[0]]}, alone {[*parts[1]]}"
+        found = (_difference(value, parts[1][name], f"{place}{name}") for name, value in parts[0].items())
+        return next((difference for difference in found if difference is not None), None)
+    if hasattr(one, "tobytes"):  # a Pillow image
+        one, other = one.tobytes(), other.tobytes()
+    nothing_known = type(one).__eq__ is object.__eq__
+    return None if nothing_known or one == other or one != one else f"{place or 'it'} is {one!r}, alone {other!r}"
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """What a value is made of, by how it is written; None: it is of one piece."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name != "__sources__"]
+        return {f".{name}": getattr(value, name) for name in names}
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value).items()
+        return {f"[{name!r}]": entry for name, entry in entries if name != "__sources__"}
+    if isinstance(value, list | tuple):
+        return {f"[{number}]": entry for number, entry in enumerate(cast("list[Any]", value))}
+    return None
