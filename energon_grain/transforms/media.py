@@ -51,7 +51,7 @@ _MP4_BRANDS = frozenset(
 
 
 class AVDecoder:
-    """A video or audio file that is decoded when asked. Holding one costs nothing; picklable."""
+    """A video or audio file that is decoded when asked. Holding one costs nothing; picklable as its stream is."""
 
     __slots__ = ("stream",)
 
@@ -69,25 +69,18 @@ class AVDecoder:
         self.stream.seek(0)
         return av.open(self.stream)
 
-    def __getstate__(self) -> bytes:
-        self.stream.seek(0)
-        return self.stream.read()
-
-    def __setstate__(self, state: bytes) -> None:
-        self.stream = io.BytesIO(state)
-
     def __repr__(self) -> str:
         return f"AVDecoder({self.stream!r})"
 
 
-def decode_lazily(data: Buffer) -> AVDecoder:
+def decode_lazily(data: Buffer | BinaryIO) -> AVDecoder:
     """A decoder of the file with these bytes."""
-    return AVDecoder(io.BytesIO(data))
+    return AVDecoder(io.BytesIO(data) if isinstance(data, bytes | memoryview) else data)
 
 
-def decode_pyav(data: Buffer) -> Any:
+def decode_pyav(data: Buffer | BinaryIO) -> Any:
     """The file opened with PyAV."""
-    return AVDecoder(io.BytesIO(data)).open()
+    return decode_lazily(data).open()
 
 
 def require_av() -> Any:
