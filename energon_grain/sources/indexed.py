@@ -204,6 +204,16 @@ class IndexedSource:
         return f"{self._index.content_id[:16]}-{served:016x}"
 
     @property
+    def index_id(self) -> str:
+        """Content id of the index, whatever is served of it."""
+        return self._index.content_id
+
+    @property
+    def all_shards(self) -> Sequence[str]:
+        """Names of the dataset's shards, served or not."""
+        return self._index.shards
+
+    @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts that a read may return."""
         names = self._index.part_names

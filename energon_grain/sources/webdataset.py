@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
+from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.formats.tar.index import check_shards
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samples.source_info import SourceInfo
@@ -114,8 +115,22 @@ class WebDatasetSource(IndexedSource):
 
     def _streams(self, file: Int64Array, offset: Int64Array, size: Int64Array) -> list[ByteStream]:
         """Streams of bytes [offset[i], offset[i] + size[i]) of shard file[i], which must have been checked."""
-        places = zip(file.tolist(), offset.tolist(), size.tolist(), strict=True)
-        return [ByteStream(self._store, self._paths[number], start, long) for number, start, long in places]
+        return list(map(self.stream, file.tolist(), offset.tolist(), size.tolist()))
+
+    def stream(self, shard: int, offset: int, size: int) -> ByteStream:
+        """A part of the shard of this number, with the index that it lacks, if one was made; see `index_videos`.
+
+        Raises:
+            ReadError: The shard cannot be read.
+            IndexFileError: What was made is damaged.
+        """
+        table = self._seek_table
+        inserted = (0, b"") if table is None else table.find(shard, offset)
+        return ByteStream(self._store, self._paths[shard], offset, size, inserted=inserted)
+
+    @cached_property
+    def _seek_table(self) -> SeekTable | None:
+        return open_seek_table(self._folder.local, self._index.content_id)
 
     def _payloads(
         self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array

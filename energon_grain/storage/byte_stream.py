@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class ByteStream(io.RawIOBase):
         start: First byte.
         size: How many.
         version: Of the file, as the store tells it; None: as it is now.
+        inserted: What the stream has beside: in front of which byte, and what.
 
     Raises:
         ReadError: There is no such file, or it cannot be reached.
@@ -43,23 +45,34 @@ class ByteStream(io.RawIOBase):
     Attributes:
         path: As given.
         start: As given.
-        size: As given.
+        size: Bytes of the stream.
     """
 
-    def __init__(self, store: ByteStore, path: str, start: int, size: int, version: Any = None) -> None:
+    def __init__(
+        self,
+        store: ByteStore,
+        path: str,
+        start: int,
+        size: int,
+        version: Any = None,
+        *,
+        inserted: tuple[int, bytes] = (0, b""),
+    ) -> None:
         super().__init__()
-        self.path, self.start, self.size = path, start, size
+        self.path, self.start, self.size = path, start, size + len(inserted[1])
         self._store = store
         self._version = store.version(path) if version is None else version
+        self._inserted = inserted
         self._place = 0
         self._next = -1  # where the last read of the store ended
         self._run = 0  # bytes read in a row
-        self._windows: list[tuple[int, bytes]] = []  # read on demand, last first
+        self._windows: list[tuple[int, bytes]] = []  # read on demand, the one that was used last first
         self._prefetched: list[tuple[int, bytes]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place = {"_place": self._place}
-        return ByteStream, (self._store, self.path, self.start, self.size, self._version), place
+        size = self.size - len(self._inserted[1])
+        again = partial(ByteStream, inserted=self._inserted)
+        return again, (self._store, self.path, self.start, size, self._version), {"_place": self._place}
 
     def __repr__(self) -> str:
         return f"ByteStream({self.path!r} @ {self.start}, {self.size} bytes)"
@@ -127,24 +140,34 @@ class ByteStream(io.RawIOBase):
             StaleIndexError: The file was changed.
         """
         merged: list[tuple[int, int]] = []
-        left = PREFETCHED_BYTES
         for begin, end in sorted((max(begin, 0), min(end, self.size)) for begin, end in ranges):
             if merged and begin - merged[-1][1] <= self._store.least_bytes:
-                begin, end = merged[-1][0], max(end, merged[-1][1])
-                left += merged[-1][1] - merged.pop()[0]
-            end = min(end, begin + left)
-            if begin < end:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            elif begin < end:
                 merged.append((begin, end))
-                left -= end - begin
+        place, data = self._inserted
+        pieces = [(begin, min(end, place)) for begin, end in merged]
+        pieces += [(max(begin, place + len(data)), end) for begin, end in merged]
+        left = PREFETCHED_BYTES
+        wanted: list[tuple[int, int]] = []
+        for begin, end in sorted(pieces):
+            if begin < end and left:
+                wanted.append((begin, min(end, begin + left)))
+                left -= wanted[-1][1] - begin
         self._prefetched = []  # before others are read
-        self._prefetched = list(zip([begin for begin, _ in merged], self._read(merged), strict=True))
+        self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
 
     def _held(self, count: int) -> bytes:
         """Bytes from here on that are in memory, at most `count`; b"": this place is not."""
-        for start, data in (*self._prefetched, *self._windows):
-            begin = self._place - start
-            if 0 <= begin < len(data):
-                return data if begin == 0 and len(data) <= count else data[begin : begin + count]
+        at = self._place
+        for start, data in (self._inserted, *self._prefetched):
+            if start <= at < start + len(data):
+                return data[at - start : at - start + count]
+        for place, (start, data) in enumerate(self._windows):
+            if start <= at < start + len(data):
+                if place:
+                    self._windows.insert(0, self._windows.pop(place))
+                return data[at - start : at - start + count]
         return b""
 
     def _fetch(self, count: int) -> bytes:
@@ -152,7 +175,7 @@ class ByteStream(io.RawIOBase):
         self._run = self._run if self._place == self._next else 0
         ahead = min(max(self._run // AHEAD_SHARE, self._store.least_bytes), LONGEST_AHEAD_BYTES)
         stop = min(self._place + max(count, ahead), self.size)
-        stop = min([stop, *(start for start, _ in self._prefetched if start > self._place)])
+        stop = min([stop, *(start for start, _ in (self._inserted, *self._prefetched) if start > self._place)])
         (data,) = self._read([(self._place, stop)])
         self._run += len(data)
         self._next = stop
@@ -162,5 +185,7 @@ class ByteStream(io.RawIOBase):
 
     def _read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         self._store.expect(self.path, self._version)
-        start, stop = (np.array(ranges, np.int64).reshape(-1, 2) + self.start).T
+        place, data = self._inserted
+        found = np.array(ranges, np.int64).reshape(-1, 2)
+        start, stop = (found - np.where(found[:, :1] < place, 0, len(data)) + self.start).T
         return self._store.read_spans([self.path], np.zeros(len(ranges), np.int64), start, stop)
