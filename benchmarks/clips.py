@@ -218,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("containers", nargs="*", default=[*CONTAINERS])
     parser.add_argument("--clips", type=int, default=5)
-    parser.add_argument("--without-bucket", action="store_true")
+    parser.add_argument("--only", choices=["disk", "bucket"])
     repository = Path(__file__).resolve().parent.parent
     parser.add_argument(
         "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
@@ -231,8 +231,9 @@ def main() -> None:
     starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(given.clips)] for key in given.containers}
     store = WebdatasetFileStore(root)
     needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in given.containers for at in starts[key]}
-    measure(str(root), given.containers, starts, needed)
-    if not given.without_bucket:
+    if given.only != "bucket":
+        measure(str(root), given.containers, starts, needed)
+    if given.only != "disk":
         with bucket_of(root):
             measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed)
 

@@ -23,6 +23,7 @@ MP4_OPTIONS = {"use_mfra_for": "pts"}
 """With these libav looks for `mfra` when it opens an mp4; other formats take no notice."""
 _MOST_HEADER_BYTES = 64 << 20
 _MOST_ENTRIES = 1 << 20
+_LAST_TIME = (1 << 63) - 1
 
 _EBML, _SEGMENT, _CLUSTER, _CUES = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0x1C53BB6B
 _SEEK_HEAD, _SEEK, _SEEK_ID, _TRACKS, _TRACK = 0x114D9B74, 0x4DBB, 0x53AB, 0x1654AE6B, 0xAE
@@ -35,8 +36,8 @@ _INSIDE_SEGMENT = frozenset({_CLUSTER, _CUES, _SEEK_HEAD, _TRACKS, 0x1549A966, 0
 def missing_index(file: BinaryIO) -> tuple[int, bytes] | None:
     """The index that a file lacks.
 
-    Reads headers alone where a file has an index or is of another format; else the headers of all fragments of an mp4,
-    or of all blocks of an mkv, up to where they make no sense any more.
+    Reads the beginning of a file, then the headers of all fragments of an mp4 that has some, or of all blocks of an mkv
+    without Cues, up to where they make no sense any more. Of a damaged file it gives what it finds, or None.
 
     Args:
         file: A seekable binary file.
@@ -91,10 +92,15 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
     size = file.seek(0, io.SEEK_END)
     entries: dict[int, list[tuple[int, int]]] = {}
     fragmented = False
+    last = covered = 0
     for box in _boxes(file, 0, size):
-        kind, begin, _ = box
-        if kind in (b"sidx", b"mfra") or (kind == b"mdat" and not fragmented):
-            return None
+        kind, begin, end = box
+        if kind == b"mdat":
+            last = end
+            if not fragmented:
+                return None
+        if kind == b"sidx":
+            covered = max(covered, end + _sidx_bytes(_content(file, box)))
         if kind == b"moov":
             fragmented = any(True for _ in _within(_content(file, box), b"mvex"))
             if not fragmented:
@@ -104,7 +110,7 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
                 entries.setdefault(track, []).append((time, begin - 8))
         if sum(map(len, entries.values())) > _MOST_ENTRIES:
             return None
-    if not entries:
+    if not entries or covered >= last:
         return None
     tables = b""
     for track, found in entries.items():
@@ -112,6 +118,15 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
         tables += _box(b"tfra", struct.pack(">IIII", 1 << 24, track, 0, len(found)) + rows)
     # `mfro`, the last box in it, says how long all of it is: so it is found from the end of the file.
     return size, _box(b"mfra", tables + _box(b"mfro", struct.pack(">II", 0, len(tables) + 24)))
+
+
+def _sidx_bytes(content: bytes) -> int:
+    """How many bytes behind a `sidx` it describes."""
+    begin, stop = (16, 20) if content[:1] == b"\0" else (20, 28)
+    count = int.from_bytes(content[stop + 2 : stop + 4], "big")
+    rows = range(stop + 4, stop + 4 + 12 * count, 12)
+    first = int.from_bytes(content[begin:stop], "big")
+    return first + sum(int.from_bytes(content[row : row + 4], "big") & 0x7FFFFFFF for row in rows)
 
 
 def _times(moof: bytes) -> Iterator[tuple[int, int]]:
@@ -247,7 +262,8 @@ def _cue_block(
     if len(head) < width + 3 or int.from_bytes(head[:width], "big") & ((1 << 7 * width) - 1) != track:
         return
     if head[width + 2] & 0x80 if key is None else key:
-        cues.append((max(0, time + int.from_bytes(head[width : width + 2], "big", signed=True)), place))
+        at = time + int.from_bytes(head[width : width + 2], "big", signed=True)
+        cues.append((min(max(0, at), _LAST_TIME), place))
 
 
 def _written(track: int, cues: list[tuple[int, int]], shift: int) -> bytes:
