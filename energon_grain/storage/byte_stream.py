@@ -46,6 +46,7 @@ class ByteStream(io.RawIOBase):
         path: As given.
         start: As given.
         size: Bytes of the stream.
+        inserted: As given.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ByteStream(io.RawIOBase):
         self.path, self.start, self.size = path, start, size + len(inserted[1])
         self._store = store
         self._version = store.version(path) if version is None else version
-        self._inserted = inserted
+        self.inserted = inserted
         self._place = 0
         self._next = -1  # where the last read of the store ended
         self._run = 0  # bytes read in a row
@@ -70,8 +71,8 @@ class ByteStream(io.RawIOBase):
         self._prefetched: list[tuple[int, bytes]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        size = self.size - len(self._inserted[1])
-        again = partial(ByteStream, inserted=self._inserted)
+        size = self.size - len(self.inserted[1])
+        again = partial(ByteStream, inserted=self.inserted)
         return again, (self._store, self.path, self.start, size, self._version), {"_place": self._place}
 
     def __repr__(self) -> str:
@@ -145,7 +146,7 @@ class ByteStream(io.RawIOBase):
                 merged[-1] = merged[-1][0], max(end, merged[-1][1])
             elif begin < end:
                 merged.append((begin, end))
-        place, data = self._inserted
+        place, data = self.inserted
         pieces = [(begin, min(end, place)) for begin, end in merged]
         pieces += [(max(begin, place + len(data)), end) for begin, end in merged]
         left = PREFETCHED_BYTES
@@ -160,7 +161,7 @@ class ByteStream(io.RawIOBase):
     def _held(self, count: int) -> bytes:
         """Bytes from here on that are in memory, at most `count`; b"": this place is not."""
         at = self._place
-        for start, data in (self._inserted, *self._prefetched):
+        for start, data in (self.inserted, *self._prefetched):
             if start <= at < start + len(data):
                 return data[at - start : at - start + count]
         for place, (start, data) in enumerate(self._windows):
@@ -175,7 +176,7 @@ class ByteStream(io.RawIOBase):
         self._run = self._run if self._place == self._next else 0
         ahead = min(max(self._run // AHEAD_SHARE, self._store.least_bytes), LONGEST_AHEAD_BYTES)
         stop = min(self._place + max(count, ahead), self.size)
-        stop = min([stop, *(start for start, _ in (self._inserted, *self._prefetched) if start > self._place)])
+        stop = min([stop, *(start for start, _ in (self.inserted, *self._prefetched) if start > self._place)])
         (data,) = self._read([(self._place, stop)])
         self._run += len(data)
         self._next = stop
@@ -185,7 +186,7 @@ class ByteStream(io.RawIOBase):
 
     def _read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         self._store.expect(self.path, self._version)
-        place, data = self._inserted
+        place, data = self.inserted
         found = np.array(ranges, np.int64).reshape(-1, 2)
         start, stop = (found - np.where(found[:, :1] < place, 0, len(data)) + self.start).T
         return self._store.read_spans([self.path], np.zeros(len(ranges), np.int64), start, stop)
