@@ -115,7 +115,9 @@ class VideoTrack(Track):
     ) -> list[Clip | None]:
         """Clips of ranges in frame numbers or in ticks."""
         slack = 0.0 if by_number else self._slack
-        self.announce([tuple(map(self._time_of_number, clip)) for clip in ranges] if by_number else ranges)
+        if self.prefetch is not None and self.numbered:
+            times_of = self._time_of_number
+            self.announce([(times_of(first), times_of(last)) for first, last in ranges] if by_number else ranges)
         frames: list[list[Frames]] = [[] for _ in ranges]
         times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
         waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
@@ -162,12 +164,12 @@ class VideoTrack(Track):
             return None
         here = self._now.start if self._now else self._lowest
         target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
-        entry = self.index.search_timestamp(target)
-        if entry >= 0 and (time := self.index[entry].timestamp) > here:
-            return time, True
-        # Of some containers, the index has the keyframes that were met, and no others.
-        known = self.numbered or (len(self.index) and self.index[-1].timestamp > here)
-        return None if known or place - here < _FAR_S / self.tick else (target, False)
+        if self.numbered or (len(self.index) and self.index[-1].timestamp >= target):
+            entry = self.index.search_timestamp(target)
+            time = self.index[entry].timestamp if entry >= 0 else here
+            return (time, True) if time > here else None
+        # Of some containers, the index has the keyframes that were met, and no others; of an mp4, the fragments.
+        return None if place - here < _FAR_S / self.tick else (target, False)
 
     def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
         """Let the next frame be one that is shown at a place or before, and decodes."""
