@@ -4,8 +4,9 @@
     16 bytes   BLAKE2b of what follows, up to the end of the rows
     32 bytes   content id of the columnar index, in hex: which tars the rows are of
     8 bytes    n, the number of rows
-    n × 48     rows of six int64, sorted: number of the shard, offset of the part in it; in front of which byte of the
-               part its index belongs; offset of the index in this file, its size, and its sum, BLAKE2b of 8 bytes
+    n × 56     rows of seven int64, sorted: number of the shard, offset and size of the part in it; in front of which
+               byte of the part its index belongs; offset of the index in this file, its size, and its sum, BLAKE2b of
+               8 bytes
     …          the indices, one behind the other
 
 All numbers are little-endian. The file is memory-mapped: opening reads the rows, and an index is read when its video
@@ -31,39 +32,39 @@ SEEK_TABLE = "seek_table.bin"
 _MAGIC = b"EGSEEK01"
 _HEAD_BYTES = 64
 _ROW = np.dtype("<i8")
-_FIELDS = 6
+_FIELDS = 7
 _MENDING = "remove it, or write it anew by `energon_grain.prepare.index_videos`"
 _logger = logging.getLogger("energon_grain")
 
 
 class SeekTable:
-    """What videos of a dataset lack, by shard and offset. Thread-safe.
+    """What videos of a dataset lack, by shard, offset and size. Thread-safe.
 
     Args:
         path: The file.
-        rows: (n, 6), sorted.
+        rows: (n, 7), sorted.
         data: All of the file.
     """
 
     def __init__(self, path: Path, rows: npt.NDArray[np.int64], data: mmap.mmap) -> None:
         self._path, self._rows, self._data = path, rows, data
-        self._of = {(shard, offset): row for row, (shard, offset) in enumerate(rows[:, :2].tolist())}
+        self._of = {tuple(place): row for row, place in enumerate(rows[:, :3].tolist())}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, shard: int, offset: int) -> tuple[int, bytes]:
+    def find(self, shard: int, offset: int, size: int) -> tuple[int, bytes]:
         """In front of which byte of a part its index belongs, and the index; (0, b""): it lacks none.
 
         Raises:
             IndexFileError: The file is damaged there.
         """
-        row = self._of.get((shard, offset))
+        row = self._of.get((shard, offset, size))
         if row is None:
             return 0, b""
-        place, start, size, checksum = self._rows[row, 2:].tolist()
-        data = self._data[start : start + size]
-        if len(data) != size or _sum(data) != checksum:
+        place, start, long, checksum = self._rows[row, 3:].tolist()
+        data = self._data[start : start + long]
+        if len(data) != long or _sum(data) != checksum:
             raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_MENDING}")
         return place, data
 
@@ -72,25 +73,29 @@ def _sum(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int, int, bytes]]) -> None:
-    """Write the table of a dataset, whole or not at all.
+def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int, int, int, bytes]]) -> None:
+    """Write the table of a dataset, whole or not at all; without videos that lack an index there is no file.
 
     Args:
         root: The dataset's folder.
         content_id: Of its columnar index.
-        found: (number of the shard, offset of the part, place of the index in the part, index) of videos.
+        found: (number of the shard, offset and size of the part, place of the index in the part, index) of videos.
     """
     rows: list[tuple[int, ...]] = []
     pieces: list[bytes] = []
     entries = sorted(found)
+    path = root / META_FOLDER / SEEK_TABLE
+    if not entries:
+        path.unlink(missing_ok=True)
+        return
     at = _HEAD_BYTES + len(entries) * _FIELDS * _ROW.itemsize
-    for shard, offset, place, data in entries:
-        rows.append((shard, offset, place, at, len(data), _sum(data)))
+    for shard, offset, size, place, data in entries:
+        rows.append((shard, offset, size, place, at, len(data), _sum(data)))
         pieces.append(data)
         at += len(data)
     table = np.array(rows, _ROW).reshape(-1, _FIELDS).tobytes()
     described = content_id[:32].encode().ljust(32) + len(rows).to_bytes(8, "little") + table
-    with atomic_write(root / META_FOLDER / SEEK_TABLE) as file:
+    with atomic_write(path) as file:
         file.write(_MAGIC + hashlib.blake2b(described, digest_size=16).digest() + described)
         file.writelines(pieces)
 

@@ -11,8 +11,10 @@ from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.media.seek_index import missing_index
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.byte_stream import ByteStream
 
 ENDINGS = frozenset({"mp4", "mov", "mkv", "webm"})
+_AT_ONCE = 256
 
 
 def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
@@ -41,19 +43,21 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     source = WebDatasetSource(folder)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 
-    def lacking(sample: int) -> list[tuple[int, int, int, bytes]]:
-        place = source.locate(sample)
-        found: list[tuple[int, int, int, bytes]] = []
-        for part, (offset, size) in place.parts.items():
-            if part.rpartition(".")[2].lower() in ENDINGS:
-                index = missing_index(source.stream(shards[place.shard], offset, size))
-                found += [] if index is None else [(shards[place.shard], offset, *index)]
+    def lacking(first: int) -> list[tuple[int, int, int, int, bytes]]:
+        found: list[tuple[int, int, int, int, bytes]] = []
+        for sample in range(first, min(first + _AT_ONCE, len(source))):
+            place = source.locate(sample)
+            for part, (offset, size) in place.parts.items():
+                if part.rpartition(".")[2].lower() in ENDINGS:
+                    # Not `source.stream`, which has the index that was made before.
+                    index = missing_index(ByteStream(folder.store, folder.shard(place.shard), offset, size))
+                    found += [] if index is None else [(shards[place.shard], offset, size, *index)]
         return found
 
     try:
         with ThreadPoolExecutor(threads) as executor:
-            entries = [entry for found in executor.map(lacking, range(len(source))) for entry in found]
-        write_seek_table(Path(folder.local), source.index_id, entries)
+            entries = [entry for found in executor.map(lacking, range(0, len(source), _AT_ONCE)) for entry in found]
     finally:
         source.close()
+    write_seek_table(Path(folder.local), source.index_id, entries)
     return len(entries)

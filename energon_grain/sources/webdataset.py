@@ -125,7 +125,7 @@ class WebDatasetSource(IndexedSource):
             IndexFileError: What was made is damaged.
         """
         table = self._seek_table
-        inserted = (0, b"") if table is None else table.find(shard, offset)
+        inserted = (0, b"") if table is None else table.find(shard, offset, size)
         return ByteStream(self._store, self._paths[shard], offset, size, inserted=inserted)
 
     @cached_property

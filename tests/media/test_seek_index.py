@@ -129,10 +129,12 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
+        self.spans: list[int] = []
         read = LocalFiles.read_spans
 
         def noting(store: LocalFiles, paths: Any, file: Any, start: Any, stop: Any) -> list[bytes]:
             self.bytes += int((stop - start).sum())
+            self.spans.append(len(start))
             return read(store, paths, file, start, stop)
 
         monkeypatch.setattr(LocalFiles, "read_spans", noting)
@@ -193,6 +195,15 @@ def test_a_damaged_table_is_an_error_that_says_so(folder: Path, damage: Callable
     with pytest.raises(IndexFileError, match=r"seek_table\.bin.*index_videos"):
         for name in LACKING:
             store.get(part_of(name))
+    assert index_videos(folder) == len(LACKING)
+    assert videos(folder).get("live-mkv.mkv").stream.size
+
+
+def test_making_it_again_gives_the_same(folder: Path) -> None:
+    index_videos(folder)
+    before = (folder / ".nv-meta" / "seek_table.bin").read_bytes()
+    index_videos(folder)
+    assert (folder / ".nv-meta" / "seek_table.bin").read_bytes() == before
 
 
 def test_a_table_of_other_tars_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,3 +249,20 @@ def test_what_a_clip_takes_is_known_before_it_is_read(
         assert reads.bytes <= 32 << 10
     (begin, end) = ranges[0]
     assert 0 < end - begin < 0.3 * len(data)
+
+
+@pytest.mark.parametrize("name", ["usual.mp4", "faststart.mov", "usual.avi"])
+def test_clips_of_one_call_are_read_together(
+    name: str, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(files[name])
+    stream = ByteStream(LocalFiles(indexed_by=""), str(tmp_path / name), 0, len(files[name]))
+    reads = Reads(monkeypatch)
+    clips = [(5.0, 5.5), (21.0, 21.5), (35.0, 35.5)]
+    found, _ = AVDecoder(stream).get_video_clips(clips)
+    assert 3 in reads.spans
+    expected, _ = AVDecoder(io.BytesIO(files[name])).get_video_clips(clips)
+    assert [np.array_equal(*pair) for pair in zip(found, expected, strict=True)] == [True] * 3
+    by_number, _ = AVDecoder(stream).get_video_clips([(25, 27), (105, 107), (175, 177)], video_unit="frames")
+    assert reads.spans.count(3) == 2
+    assert [np.array_equal(clip, other[:3]) for clip, other in zip(by_number, expected, strict=True)] == [True] * 3
