@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from functools import partial
@@ -93,7 +93,7 @@ def remux(piece: Path, container: str, path: Path) -> None:
                     if packet.dts is None:
                         continue
                     shift = round(Fraction(turn * _PIECE_FRAMES, _FPS) / packet.time_base)
-                    packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+                    packet.pts, packet.dts = (packet.pts or 0) + shift, packet.dts + shift
                     if packet.dts <= last[packet.stream.index]:
                         continue  # of the sound, where a piece meets the next one
                     last[packet.stream.index] = packet.dts
@@ -126,8 +126,8 @@ def decode_clip(file: BinaryIO, start_s: float) -> int:
 
 def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
     """Bytes of the header, and of the groups of pictures that a clip touches."""
-    with av.open(io.BytesIO(data)) as container:
-        video = container.streams.video[0]
+    with av.open(io.BytesIO(data), "r") as container:
+        video: Any = container.streams.video[0]
         keys = [
             (float(packet.pts * video.time_base), packet.pos)
             for packet in container.demux(video)
@@ -142,7 +142,7 @@ def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
 
 
 @contextmanager
-def fresh(root: str) -> Iterator[DecodeFileStore]:
+def fresh(root: str) -> Generator[DecodeFileStore]:
     """The data set, opened anew; of one in a bucket nothing is in the cache."""
     with ExitStack() as stack:
         if "://" in root:
@@ -188,7 +188,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def counting(remote: bool) -> Iterator[list[int]]:
+def counting(remote: bool) -> Generator[list[int]]:
     """Sizes of the reads inside the block, complete at its end."""
     sizes: list[int] = []
     if remote:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from energon_grain.errors import RefusedError
 from energon_grain.formats.data_folder import open_folder
@@ -50,7 +51,8 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
             for part, (offset, size) in place.parts.items():
                 if part.rpartition(".")[2].lower() in ENDINGS:
                     # Not `source.stream`, which has the index that was made before.
-                    index = missing_index(ByteStream(folder.store, folder.shard(place.shard), offset, size))
+                    file = ByteStream(folder.store, folder.shard(place.shard), offset, size)
+                    index = missing_index(cast("BinaryIO", file))
                     found += [] if index is None else [(shards[place.shard], offset, size, *index)]
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias, Unpack
@@ -397,7 +397,7 @@ def _columns(
     name: npt.NDArray[np.int32],
     values: Sequence[bytes | ByteStream | None],
     count: int,
-) -> dict[str, Sequence[bytes | ByteStream | None]]:
+) -> Mapping[str, Sequence[bytes | ByteStream | None]]:
     """One list a part name. Where a sample has a part twice, the later one counts.
 
     Args:

@@ -268,12 +268,6 @@ def test_a_store_that_fails_ends_the_run_and_drops_nothing(bucket: Bucket, folde
     use_storage(StorageSettings(attempts=2, first_pause_s=0.0, cache_bytes=0, ahead_bytes=0))
     url = bucket.upload(folder)
 
-    class Failing(Cutting):
-        decoder = SampleDecoder(lazy_bytes=1)
-
-        def encode_sample(self, sample: Clip) -> Clip:
-            raise AssertionError
-
     bucket.server.inject(Fault("status", times=None, match="bytes=1"))
     with pytest.raises((ReadError, FatalSampleError), match=r"ReadError|HTTP error|503"):
         clips(url, Cutting(), num_workers=num_workers)

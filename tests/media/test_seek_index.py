@@ -256,7 +256,7 @@ def test_clips_of_one_call_are_read_together(
     name: str, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).write_bytes(files[name])
-    stream = ByteStream(LocalFiles(indexed_by=""), str(tmp_path / name), 0, len(files[name]))
+    stream: Any = ByteStream(LocalFiles(indexed_by=""), str(tmp_path / name), 0, len(files[name]))
     reads = Reads(monkeypatch)
     clips = [(5.0, 5.5), (21.0, 21.5), (35.0, 35.5)]
     found, _ = AVDecoder(stream).get_video_clips(clips)
