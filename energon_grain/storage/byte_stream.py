@@ -16,8 +16,8 @@ import numpy as np
 
 from energon_grain.storage.byte_store import ByteStore
 
-AHEAD_SHARE = 4
-"""A fourth of what was read in a row is read ahead: what is read in vain is less than that."""
+AHEAD_SHARE = 8
+"""An eighth of what was read in a row is read ahead: what is read in vain is less than that."""
 LONGEST_AHEAD_BYTES = 1 << 20
 PREFETCHED_BYTES = 64 << 20
 """More than this is not held in memory; the rest is read when it is asked for."""
