@@ -186,9 +186,8 @@ class DecodeFileStore(FileStore[Any]):
         Raises:
             DecodingError: The bytes of a file do not decode.
         """
-        return [
-            (self._decoded(key, data), source) for key, (data, source) in zip(keys, self.inner.read(keys), strict=True)
-        ]
+        found = self.inner.read_or_open(keys, getattr(self.decoder, "lazy_from", None))
+        return [(self._decoded(key, data), source) for key, (data, source) in zip(keys, found, strict=True)]
 
     def stored(self, key: str) -> tuple[Any, SourceInfo]:
         """As the inner store has it."""

@@ -334,9 +334,11 @@ def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource]
         chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
         definition = _define(leaf, chosen)
         field_map = definition.field_map
+        decoder = None if definition.load is not None or kind is ArrayRecordSource else definition.decoder
         source = kind(
             folder,
             info=chosen.info,
+            lazy=getattr(decoder, "lazy_from", None),
             parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
             **chosen.options,
         )

@@ -74,7 +74,8 @@ class AVDecoder:
         """Hold a file; nothing is read.
 
         Args:
-            stream: A seekable binary file. What its `read` raises passes to the caller.
+            stream: A seekable binary file. What its `read` raises passes to the caller. One that has a `prefetch` as
+                `ByteStream` has it is told by it, where the header says so, which bytes clips take.
             suppress_warnings: As in Energon, where frames can be off by some; here there is nothing to warn of.
             max_pixels: Of a frame; all frames of a call may have 16 times as many. None: any number.
             max_part_bytes: Of the audio that a call gives. None: any number.
@@ -315,12 +316,16 @@ class AVDecoder:
     def _video(self, container: Any) -> VideoTrack:
         if not container.streams.video:
             raise DecodingError("the file has no video stream")
-        return VideoTrack(container, container.streams.video[0], self._bounds)
+        track = VideoTrack(container, container.streams.video[0], self._bounds)
+        track.prefetch = getattr(self.stream, "prefetch", None)
+        return track
 
     def _audio(self, container: Any) -> AudioTrack:
         if not container.streams.audio:
             raise DecodingError("the file has no audio stream")
-        return AudioTrack(container, container.streams.audio[0], self._bounds)
+        track = AudioTrack(container, container.streams.audio[0], self._bounds)
+        track.prefetch = getattr(self.stream, "prefetch", None)
+        return track
 
     def __repr__(self) -> str:
         return f"AVDecoder({self.stream!r})"
@@ -345,12 +350,13 @@ class AVWebdatasetDecoder:
         self.av_decode = av_decode
         self._max_pixels, self._max_part_bytes = max_pixels, max_part_bytes
 
-    def read_av_data(self, data: Buffer) -> AVDecoder:
-        """The decoder of a file with these bytes."""
-        return self._decoder(io.BytesIO(data), max_pixels=self._max_pixels, max_part_bytes=self._max_part_bytes)
+    def read_av_data(self, data: Buffer | BinaryIO) -> AVDecoder:
+        """The decoder of a file with these bytes, or of the file."""
+        file = io.BytesIO(data) if isinstance(data, bytes | memoryview) else data
+        return self._decoder(file, max_pixels=self._max_pixels, max_part_bytes=self._max_part_bytes)
 
-    def decode(self, data: Buffer) -> Any:
-        """What `av_decode` makes of the file with these bytes: an `AVDecoder`, `AVData`, or a PyAV container.
+    def decode(self, data: Buffer | BinaryIO) -> Any:
+        """What `av_decode` makes of a file, given or by its bytes: an `AVDecoder`, `AVData`, or a PyAV container.
 
         Raises:
             DecodingError: The file does not decode, where it is decoded at once.

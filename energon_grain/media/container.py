@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,6 +23,8 @@ from typing import Any, BinaryIO
 
 from energon_grain.errors import DecodingError, EnergonGrainError
 from energon_grain.extras import needed_for
+from energon_grain.media.keyframes import byte_ranges
+from energon_grain.media.seek_index import MP4_OPTIONS
 from energon_grain.transforms.image import MAX_PIXELS, PASSES
 
 MAX_PART_BYTES = 1 << 31
@@ -55,6 +57,9 @@ class Bounds:
     """Of a frame. All frames of one request may have 16 times as many together."""
     max_part_bytes: int | None = MAX_PART_BYTES
     """Of the decoded audio of one request."""
+
+
+Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
 def open_container(file: Any, bounds: Bounds) -> Any:
     """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
     av = require_av()
-    options = {"format_whitelist": FORMATS}
+    options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
     if bounds.max_pixels is not None:
         options["max_pixels"] = str(bounds.max_pixels)
     container = av.open(file, "r", options=options, metadata_errors="replace")
@@ -112,12 +117,13 @@ class _Source:
     it believes, and allocates 24 bytes for each sample announced, up to 2 GiB for a file of some hundred bytes.
     """
 
-    __slots__ = ("_size", "_stream", "_tail", "failure")
+    __slots__ = ("_size", "_stream", "_tail", "failure", "inserted")
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._size = stream.seek(0, io.SEEK_END)
         self._tail = b""
+        self.inserted = getattr(stream, "inserted", (0, b""))
         self.failure: BaseException | None = None
         stream.seek(0)
 
@@ -160,6 +166,9 @@ class _Source:
 class Track:
     """One stream of a container, the others left unread: its packets, its ticks, and what its header says."""
 
+    prefetch: Prefetch | None = None
+    """Reads bytes of the file together that will be asked for."""
+
     def __init__(self, container: Any, stream: Any) -> None:
         self.container = container
         self.stream = stream
@@ -181,6 +190,11 @@ class Track:
         self._read = 0
         self.first: int = stream.start_time or 0
         """When it begins, in ticks."""
+
+    def announce(self, clips: Sequence[tuple[float, float]]) -> None:
+        """Let the file be read ahead where clips from one time of decoding to another lie, in ticks, if it can be."""
+        if self.prefetch is not None and self.stated_count() is not None:
+            self.prefetch(byte_ranges(self.index, clips))
 
     def jump(self, time: int, *, backward: bool = True) -> None:
         """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.

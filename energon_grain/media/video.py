@@ -111,11 +111,18 @@ class VideoTrack(Track):
         """Times in the index, of the frames that are shown, in the order of decoding."""
         return [entry.timestamp for entry in self.index if not entry.is_discard]
 
+    def _time_of_number(self, number: float) -> float:
+        """When a frame of a number is decoded, in ticks, or a little later."""
+        return self._order[int(min(max(number, 0), len(self._order) - 1))]
+
     def _gather(
         self, ranges: Sequence[tuple[float, float]], by_number: bool, size: tuple[int, int] | None
     ) -> list[Clip | None]:
         """Clips of ranges in frame numbers or in ticks."""
         slack = 0.0 if by_number else self._slack
+        if self.prefetch is not None and self.numbered:
+            times_of = self._time_of_number
+            self.announce([(times_of(first), times_of(last)) for first, last in ranges] if by_number else ranges)
         frames: list[list[Frames]] = [[] for _ in ranges]
         times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
         waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
@@ -162,13 +169,13 @@ class VideoTrack(Track):
             return None
         here = self._now.start if self._now else self._lowest
         target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
-        entry = self.index.search_timestamp(target)
-        if entry >= 0 and (time := self.index[entry].timestamp) > here:
-            return time, True
-        # Of some containers, the index has the keyframes that were met, and no others.
-        known = self.numbered or (len(self.index) and self.index[-1].timestamp > here)
+        if self.numbered or (len(self.index) and self.index[-1].timestamp >= target):
+            entry = self.index.search_timestamp(target)
+            time = self.index[entry].timestamp if entry >= 0 else here
+            return (time, True) if time > here else None
+        # Of some containers, the index has the keyframes that were met, and no others; of an mp4, the fragments.
         far_s = _FAR_S if self._sought or not len(self.index) else _NEAR_S
-        return None if known or place - here < far_s / self.tick else (target, False)
+        return None if place - here < far_s / self.tick else (target, False)
 
     def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
         """Let the next frame be one that is shown at a place or before, and decodes."""

@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from energon_grain.prepare.executors import RayExecutor
     from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
     from energon_grain.prepare.scan import PrepareProgress
+    from energon_grain.prepare.video_index import index_videos
 
-__all__ = ["PrepareProgress", "PrepareReport", "RayExecutor", "prepare_dataset"]
+__all__ = ["PrepareProgress", "PrepareReport", "RayExecutor", "index_videos", "prepare_dataset"]
 
 _HOMES = {
     "PrepareProgress": "scan",
     "PrepareReport": "preparation",
     "RayExecutor": "executors",
+    "index_videos": "video_index",
     "prepare_dataset": "preparation",
 }
 

@@ -8,18 +8,22 @@ import posixpath
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, RangeError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, MissingObjectError, RangeError
 from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.addresses import address_of
+from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings, storage_settings
 
 T = TypeVar("T")
@@ -84,6 +88,16 @@ class FileStore(ABC, Generic[T_co]):
             add_source_info(sample, source)
         return value
 
+    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
+        """Read, but for files that are so large that `lazy` wants streams of them, where this store can give these.
+
+        Raises:
+            KeyNotFoundError: The store has nothing under one of the keys.
+            ReadError: Bytes could not be read after retries.
+        """
+        del lazy
+        return [*self.read(keys)]
+
     def stored(self, key: str) -> tuple[Any, SourceInfo]:
         """What lies under a key as it is stored, which `decoded` makes the value of. Raises as `read` does."""
         return self[key]
@@ -109,6 +123,11 @@ def with_sources(
         (value, SourceInfo(dataset_path=location, index=key, shard_name=shard, file_names=(key,)))
         for key, shard, value in zip(keys, shards, values, strict=False)
     ]
+
+
+def _least(key: str, lazy: LazyFrom) -> int | None:
+    """From how many bytes on a file is given as a stream; None: never."""
+    return None if lazy is None else lazy(key.rpartition("/")[2].partition(".")[2])
 
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -162,11 +181,18 @@ class SystemFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for. See `FileStore.read`."""
-        contents = [self._content(self._path(key)) for key in keys]
+        return self.read_or_open(keys, None)
+
+    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
+        """See `FileStore.read_or_open`."""
+        contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 
-    def _content(self, path: str) -> bytes:
+    def _content(self, path: str, lazy_bytes: int | None) -> bytes | ByteStream:
         size = self._files.size(path)
+        if lazy_bytes is not None and size >= lazy_bytes:
+            files = LocalFiles(indexed_by="")
+            return ByteStream(files, path, 0, files.size(path))
         file = np.zeros(1, np.int64)
         return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
 
@@ -256,12 +282,21 @@ class ObjectFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read objects in the order asked for. See `FileStore.read`."""
-        urls = {key: self._url(key) for key in keys}
-        contents = dict(zip(urls, self._client.map(self._content, list(urls.items())), strict=True))
+        return self.read_or_open(keys, None)
+
+    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
+        """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
+        wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
+        contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
         return with_sources(self._base, keys, repeat(self._base), map(contents.__getitem__, keys))
 
-    def _content(self, item: tuple[str, str]) -> bytes:
-        key, url = item
+    def _content(self, item: tuple[str, str, int | None]) -> bytes | ByteStream:
+        key, url, lazy_bytes = item
+        if lazy_bytes is not None:
+            files = RemoteFiles(self._client.settings)
+            with suppress(MissingObjectError):
+                if (size := files.size(url)) >= lazy_bytes:
+                    return ByteStream(files, url, 0, size)
         found = self._client.read(ObjectRange(url))
         if found is None or found.data is None:
             raise KeyNotFoundError(f"{self._base}: there is no object {key!r} in this folder")

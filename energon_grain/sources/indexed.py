@@ -22,12 +22,13 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import FileStore, T_co, with_sources
 from energon_grain.sources.remote_runs import remote_run
-from energon_grain.sources.source import PartFilter, SampleLocation, accepts, in_range
+from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts, in_range
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
 _FAULT_BYTES = 64 << 10
 _ROW_BYTES = 8
+_NEVER = np.iinfo(np.int64).max
 
 
 class IndexPages:
@@ -83,6 +84,7 @@ class SourceOptions(TypedDict, total=False):
 
     shards: Sequence[str] | None
     parts: PartFilter
+    lazy: LazyFrom
     start: int
     stop: int | None
     excluded: Sequence[tuple[str, str]]
@@ -119,6 +121,7 @@ class IndexedSource:
         ranks, self._unmatched = self._ranks(excluded) if excluded else ((), ())
         self._selection = Selection(total=total, start=start, stop=stop, excluded=ranks)
         self._wanted = self._wanted_parts(options.get("parts"))
+        self._lazy_from = self._lazy_parts(options.get("lazy"))
         self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
         if excluded:
             self._pages.release()  # looking up their keys goes all over the index
@@ -176,6 +179,18 @@ class IndexedSource:
         wanted = [accepts(parts, name) for name in self._index.part_names]
         return None if all(wanted) else np.array(wanted)
 
+    def _lazy_parts(self, lazy: LazyFrom) -> Int64Array | None:
+        """(names,) from how many bytes on a part of a name is given as a stream; None: none is."""
+        found = [None if lazy is None else lazy(name) for name in self._index.part_names]
+        return None if found.count(None) == len(found) else np.array([_NEVER if n is None else n for n in found])
+
+    def _is_lazy(self, name: npt.NDArray[np.int32], size: Int64Array) -> npt.NDArray[np.bool_] | None:
+        """(n,) which parts are given as streams, by their names and sizes; None: none is."""
+        if self._lazy_from is None:
+            return None
+        lazy = size >= self._lazy_from[name]
+        return lazy if lazy.any() else None
+
     @property
     def path(self) -> str:
         """The dataset's folder, path or URL."""
@@ -187,6 +202,16 @@ class IndexedSource:
         chosen = self._selection
         served = fold(self._shard.tobytes(), chosen.start, chosen.stop, np.asarray(chosen.excluded).tobytes())
         return f"{self._index.content_id[:16]}-{served:016x}"
+
+    @property
+    def index_id(self) -> str:
+        """Content id of the index, whatever is served of it."""
+        return self._index.content_id
+
+    @property
+    def all_shards(self) -> Sequence[str]:
+        """Names of the dataset's shards, served or not."""
+        return self._index.shards
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -251,13 +276,16 @@ class IndexedSource:
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes that reading each sample takes: its extent in the shard when all parts are read, else theirs."""
         samples, shard = self._resolve(indices)
-        if self._wanted is None:
+        if self._wanted is None and self._lazy_from is None:
             self._index.check(samples)
             row = samples + shard
             taken = self._sample_start[row + 1] - self._sample_start[row]
         else:
             owner, rows = self._part_rows(samples)
             sizes = self._part_size[rows]
+            lazy = self._is_lazy(self._part_name[rows], sizes)
+            if lazy is not None:
+                sizes = np.where(lazy, np.minimum(sizes, CLIP_BYTES), sizes)
             taken = np.bincount(owner, weights=sizes, minlength=len(samples)).astype(np.int64)
         self._touch(samples)
         return taken

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samples.source_info import SourceInfo
+from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import shared_epath
 
 Int64Array = npt.NDArray[np.int64]
@@ -116,8 +117,13 @@ def _info(source: Any, place: SampleLocation) -> SourceInfo:
     )
 
 
-PartValue: TypeAlias = bytes | npt.NDArray[Any]
-"""The bytes of a part, or a row of an array, which needs no decoding."""
+PartValue: TypeAlias = bytes | ByteStream | npt.NDArray[Any]
+"""The bytes of a part, or a stream that reads them when it is asked; or a row of an array, which needs no decoding."""
+
+LazyFrom: TypeAlias = Callable[[str], int | None] | None
+"""Says of a part's name from how many bytes on such parts are not read but given as streams; None: never."""
+CLIP_BYTES = 4 << 20
+"""A stream counts as so many bytes where memory is planned: about what decoding a clip of a video reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +186,10 @@ class RawBatch(Sequence[RawSample]):
             yield self[place]
 
     def nbytes(self) -> int:
-        """Payload bytes of all parts."""
+        """Payload bytes of all parts that were read."""
         values = (value for column in self.columns.values() for value in column if value is not None)
-        return sum(len(value) if isinstance(value, bytes) else value.nbytes for value in values)
+        read = (value for value in values if not isinstance(value, ByteStream))
+        return sum(len(value) if isinstance(value, bytes) else value.nbytes for value in read)
 
     def is_complete(self, part: str) -> bool:
         """Whether every sample has the part."""
@@ -237,7 +244,7 @@ class Source(Protocol):
         ...
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(n,) payload bytes that reading each sample yields, known without reading it."""
+        """(n,) payload bytes that reading each sample yields, known without reading it. See `CLIP_BYTES`."""
         ...
 
     def locate(self, index: int) -> SampleLocation:

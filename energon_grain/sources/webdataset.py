@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias, Unpack
@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
+from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.formats.tar.index import check_shards
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
-from energon_grain.sources.source import RawBatch, in_range
+from energon_grain.sources.source import LazyFrom, RawBatch, in_range
+from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import Spans, coalesce
 
@@ -34,6 +36,7 @@ class WebDatasetSource(IndexedSource):
         path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
         shards: Names of the shards to serve, in order; default: all of them, in the order of `.info.json`.
         parts: Which parts to read: names, or a predicate on the name; default: all.
+        lazy: Which of these to give as a `ByteStream` and not to read; see `LazyFrom`.
         start: First sample to serve, counted over `shards` before `excluded` are taken out.
         stop: One past the last sample, counted likewise; default: the end.
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
@@ -67,7 +70,10 @@ class WebDatasetSource(IndexedSource):
         samples, shard = self._resolve(indices)
         self._check_shards(shard)
         owner, rows = self._part_rows(samples)
-        _, start, size = self._described(rows)
+        name, start, size = self._described(rows)
+        lazy = self._is_lazy(name, size)
+        if lazy is not None:
+            owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
@@ -81,7 +87,7 @@ class WebDatasetSource(IndexedSource):
         samples, shard = self._resolve(indices)
         owner, rows = self._part_rows(samples)
         name, offset, size = self._described(rows)
-        values = self._payloads(shard, shard[owner], offset, size)
+        values = self._values(shard, shard[owner], offset, size, self._is_lazy(name, size))
         names = self._index.shards
         batch = RawBatch(
             indices=indices,
@@ -91,6 +97,40 @@ class WebDatasetSource(IndexedSource):
         )
         self._touch(samples)
         return batch
+
+    def _values(
+        self,
+        shards: Int64Array,
+        file: Int64Array,
+        offset: Int64Array,
+        size: Int64Array,
+        lazy: npt.NDArray[np.bool_] | None,
+    ) -> list[bytes | ByteStream | None]:
+        """Parts, once all `shards` are checked: the bytes, or a stream of those that are `lazy`."""
+        if lazy is None:
+            return [*self._payloads(shards, file, offset, size)]
+        now = ~lazy
+        read = self._payloads(shards, file[now], offset[now], size[now])
+        return merged(lazy, read, self._streams(file[lazy], offset[lazy], size[lazy]))
+
+    def _streams(self, file: Int64Array, offset: Int64Array, size: Int64Array) -> list[ByteStream]:
+        """Streams of bytes [offset[i], offset[i] + size[i]) of shard file[i], which must have been checked."""
+        return list(map(self.stream, file.tolist(), offset.tolist(), size.tolist()))
+
+    def stream(self, shard: int, offset: int, size: int) -> ByteStream:
+        """A part of the shard of this number, with the index that it lacks, if one was made; see `index_videos`.
+
+        Raises:
+            ReadError: The shard cannot be read.
+            IndexFileError: What was made is damaged.
+        """
+        table = self._seek_table
+        inserted = (0, b"") if table is None else table.find(shard, offset, size)
+        return ByteStream(self._store, self._paths[shard], offset, size, inserted=inserted)
+
+    @cached_property
+    def _seek_table(self) -> SeekTable | None:
+        return open_seek_table(self._folder.local, self._index.content_id)
 
     def _payloads(
         self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array
@@ -147,10 +187,18 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
+        return self.read_or_open(keys, None)
+
+    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
+        """See `FileStore.read_or_open`."""
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
-        _, offset, size = self._source._described(rows)
-        data = self._source._payloads(shard, shard, offset, size)
+        name, offset, size = self._source._described(rows)
+        opened = None
+        if lazy is not None:
+            least = [lazy(self._index.part_names[number]) for number in name.tolist()]
+            opened = np.array([at is not None and long >= at for at, long in zip(least, size.tolist(), strict=True)])
+        data = self._source._values(shard, shard, offset, size, opened)
         self._source._touch(samples)
         return self._with_sources(keys, samples, data)
 
@@ -233,10 +281,13 @@ class WebDatasetGroup:
         self._check(runs, shard, file)
         first = self._sources[0]
         gap, solo = first.coalescing
-        spans = coalesce(file[owner], offset, size, merge_gap_bytes=gap, solo_bytes=solo)
-        columns = _columns(
-            first._index.part_names, order[owner], name, spans.cut(self._bytes(runs, spans), size), len(order)
-        )
+        lazy = first._is_lazy(name, size)
+        now = slice(None) if lazy is None else ~lazy
+        spans = coalesce(file[owner[now]], offset[now], size[now], merge_gap_bytes=gap, solo_bytes=solo)
+        values = spans.cut(self._bytes(runs, spans), size[now])
+        if lazy is not None:
+            values = merged(lazy, values, self._streams(which[owner], shard[owner], offset, size, lazy))
+        columns = _columns(first._index.part_names, order[owner], name, values, len(order))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         places: list[int] = back.tolist()
@@ -295,6 +346,22 @@ class WebDatasetGroup:
         side_by_side(check, new, self._sources[0].remote_files)
         self._checked[file] = True
 
+    def _streams(
+        self,
+        which: npt.NDArray[np.integer[Any]],
+        shard: Int64Array,
+        offset: Int64Array,
+        size: Int64Array,
+        lazy: npt.NDArray[np.bool_],
+    ) -> list[ByteStream]:
+        """Streams of those parts that are `lazy`: of which source and shard each is."""
+        places = np.flatnonzero(lazy)[:, None]
+        return [
+            stream
+            for number, place in zip(which[lazy].tolist(), places, strict=True)
+            for stream in self._sources[number]._streams(shard[place], offset[place], size[place])
+        ]
+
     def _bytes(self, runs: list[_Run], spans: Spans) -> list[bytes]:
         """What lies in spans, in their order, which is that of the sources."""
         numbers = [number for number, _, _ in runs]
@@ -312,17 +379,25 @@ class WebDatasetGroup:
 
 def read_alike(source: WebDatasetSource) -> Hashable:
     """Equal for sources that a `WebDatasetGroup` may have together."""
-    wanted = None if source._wanted is None else source._wanted.tobytes()
-    return source._index.part_names, wanted, source._folder.is_remote, source.coalescing
+    parts = [None if each is None else each.tobytes() for each in (source._wanted, source._lazy_from)]
+    return source._index.part_names, *parts, source._folder.is_remote, source.coalescing
+
+
+def merged(
+    lazy: npt.NDArray[np.bool_], read: Iterable[bytes | None], streams: Iterable[ByteStream]
+) -> list[bytes | ByteStream | None]:
+    """Streams where `lazy` is true, what was read elsewhere, each in its order."""
+    of = iter(read), iter(streams)
+    return [next(of[is_lazy]) for is_lazy in lazy.tolist()]
 
 
 def _columns(
     names: Sequence[str],
     owner: Int64Array,
     name: npt.NDArray[np.int32],
-    values: list[bytes | None],
+    values: Sequence[bytes | ByteStream | None],
     count: int,
-) -> dict[str, list[bytes | None]]:
+) -> Mapping[str, Sequence[bytes | ByteStream | None]]:
     """One list a part name. Where a sample has a part twice, the later one counts.
 
     Args:
@@ -340,7 +415,7 @@ def _columns(
             first: list[int] = name[:width].tolist()
             return {names[number]: values[place::width] for place, number in enumerate(first)}
     numbers: list[int] = name.tolist()
-    columns: dict[str, list[bytes | None]] = {}
+    columns: dict[str, list[bytes | ByteStream | None]] = {}
     for number, sample, value in zip(numbers, owner.tolist(), values, strict=True):
         column = columns.get(names[number])
         if column is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,28 @@ class ByteStore(Protocol):
     @property
     def solo_bytes(self) -> int:
         """Ranges of at least this size are read by themselves, so that no byte of theirs is copied twice."""
+        ...
+
+    @property
+    def least_bytes(self) -> int:
+        """As many bytes take about as long to read as one."""
+        ...
+
+    def version(self, path: str) -> Any:
+        """What tells an object that does not change from what may take its place; picklable, never None.
+
+        Raises:
+            ReadError: The object does not exist or cannot be reached.
+        """
+        ...
+
+    def expect(self, path: str, version: Any) -> None:
+        """Read an object in this version alone, which another process learnt.
+
+        Raises:
+            StaleIndexError: It is another one by now.
+            ReadError: It does not exist or cannot be reached.
+        """
         ...
 
     def size(self, path: str) -> int:

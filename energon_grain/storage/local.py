@@ -55,6 +55,11 @@ class _Version:
             raise ReadError(f"cannot look at {path}: {error.strerror}") from error
         self._size, self._written_ns, self._changed_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Size, and time of modification."""
+        return self._size, self._written_ns
+
     def is_in(self, descriptor: int) -> bool:
         """Whether an open file is this one, and nobody has written to it since. Raises ReadError.
 
@@ -153,11 +158,13 @@ class LocalFiles:
         max_open_files: Least recently used files beyond this number are closed. None: beyond a number of all stores of
             this process together, so that it takes no more descriptors for a thousand datasets than for ten.
         indexed_by: The command that indexes these files, which must not change while they are read: a change is a
-            StaleIndexError that names it. None: they may change between reads.
+            StaleIndexError that names it. "": they have no index, and a change is a ReadError. None: they may change
+            between reads.
     """
 
     merge_gap_bytes = 8192
     solo_bytes = 16384
+    least_bytes = 32 << 10
 
     def __init__(self, *, max_open_files: int | None = None, indexed_by: str | None = None) -> None:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
@@ -192,10 +199,25 @@ class LocalFiles:
     def _look_at(self, path: str, file: OpenFile) -> None:
         """Compare an open file that must not change with what it was when it was first opened."""
         if file.version is not None and not file.version.is_in(file.descriptor):
-            raise StaleIndexError(
-                f"{path}: was changed while it was read, so that its index does not fit it any more; begin anew after "
-                f"`{self._indexed_by}`, and let nothing write to a dataset that is being read"
-            )
+            raise self._changed(path)
+
+    def _changed(self, path: str) -> ReadError | StaleIndexError:
+        if not self._indexed_by:
+            return ReadError(f"{path}: was changed while it was read; let nothing write to files that are being read")
+        return StaleIndexError(
+            f"{path}: was changed while it was read, so that its index does not fit it any more; begin anew after "
+            f"`{self._indexed_by}`, and let nothing write to a dataset that is being read"
+        )
+
+    def version(self, path: str) -> tuple[int, int]:
+        """Size and time of modification of a file, when this first opened it. See `ByteStore`."""
+        self._file(path)
+        return self._versions[path].key
+
+    def expect(self, path: str, version: tuple[int, int]) -> None:
+        """See `ByteStore`."""
+        if self.version(path) != version:
+            raise self._changed(path)
 
     def size(self, path: str) -> int:
         """Size of a file in bytes. Raises ReadError when it cannot be opened."""

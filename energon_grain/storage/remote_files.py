@@ -57,6 +57,7 @@ class RemoteFiles:
 
     merge_gap_bytes = 8192
     solo_bytes = 16384
+    least_bytes = BLOCK_BYTES
 
     def __init__(self, settings: StorageSettings) -> None:
         self.settings = settings
@@ -72,6 +73,17 @@ class RemoteFiles:
     def size(self, path: str) -> int:
         """Size of an object in bytes. Raises ReadError when there is none or it cannot be reached."""
         return self.versions.of(path).size_bytes
+
+    def version(self, path: str) -> tuple[int, bytes]:
+        """Size and generation of an object. See `ByteStore`."""
+        version = self.versions.of(path)
+        return version.size_bytes, version.generation
+
+    def expect(self, path: str, version: tuple[int, bytes]) -> None:
+        """See `ByteStore`: nothing is asked of the store."""
+        known = self.versions.known(path)
+        if known is None or (known.size_bytes, known.generation) != version:
+            self.versions.expect(path, *version)
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
         """The bytes of each object from `starts[i]` to its end: one request each, side by side. See `ByteStore`."""

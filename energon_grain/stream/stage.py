@@ -27,6 +27,7 @@ from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
+from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
@@ -228,6 +229,7 @@ class ArrayColumn:
 
 _Value = TypeVar("_Value")
 _OURS = f"{__name__.partition('.')[0]}."
+_ENCODED = frozenset({bytes, ByteStream})
 _own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
@@ -294,14 +296,14 @@ class LeafLoader:
             decode = None if decoder is None else decoder.decoder_for(part)
             types = set(map(type, column))
             values = columns[part] = list(column)
-            if decoder is None or decode is None or bytes not in types:
+            if decoder is None or decode is None or types.isdisjoint(_ENCODED):
                 continue
             with while_wanted(values):
                 with suppress(Exception):
                     if types == {bytes}:
                         columns[part] = decoder.decode_column(part, cast("list[bytes]", values), groups)
                     else:
-                        columns[part] = [decode(data) if type(data) is bytes else data for data in values]
+                        columns[part] = [decode(data) if type(data) in _ENCODED else data for data in values]
                     continue
                 columns[part] = self._decoded_one_by_one(flow, part, decode, values)
         if flow.dropped:
@@ -314,7 +316,7 @@ class LeafLoader:
         values: list[Any] = []
         for place, data in enumerate(column):
             try:
-                values.append(decode(data) if type(data) is bytes else data)
+                values.append(decode(data) if type(data) in _ENCODED else data)
             except Exception as error:
                 values.append(None)
                 if place not in flow.dropped:

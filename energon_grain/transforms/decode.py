@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
+from energon_grain.errors import ConfigError, DecodingError, IndexFileError, ReadError, UntrustedCodeError
 from energon_grain.extras import needed_for
 from energon_grain.media.av_decoder import AV_EXTENSIONS, AVDecode, AVWebdatasetDecoder
 from energon_grain.media.container import MAX_PART_BYTES, require_av
@@ -45,6 +45,8 @@ _logger = logging.getLogger("energon_grain")
 Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
 PICKLE_ENVIRONMENT = "ENERGON_GRAIN_ALLOW_PICKLE"
+LAZY_BYTES = 4 << 20
+"""So many bytes of a bucket take about twice as long as the first one."""
 
 TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
@@ -305,6 +307,7 @@ class SampleDecoder:
         allow_pickle: bool | None = None,
         max_part_bytes: int | None = MAX_PART_BYTES,
         max_pixels: int | None = MAX_PIXELS,
+        lazy_bytes: int | None = LAZY_BYTES,
     ) -> None:
         """Set what parts decode to.
 
@@ -332,6 +335,9 @@ class SampleDecoder:
 
                 A part that announces more does not decode, before anything is allocated; the error policy decides
                 about its sample, as about any that is broken.
+            lazy_bytes: From how many bytes on a video or audio file in a tar is not read with its sample: the
+                `AVDecoder` or PyAV container reads what frames take when it is asked for them. 4 MiB by default; None:
+                all are read with their samples, which is best for those that are decoded whole and lie in a bucket.
 
         Raises:
             ConfigError: A value is not among those listed, a bound is below 1, or an option needs a package that is not
@@ -342,6 +348,7 @@ class SampleDecoder:
         _check_choice("av_decode", av_decode, get_args(AVDecode))
         _check_bound("max_part_bytes", max_part_bytes)
         _check_bound("max_pixels", max_pixels)
+        _check_bound("lazy_bytes", lazy_bytes)
         self._config: dict[str, Any] = {
             "image_decode": image_decode,
             "image_size": image_size if image_size is None else _checked_size(image_size),
@@ -352,6 +359,7 @@ class SampleDecoder:
             "allow_pickle": os.environ.get(PICKLE_ENVIRONMENT) == "1" if allow_pickle is None else allow_pickle,
             "max_part_bytes": max_part_bytes,
             "max_pixels": max_pixels,
+            "lazy_bytes": lazy_bytes,
         }
         self._codecs: dict[str, Codec | None] = {}
         mode = IMAGE_MODES[image_decode]
@@ -374,6 +382,15 @@ class SampleDecoder:
         except KeyError:
             codec = self._codecs[part] = self._resolve(part)
             return codec
+
+    def lazy_from(self, part: str) -> int | None:
+        """From how many bytes on `decoder_for(part)` takes a seekable binary file as well as bytes; None: it does not.
+
+        A decoder with a `decoder_for` of its own gets bytes, unless it has a `lazy_from` of its own too.
+        """
+        by_name = part.rpartition(".")[2].lower() in AV_EXTENSIONS and not self._config["guess_content"]
+        ours = type(self).decoder_for is SampleDecoder.decoder_for
+        return self._config["lazy_bytes"] if by_name and ours and self._config["av_decode"] != "torch" else None
 
     def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
         """Decode the same part of many samples: what `decoder_for(part)` gives for each, at a lower price.
@@ -545,12 +562,12 @@ def _hint_at_layout() -> None:
 
 
 def _guarded(part: str, decode: Codec) -> Codec:
-    """`decode`, with its errors as `DecodingError` naming the part; want of memory is no error of the data."""
+    """`decode`, with its errors as `DecodingError` naming the part, but those that are not of the data."""
 
     def guarded(data: Buffer) -> Any:
         try:
             return decode(data)
-        except (MemoryError, ImportError, DecodingError):
+        except (MemoryError, ImportError, DecodingError, ReadError, IndexFileError):
             raise
         except Exception as error:
             raise DecodingError(f"part {part!r}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,244 @@
+"""Clips of two seconds out of videos of ten minutes: what is read for them, and how long that takes.
+
+    python -m benchmarks.clips                    # all files, on disk and in a bucket
+    python -m benchmarks.clips mp4 mkv --clips 3
+    python -m benchmarks.clips --indexed          # after `index_videos`
+
+One video of 1080p with sound (H.264, groups of 250 pictures, 3 Mbit/s; AAC) in every container, each a sample of its
+own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies between them, and
+the header: everything in front of the first group and the index, where that stands behind. In the bucket, a real S3
+server on loopback, every answer takes 20 ms, and nothing is kept from one clip to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import av
+import numpy as np
+
+from benchmarks.object_store import BUCKET, bucket_of, server_here
+from benchmarks.page_cache import warm
+from energon_grain import AVDecoder, SampleDecoder, WebdatasetFileStore
+from energon_grain.datasets.aux_stores import DecodeFileStore
+from energon_grain.formats.seek_table import SEEK_TABLE
+from energon_grain.prepare import index_videos, prepare_dataset
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.settings import StorageSettings, use_storage
+from energon_grain.testing import write_tars
+
+SECONDS, CLIP_S = 600, 2.0
+_FPS, _GROUP, _PIECE_FRAMES, _RATE = 30, 250, 1000, 48_000
+_LATENCY_S = 0.02
+
+CONTAINERS: dict[str, tuple[str, dict[str, str]]] = {
+    "mp4": ("mp4", {"movflags": "faststart"}),
+    "mp4-index-at-end": ("mp4", {}),
+    "mkv": ("matroska", {}),
+    "mp4-fragments-sidx": ("mp4", {"movflags": "frag_keyframe+empty_moov+default_base_moof+global_sidx"}),
+    "mp4-fragments-mfra": ("mp4", {"movflags": "frag_keyframe+empty_moov+default_base_moof"}),
+    "mp4-fragments": ("mp4", {"movflags": "frag_keyframe+empty_moov+default_base_moof+skip_trailer"}),
+    "mkv-live": ("matroska", {"live": "1"}),
+}
+"""libav's format and options by the names of samples."""
+NAMES = {key: f"{key}.{key[:3]}" for key in CONTAINERS}
+
+
+def encode(path: Path) -> None:
+    """A piece of the video, with sound."""
+    noise = np.random.default_rng(0).integers(0, 60, (1080 * 2, 1920 * 2, 1), np.uint8)
+    with av.open(path, "w") as out:
+        video = out.add_stream("libx264", rate=_FPS, options={"preset": "ultrafast", "tune": "zerolatency"})
+        video.width, video.height, video.pix_fmt = 1920, 1080, "yuv420p"
+        video.codec_context.gop_size, video.bit_rate = _GROUP, 3_000_000
+        sound = out.add_stream("aac", rate=_RATE, layout="mono")
+        for number in range(_PIECE_FRAMES):
+            x, y = 3 * number % 1920, 2 * number % 1080
+            picture = np.repeat(noise[y : y + 1080, x : x + 1920], 3, axis=2)
+            picture[100:300, 100:400] = number * 7 % 256
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, _FPS)
+            out.mux(video.encode(frame))
+            wave = np.sin(np.arange(_RATE // _FPS) * 0.05)[None].astype(np.float32)
+            tone = av.AudioFrame.from_ndarray(wave, "fltp", "mono")
+            tone.sample_rate, tone.pts = _RATE, number * (_RATE // _FPS)
+            out.mux(sound.encode(tone))
+        out.mux(video.encode())
+        out.mux(sound.encode())
+
+
+def remux(piece: Path, container: str, path: Path) -> None:
+    """The piece again and again, in another container."""
+    kind, options = CONTAINERS[container]
+    with av.open(path, "w", format=kind, options=options) as out:
+        with av.open(piece) as source:
+            made = {each.index: out.add_stream_from_template(each) for each in source.streams}
+        last = dict.fromkeys(made, -(1 << 62))
+        for turn in range(SECONDS * _FPS // _PIECE_FRAMES):
+            with av.open(piece) as source:
+                for packet in source.demux():
+                    if packet.dts is None:
+                        continue
+                    shift = round(Fraction(turn * _PIECE_FRAMES, _FPS) / packet.time_base)
+                    packet.pts, packet.dts = (packet.pts or 0) + shift, packet.dts + shift
+                    if packet.dts <= last[packet.stream.index]:
+                        continue  # of the sound, where a piece meets the next one
+                    last[packet.stream.index] = packet.dts
+                    packet.stream = made[packet.stream.index]
+                    out.mux(packet)
+
+
+def made_dataset(cache: Path) -> Path:
+    """The tar, made once."""
+    root = cache / "clips"
+    if not (root / ".nv-meta").exists():
+        with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            piece = Path(temporary) / "piece.mp4"
+            encode(piece)
+            samples = []
+            for name in CONTAINERS:
+                remux(piece, name, file := Path(temporary) / name)
+                samples.append({"__key__": name, name[:3]: file.read_bytes()})
+                file.unlink()
+            write_tars(root, samples)
+        prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0)
+    return root
+
+
+def decode_clip(file: BinaryIO, start_s: float) -> int:
+    """Decode the frames of a clip; how many there are."""
+    (clip,), _ = AVDecoder(file).get_video_clips([(start_s, start_s + CLIP_S)], video_out_frame_size=(456, 256))
+    return len(clip)
+
+
+def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
+    """Bytes of the header, and of the groups of pictures that a clip touches."""
+    with av.open(io.BytesIO(data), "r") as container:
+        video: Any = container.streams.video[0]
+        keys = [
+            (float(packet.pts * video.time_base), packet.pos)
+            for packet in container.demux(video)
+            if packet.is_keyframe and packet.pos is not None and packet.pts is not None
+        ]
+    first = max(place for at, place in keys if at <= start_s)
+    after = [place for at, place in keys if at >= start_s + CLIP_S]
+    header = keys[0][1]
+    tail = data.rfind(b"moov"), data.rfind(bytes.fromhex("1C53BB6B")), data.rfind(b"mfra")
+    header += max((len(data) - at for at in tail if at > keys[-1][1]), default=0)
+    return header, (min(after) if after else len(data)) - first
+
+
+@contextmanager
+def fresh(root: str) -> Generator[DecodeFileStore]:
+    """The data set, opened anew; of one in a bucket nothing is in the cache."""
+    with ExitStack() as stack:
+        if "://" in root:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            use_storage(StorageSettings(cache_dir=folder))
+        store = WebdatasetFileStore(root)
+        _ = store.read_or_open([next(iter(NAMES.values()))], lambda part: 1)  # looks at the shard
+        yield DecodeFileStore(store, decoder=SampleDecoder())
+        store.close()
+
+
+def measure(root: str, keys: list[str], starts: dict[str, list[float]], needed: dict[tuple[str, float], Any]) -> None:
+    """Print a line for each file."""
+    remote = "://" in root
+    print(f"{'in a bucket' if remote else 'on disk':<20} needed   read  ratio  reads    clip  of whole file")
+    for key in keys:
+        name = NAMES[key]
+        rows: list[tuple[float, ...]] = []
+        for start_s in starts[key]:
+            clip = partial(decode_clip, start_s=start_s)
+            with fresh(root) as videos, counting(remote) as sizes:
+                frames = clip(videos.get(name).stream)
+            if abs(frames - (whole := int(CLIP_S * _FPS))) > 1:
+                raise RuntimeError(f"{name}: {frames} frames instead of {whole}")
+            with fresh(root) as videos:
+                clip_s = seconds(lambda videos=videos, name=name, clip=clip: clip(videos.get(name).stream))
+            with fresh(root) as videos:
+                whole_s = seconds(lambda files=videos.inner, name=name, clip=clip: clip(io.BytesIO(files.get(name))))
+            rows.append((sum(needed[key, start_s]), sum(sizes), len(sizes), clip_s, whole_s))
+        need, read, count, clip_s, whole_s = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(
+            f"{key:<20} {need / 1e6:5.2f}M {read / 1e6:5.2f}M {read / need:6.2f} {count:6.0f} {clip_s:6.3f}s "
+            f"{whole_s:6.3f}s {whole_s / clip_s:4.1f}x",
+            flush=True,
+        )
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def counting(remote: bool) -> Generator[list[int]]:
+    """Sizes of the reads inside the block, complete at its end."""
+    sizes: list[int] = []
+    if remote:
+        server = server_here()
+        server.reset()
+        server.delay(_LATENCY_S)
+        yield sizes
+        sizes += [request.sent_bytes for request in server.requests(".tar")]
+        return
+    read = LocalFiles.read_spans
+
+    def noting(store: LocalFiles, paths: Any, file: Any, start: Any, stop: Any) -> list[bytes]:
+        sizes.extend((stop - start).tolist())
+        return read(store, paths, file, start, stop)
+
+    LocalFiles.read_spans = noting  # type: ignore[method-assign]
+    try:
+        yield sizes
+    finally:
+        LocalFiles.read_spans = read  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("containers", nargs="*", default=[*CONTAINERS])
+    parser.add_argument("--clips", type=int, default=5)
+    parser.add_argument("--only", choices=["disk", "bucket"])
+    parser.add_argument("--indexed", action="store_true", help="make the indices that videos lack beforehand")
+    repository = Path(__file__).resolve().parent.parent
+    parser.add_argument(
+        "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
+    )
+    given = parser.parse_args()
+    given.cache.mkdir(parents=True, exist_ok=True)
+    root = made_dataset(given.cache)
+    warm(root)
+    chance = random.Random(0)
+    starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(given.clips)] for key in given.containers}
+    store = WebdatasetFileStore(root)
+    needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in given.containers for at in starts[key]}
+    if given.indexed:
+        print(f"{index_videos(root)} videos lack an index, which is made beforehand")
+    else:
+        (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
+    if given.only != "bucket":
+        measure(str(root), given.containers, starts, needed)
+    if given.only != "disk":
+        with bucket_of(root):
+            measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

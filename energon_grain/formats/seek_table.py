@@ -1,0 +1,126 @@
+"""`.nv-meta/seek_table.bin`: the indices of videos that have none of their own, those of a dataset in one file.
+
+    8 bytes    `EGSEEK01`
+    16 bytes   BLAKE2b of what follows, up to the end of the rows
+    32 bytes   content id of the columnar index, in hex: which tars the rows are of
+    8 bytes    n, the number of rows
+    n × 56     rows of seven int64, sorted: number of the shard, offset and size of the part in it; in front of which
+               byte of the part its index belongs; offset of the index in this file, its size, and its sum, BLAKE2b of
+               8 bytes
+    …          the indices, one behind the other
+
+All numbers are little-endian. The file is memory-mapped: opening reads the rows, and an index is read when its video
+is. Without the file, or where it is of other tars, videos are decoded all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import IndexFileError
+from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.storage.atomic import atomic_write
+
+SEEK_TABLE = "seek_table.bin"
+_MAGIC = b"EGSEEK01"
+_HEAD_BYTES = 64
+_ROW = np.dtype("<i8")
+_FIELDS = 7
+_MENDING = "remove it, or write it anew by `energon_grain.prepare.index_videos`"
+_logger = logging.getLogger("energon_grain")
+
+
+class SeekTable:
+    """What videos of a dataset lack, by shard, offset and size. Thread-safe.
+
+    Args:
+        path: The file.
+        rows: (n, 7), sorted.
+        data: All of the file.
+    """
+
+    def __init__(self, path: Path, rows: npt.NDArray[np.int64], data: mmap.mmap) -> None:
+        self._path, self._rows, self._data = path, rows, data
+        self._of = {tuple(place): row for row, place in enumerate(rows[:, :3].tolist())}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, shard: int, offset: int, size: int) -> tuple[int, bytes]:
+        """In front of which byte of a part its index belongs, and the index; (0, b""): it lacks none.
+
+        Raises:
+            IndexFileError: The file is damaged there.
+        """
+        row = self._of.get((shard, offset, size))
+        if row is None:
+            return 0, b""
+        place, start, long, checksum = self._rows[row, 3:].tolist()
+        data = self._data[start : start + long]
+        if len(data) != long or _sum(data) != checksum:
+            raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_MENDING}")
+        return place, data
+
+
+def _sum(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int, int, int, bytes]]) -> None:
+    """Write the table of a dataset, whole or not at all; without videos that lack an index there is no file.
+
+    Args:
+        root: The dataset's folder.
+        content_id: Of its columnar index.
+        found: (number of the shard, offset and size of the part, place of the index in the part, index) of videos.
+    """
+    rows: list[tuple[int, ...]] = []
+    pieces: list[bytes] = []
+    entries = sorted(found)
+    path = root / META_FOLDER / SEEK_TABLE
+    if not entries:
+        path.unlink(missing_ok=True)
+        return
+    at = _HEAD_BYTES + len(entries) * _FIELDS * _ROW.itemsize
+    for shard, offset, size, place, data in entries:
+        rows.append((shard, offset, size, place, at, len(data), _sum(data)))
+        pieces.append(data)
+        at += len(data)
+    table = np.array(rows, _ROW).reshape(-1, _FIELDS).tobytes()
+    described = content_id[:32].encode().ljust(32) + len(rows).to_bytes(8, "little") + table
+    with atomic_write(path) as file:
+        file.write(_MAGIC + hashlib.blake2b(described, digest_size=16).digest() + described)
+        file.writelines(pieces)
+
+
+def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
+    """The table of a dataset; None: there is none, or one of other tars, which is said.
+
+    Raises:
+        IndexFileError: The file is damaged.
+    """
+    path = root / META_FOLDER / SEEK_TABLE
+    try:
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise IndexFileError(f"{path}: cannot be read: {error}; {_MENDING}") from error
+    count = int.from_bytes(data[56:64], "little")
+    stop = _HEAD_BYTES + count * _FIELDS * _ROW.itemsize
+    if data[:8] != _MAGIC or stop > len(data):
+        raise IndexFileError(f"{path}: is no table of indices of videos, or cut off; {_MENDING}")
+    if hashlib.blake2b(data[24:stop], digest_size=16).digest() != data[8:24]:
+        raise IndexFileError(f"{path}: is damaged; {_MENDING}")
+    if data[24:56] != content_id[:32].encode().ljust(32):
+        _logger.warning("%s: is of other tars than those that are there, and not used; %s", path, _MENDING)
+        return None
+    return SeekTable(path, np.frombuffer(data, _ROW, count * _FIELDS, _HEAD_BYTES).reshape(-1, _FIELDS), data)

@@ -1,0 +1,192 @@
+"""A range of a file or object as a seekable binary file: what a video in a tar is to a decoder that reads a clip.
+
+libav asks for 32 KiB at a time. Each of its questions would be a request to a bucket, and what a group of pictures
+takes is one range. So a stream reads ahead, in proportion to what was read in a row, and whoever knows what comes says
+so by `prefetch`. What was read last is kept, since libav reads the beginning of a file twice.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon_grain.storage.byte_store import ByteStore
+
+AHEAD_SHARE = 8
+"""An eighth of what was read in a row is read ahead: what is read in vain is less than that."""
+LONGEST_AHEAD_BYTES = 1 << 20
+PREFETCHED_BYTES = 64 << 20
+"""More than this is not held in memory; the rest is read when it is asked for."""
+_WINDOWS = 4
+
+
+class ByteStream(io.RawIOBase):
+    """Bytes [start, start + size) of what a store has under a path, as a seekable binary file.
+
+    Nothing is read before it is asked for. Every read is of the same version of the file: of that which a dataset's
+    index describes, in copies in other processes too. As any file it is for one thread at a time. Picklable, by its
+    place, at a few hundred bytes.
+
+    Args:
+        store: Reads the file.
+        path: Its name there.
+        start: First byte.
+        size: How many.
+        version: Of the file, as the store tells it; None: as it is now.
+        inserted: What the stream has beside: in front of which byte, and what.
+
+    Raises:
+        ReadError: There is no such file, or it cannot be reached.
+
+    Attributes:
+        path: As given.
+        start: As given.
+        size: Bytes of the stream.
+        inserted: As given.
+    """
+
+    def __init__(
+        self,
+        store: ByteStore,
+        path: str,
+        start: int,
+        size: int,
+        version: Any = None,
+        *,
+        inserted: tuple[int, bytes] = (0, b""),
+    ) -> None:
+        super().__init__()
+        self.path, self.start, self.size = path, start, size + len(inserted[1])
+        self._store = store
+        self._version = store.version(path) if version is None else version
+        self.inserted = inserted
+        self._place = 0
+        self._next = -1  # where the last read of the store ended
+        self._run = 0  # bytes read in a row
+        self._windows: list[tuple[int, bytes]] = []  # read on demand, the one that was used last first
+        self._prefetched: list[tuple[int, bytes]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        size = self.size - len(self.inserted[1])
+        again = partial(ByteStream, inserted=self.inserted)
+        return again, (self._store, self.path, self.start, size, self._version), {"_place": self._place}
+
+    def __repr__(self) -> str:
+        return f"ByteStream({self.path!r} @ {self.start}, {self.size} bytes)"
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place, which may lie behind the end, as in any file. Reads nothing."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"{self!r}: cannot seek to byte {base + offset}")
+        self._place = base + offset
+        return self._place
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read `size` bytes, less only at the end; None or -1: all that is left.
+
+        Raises:
+            ReadError: They could not be read after retries.
+            StaleIndexError: The file was changed since it was first read from, or indexed.
+        """
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        left = max(self.size - self._place, 0)
+        count = left if size is None or size < 0 else min(size, left)
+        pieces: list[bytes] = []
+        while count > 0:
+            piece = self._held(count) or self._fetch(count)
+            pieces.append(piece)
+            self._place += len(piece)
+            count -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a buffer as many bytes as it has. Raises as `read`."""
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        """All that is left. Raises as `read`."""
+        return self.read()
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Read ranges that will be asked for, together: from an object store in few requests, side by side.
+
+        They are held until the next call, 64 MiB of them at most.
+
+        Args:
+            ranges: (first byte, one past the last) of each, in this stream.
+
+        Raises:
+            ReadError: They could not be read after retries.
+            StaleIndexError: The file was changed.
+        """
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted((max(begin, 0), min(end, self.size)) for begin, end in ranges):
+            if merged and begin - merged[-1][1] <= self._store.least_bytes:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            elif begin < end:
+                merged.append((begin, end))
+        place, data = self.inserted
+        pieces = [(begin, min(end, place)) for begin, end in merged]
+        pieces += [(max(begin, place + len(data)), end) for begin, end in merged]
+        left = PREFETCHED_BYTES
+        wanted: list[tuple[int, int]] = []
+        for begin, end in sorted(pieces):
+            if begin < end and left:
+                wanted.append((begin, min(end, begin + left)))
+                left -= wanted[-1][1] - begin
+        self._prefetched = []  # before others are read
+        self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
+
+    def _held(self, count: int) -> bytes:
+        """Bytes from here on that are in memory, at most `count`; b"": this place is not."""
+        at = self._place
+        for start, data in (self.inserted, *self._prefetched):
+            if start <= at < start + len(data):
+                return data[at - start : at - start + count]
+        for place, (start, data) in enumerate(self._windows):
+            if start <= at < start + len(data):
+                if place:
+                    self._windows.insert(0, self._windows.pop(place))
+                return data[at - start : at - start + count]
+        return b""
+
+    def _fetch(self, count: int) -> bytes:
+        """Read `count` bytes from here on, and what is likely to be asked for next."""
+        self._run = self._run if self._place == self._next else 0
+        ahead = min(max(self._run // AHEAD_SHARE, self._store.least_bytes), LONGEST_AHEAD_BYTES)
+        stop = min(self._place + max(count, ahead), self.size)
+        stop = min([stop, *(start for start, _ in (self.inserted, *self._prefetched) if start > self._place)])
+        (data,) = self._read([(self._place, stop)])
+        self._run += len(data)
+        self._next = stop
+        if len(data) <= LONGEST_AHEAD_BYTES:
+            self._windows = [(self._place, data), *self._windows[: _WINDOWS - 1]]
+        return data[:count]
+
+    def _read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        self._store.expect(self.path, self._version)
+        place, data = self.inserted
+        found = np.array(ranges, np.int64).reshape(-1, 2)
+        start, stop = (found - np.where(found[:, :1] < place, 0, len(data)) + self.start).T
+        return self._store.read_spans([self.path], np.zeros(len(ranges), np.int64), start, stop)
