@@ -98,6 +98,7 @@ from .errors import (
     UntrustedCodeError as UntrustedCodeError,
     WorkerError as WorkerError,
 )
+from .gallery.preview import Preview as Preview, preview as preview
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
