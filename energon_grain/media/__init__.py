@@ -1,0 +1,1 @@
+"""Video and audio: decoding them by the clip, and what is known of a medium without decoding it."""
