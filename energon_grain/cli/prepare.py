@@ -164,7 +164,8 @@ def prepare(
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
-    from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset
+    from energon_grain.prepare.placing import open_to_prepare
+    from energon_grain.prepare.preparation import prepare_dataset
 
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
