@@ -10,7 +10,7 @@ from energon_grain.cli.bench import bench
 from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
-from energon_grain.cli.prepare import prepare
+from energon_grain.cli.prepare import prepare, prepare_media
 from energon_grain.cli.terminal import Answer, answering
 from energon_grain.cli.which import which
 
@@ -36,7 +36,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, panel in {prepare: _MAKE, convert: _MAKE, info: _LOOK, lint: _LOOK, which: _LOOK, bench: _LOOK}.items():
+for command, panel in {
+    prepare: _MAKE,
+    prepare_media: _MAKE,
+    convert: _MAKE,
+    info: _LOOK,
+    lint: _LOOK,
+    which: _LOOK,
+    bench: _LOOK,
+}.items():
     app.command(rich_help_panel=panel)(answering(command))
 app.command(rich_help_panel="Write metadatasets")(answering(schema))
 

@@ -139,6 +139,11 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return f"Columns({self._folder.location!r}, {', '.join(self._names)})"
 
     @property
+    def stale(self) -> tuple[str, ...]:
+        """Names of those that are of samples that are not here any more."""
+        return tuple(name for name in self._all if name not in self.stored)
+
+    @property
     def samples(self) -> int:
         """How many numbers each column has."""
         return len(self._index)

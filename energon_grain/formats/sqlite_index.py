@@ -10,7 +10,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ _FAST = (
     "PRAGMA locking_mode = EXCLUSIVE",
 )
 _CACHE_BYTES = 256 << 20
+_ASKED_AT_ONCE = 500
 _ROWS_A_STATEMENT = 16  # half the time of one row a statement; more bring nothing
 _Row = tuple[Any, ...]
 
@@ -291,6 +292,18 @@ class MediaTable:
                 f"was not looked at; `energon-grain prepare-media {self._location}` says which are damaged"
             )
         return found
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Those of some files of which nothing is known. Raises as `find`."""
+        known: set[str] = set()
+        with self._lock:
+            database = self._opened()
+            for at in range(0, len(names), _ASKED_AT_ONCE):
+                keys, key = _texts([*names[at : at + _ASKED_AT_ONCE]])
+                among = f"entry_key IN ({','.join([key] * len(keys))})"
+                found = database.execute(f"SELECT CAST(entry_key AS BLOB) FROM media_metadata WHERE {among}", keys)
+                known.update(_name(each) for (each,) in found)
+        return [name for name in names if name not in known]
 
     def filters(self) -> list[MediaFilterConfig]:
         """What chose the files; empty where there are no metadata of media."""

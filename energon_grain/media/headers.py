@@ -99,6 +99,10 @@ class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             return _any_of(self.patterns)(name.lower()) is not None
         return self.strategy is MediaFilterStrategy.HEADER or _kind_by_name(name) is not None
 
+    def expects(self, name: str) -> bool:
+        """Whether a file with this name is looked at and must turn out to be a medium, by its ending."""
+        return _kind_by_name(name) is not None and self.may_take(name)
+
 
 @lru_cache(maxsize=16)
 def _any_of(patterns: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
@@ -147,12 +151,17 @@ def read_header(
         return _read_image(head, size_bytes, file) if kind == "image" else _read_av(head, size_bytes, file)
     except DecodingError:
         raise
-    except (ValueError, OSError, SyntaxError, struct.error, TypeError, IndexError, KeyError, OverflowError) as error:
+    except _DAMAGED as error:
         if isinstance(error, _NotReadError):
             raise error.why from error
         raise DecodingError(
             f"has no readable header of {'an image' if kind == 'image' else 'a medium'}: {error}"
         ) from error
+
+
+_HEADER_FIRST = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
+_DAMAGED = (ValueError, OSError, SyntaxError, struct.error, TypeError, LookupError, ArithmeticError, EOFError, Warning)
+"""What Pillow raises of headers that it does not expect, and warns of, where warnings are errors."""
 
 
 class _NotReadError(ValueError):
@@ -209,9 +218,10 @@ def _read_image(head: bytes, size_bytes: int, file: _File) -> ImageMetadata:
     if head[:4] == b"\0\0\1\0":
         return _read_icon(head, file)
     try:
-        found = _ask_pillow(io.BytesIO(head), head)
-    except (OSError, SyntaxError, ValueError, struct.error, IndexError):
-        if len(head) >= size_bytes:
+        # Of these the header comes first, and what is cut off is missed.
+        found = _ask_pillow(io.BytesIO(head) if head.startswith(_HEADER_FIRST) else file, head)
+    except _DAMAGED:
+        if len(head) >= size_bytes or not head.startswith(_HEADER_FIRST):
             raise
         found = _ask_pillow(file, head)
     if found.width < 1 or found.height < 1:
@@ -301,7 +311,7 @@ def _read_by_libav(file: _File) -> AVMetadata:
     with needed_for("metadata of video and sound", instead="choose other files by a glob"):
         import av
     try:
-        with av.open(file, metadata_errors="replace") as container:  # type: ignore[arg-type]
+        with av.open(file, metadata_errors="replace", options=_CONTAINERS) as container:  # type: ignore[arg-type]
             return _of_streams(container)
     except av.error.FFmpegError as error:
         raise DecodingError(f"has no readable header of a medium: {error.strerror}") from error
@@ -309,7 +319,10 @@ def _read_by_libav(file: _File) -> AVMetadata:
 
 def _of_streams(container: Any) -> AVMetadata:
     found = AVMetadata()
-    pictures = [stream for stream in container.streams.video if not stream.disposition & _COVER]
+    # Of codecs that this libav has not, nothing more is known.
+    known = [stream for stream in (*container.streams.video, *container.streams.audio) if stream.codec_context]
+    pictures = [each for each in known if each.type == "video" and not each.disposition & _COVER]
+    sounds = [each for each in known if each.type == "audio"]
     if pictures:
         stream = pictures[0]
         rate = stream.average_rate or stream.guessed_rate
@@ -317,8 +330,8 @@ def _of_streams(container: Any) -> AVMetadata:
         found.video_fps = float(rate) if rate else None
         found.video_width, found.video_height = stream.width or None, stream.height or None
         found.video_num_frames = stream.frames or _count(found.video_duration, found.video_fps)
-    if container.streams.audio:
-        stream = container.streams.audio[0]
+    if sounds:
+        stream = sounds[0]
         found.audio_duration = _seconds(container, stream)
         found.audio_channels, found.audio_sample_rate = stream.channels or None, stream.rate or None
         found.audio_num_samples = _count(found.audio_duration, found.audio_sample_rate)
@@ -327,6 +340,10 @@ def _of_streams(container: Any) -> AVMetadata:
     return found
 
 
+_CONTAINERS = {
+    "format_whitelist": "mov,mp4,matroska,webm,avi,flv,asf,mpegts,mpeg,ogg,mp3,aac,flac,wav,w64,aiff,au,caf,ac3,amr"
+}
+"""No pictures, which libav takes for videos, and no playlists, which name other files."""
 _COVER = 1024
 """libav's AV_DISPOSITION_ATTACHED_PIC: the picture on a record's sleeve is no video."""
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
