@@ -17,7 +17,7 @@ from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, dataset_kind
 from energon_grain.formats.sqlite_index import keep_media_tables, write_media_tables
 from energon_grain.media.headers import MediaFilterConfig
-from energon_grain.prepare.listing import list_files
+from energon_grain.prepare.listing import list_files, printable
 from energon_grain.prepare.placing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, ShardTask, scan_dataset
@@ -100,7 +100,8 @@ def _prepare_folder(
     start, root = time.perf_counter(), dataset.local
     if not dataset.is_remote and is_array_folder(dataset.location):
         raise ConfigError(f"{dataset.location}: is an array, which holds no files of media.")
-    names = sorted(name for name in list_files(dataset.location, what="media") if media_filter.may_take(name))
+    taken = sorted(name for name in list_files(dataset.location, what="media") if media_filter.may_take(name))
+    names = [name for name in taken if name == printable(name)]
     if not names:
         raise DatasetNotFoundError(f"{dataset.location}: no file in it or in its subfolders is to be looked at.")
     tasks = [
@@ -129,6 +130,8 @@ def _prepare_folder(
         root=dataset.location if dataset.is_remote else root,
         files=len(names),
         size_bytes=scanned.size_bytes,
-        media=scanned.media,
+        media=scanned.media.with_failures(
+            [f"{printable(name)} has a name that is not UTF-8" for name in taken if name != printable(name)]
+        ),
         elapsed_s=time.perf_counter() - start,
     )

@@ -367,6 +367,11 @@ class MediaReport:
     failures: int
     failed: tuple[str, ...]
 
+    def with_failures(self, others: Sequence[str]) -> MediaReport:
+        """The same with files of which nothing is known for another reason."""
+        failed = (*self.failed, *others)[:LISTED_FAILURES]
+        return MediaReport(found=self.found, failures=self.failures + len(others), failed=failed)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScannedDataset:
