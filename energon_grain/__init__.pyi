@@ -98,6 +98,7 @@ from .errors import (
     UntrustedCodeError as UntrustedCodeError,
     WorkerError as WorkerError,
 )
+from .formats.columns import Columns as Columns, open_columns as open_columns
 from .gallery.preview import Preview as Preview, preview as preview
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,

@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from energon_grain.datasets.mixtures import leaf_draws
 from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.formats.columns import SIZES, open_columns
 from energon_grain.gallery.fields import Failed, Shown, show_part
-from energon_grain.sources.joined import JoinedBatch
+from energon_grain.sources.indexed import IndexedSource
+from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.spec import LeafSpec, StreamSpec
@@ -25,6 +27,7 @@ _READ_BYTES = 1 << 26
 _COUNTED = 1 << 18
 """Samples of a dataset whose sizes are looked up for its histograms; of more, so many, evenly spread."""
 _BINS = 40
+_MANY_TIMES = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,26 +284,54 @@ def _labels(leaves: Sequence[LeafSpec]) -> list[str]:
 
 
 def _columns(sources: Sequence[Source]) -> Iterator[Column]:
-    """What is known of samples from the index alone."""
-    chosen = [
-        np.unique(np.linspace(0, len(source) - 1, min(len(source), _COUNTED)).astype(np.int64)) for source in sources
-    ]
-    looked_up = sum(map(len, chosen))
+    """What is known of samples without reading them: the columns of prepared datasets, of others their sizes."""
+    known: list[dict[str, npt.NDArray[np.float64]]] = []
+    looked_up = 0
+    for source in sources:
+        size = len(source)
+        indices = np.unique(np.linspace(0, size - 1, min(size, _COUNTED)).astype(np.int64))
+        looked_up += len(indices)
+        if isinstance(source, JoinedSource):
+            known.append(_known(source.path, source.samples(indices)[:, 0]))
+        elif isinstance(source, IndexedSource):
+            known.append(_known(source.path, source.numbers(indices)))
+        else:
+            known.append({SIZES: source.sizes(indices).astype(np.float64)})
     of = looked_up if looked_up < sum(map(len, sources)) else None
-    sizes = [source.sizes(indices) for source, indices in zip(sources, chosen, strict=True)]
-    yield _counted("bytes", sizes, of)
+    none = np.zeros(0)
+    for name in dict.fromkeys(name for each in known for name in each):
+        values = [each.get(name, none) for each in known]
+        if any(map(len, values)):
+            yield _counted(name, values, of)
 
 
-def _counted(name: str, values: Sequence[npt.NDArray[Any]], of: int | None) -> Column:
+def _known(path: str, numbers: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.float64]]:
+    """Each column of a prepared dataset, at these samples, as far as it has a value there."""
+    columns = open_columns(path)
+    found: dict[str, npt.NDArray[np.float64]] = {}
+    order = np.sort(numbers)
+    for name in columns:
+        picked: list[npt.NDArray[np.float64]] = []
+        begin = 0
+        for block in columns.blocks(name):
+            first, stop = np.searchsorted(order, [begin, begin + len(block)])
+            picked.append(np.asarray(block)[order[first:stop] - begin].astype(np.float64))
+            begin += len(block)
+        values = np.concatenate(picked)
+        has_none = values == 0 if name.startswith(f"{SIZES}.") else ~np.isfinite(values)
+        found[name] = values[~has_none]
+    return found
+
+
+def _counted(name: str, values: Sequence[npt.NDArray[np.float64]], of: int | None) -> Column:
     """A histogram of values of each dataset, in bins for all: by orders of magnitude where they span many."""
-    together = np.concatenate(values).astype(np.float64)
+    together = np.concatenate(values)
     low, high = float(together.min()), float(together.max())
     if high <= low:
         edges = np.array([low - 0.5, high + 0.5])
-    elif low > 0 and high / low > 50:
+    elif low > 0 and high / low > _MANY_TIMES:
         edges = np.geomspace(low, high, _BINS + 1)
     else:
         edges = np.linspace(low, high, _BINS + 1)
-    edges[-1] = max(edges[-1], high)
-    counts = np.array([np.histogram(each.astype(np.float64).clip(low, high), edges)[0] for each in values], np.int64)
-    return Column(name=name, edges=edges, counts=counts, of=of)
+    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # whatever rounding made of them
+    return Column(name=name, edges=edges, counts=np.array([np.histogram(each, edges)[0] for each in values]), of=of)

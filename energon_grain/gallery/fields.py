@@ -20,10 +20,12 @@ import numpy.typing as npt
 from PIL import Image
 from rich.filesize import decimal
 
-from energon_grain.errors import MissingPackageError
-from energon_grain.transforms.decode import MAX_PART_BYTES, SampleDecoder, gunzip
+from energon_grain.errors import DecodingError, MissingPackageError
+from energon_grain.media.av_decoder import AV_EXTENSIONS
+from energon_grain.media.container import MAX_PART_BYTES, Bounds, opened, require_av
+from energon_grain.media.file_kind import media_extension
+from energon_grain.transforms.decode import SampleDecoder, gunzip
 from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
-from energon_grain.transforms.media import AV_EXTENSIONS, decode_pyav, media_extension, require_av
 
 THUMBNAIL_PIXELS = 640
 """Longest side of a picture that is made smaller."""
@@ -38,6 +40,7 @@ _FRAMES_DECODED = 600
 _SECONDS_HEARD = 600
 _MOST_LETTERS = 20_000
 _MOST_NUMBERS = 8
+_ONE_LINE = 60
 _AUDIO = frozenset({"aac", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"})
 _VIDEO = (AV_EXTENSIONS - _AUDIO) | {"m4v", "mpeg", "mpg", "ogv"}
 _MIME = {
@@ -251,7 +254,7 @@ def _picture(name: str, data: bytes, most_bytes: int) -> Picture:
 
 def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> tuple[bytes | None, str]:
     """A file for a page, or why there is none."""
-    if kind not in _MIME or (codec and not any(each in codec for each in _PLAYED)):
+    if kind not in _MIME or (codec and codec not in _PLAYED):
         return None, f"not played by browsers: {f'{codec} in ' if codec else ''}{kind}"
     if len(data) > most_bytes:
         return None, f"not in this page: larger than {decimal(most_bytes)}"
@@ -276,9 +279,9 @@ def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Sound:
     kept, left_out = _kept(data, ending, most_bytes)
     file: dict[str, Any] = {"data": kept, "left_out": left_out, "mime": _MIME.get(ending, "")}
     try:
-        with decode_pyav(data) as container:
+        with opened(io.BytesIO(data), Bounds()) as container:
             if not container.streams.audio:
-                raise ValueError("the file has no audio stream")
+                raise DecodingError("the file has no audio stream")
             context = container.streams.audio[0].codec_context
             rate, channels, codec = context.sample_rate, context.channels, context.name
             peaks, samples = _outline(container, rate)
@@ -306,7 +309,7 @@ def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
         if samples > _SECONDS_HEARD * rate:
             break
     if not samples:
-        raise ValueError("the audio stream has no samples")
+        raise DecodingError("the audio stream has no samples")
     loud = np.nan_to_num(np.concatenate(found)).clip(0, 1)
     cuts = np.linspace(0, len(loud), min(_PEAKS, len(loud)) + 1).astype(np.int64)
     return np.maximum.reduceat(loud, cuts[:-1]).astype(np.float32), samples
@@ -315,13 +318,12 @@ def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
 def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
     mime = _MIME.get(ending, "")
     try:
-        with decode_pyav(data) as container:
+        with opened(io.BytesIO(data), Bounds()) as container:
             if not container.streams.video:
-                raise ValueError("the file has no video stream")
+                raise DecodingError("the file has no video stream")
             stream = container.streams.video[0]
-            codec, rate = stream.codec_context.name, stream.average_rate
+            codec, rate = stream.codec_context.codec.canonical_name, stream.average_rate
             width, height = stream.codec_context.width, stream.codec_context.height
-            check_size(width, height, MAX_PIXELS)
             seconds = float(container.duration / 1e6) if container.duration else 0.0
             frames = tuple(_frames(container, stream, seconds))
     except MissingPackageError as error:
@@ -329,7 +331,7 @@ def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
         note = f"{decimal(len(data))}; {error}"
         return Film(name=name, note=note, frames=(), data=kept, mime=mime, left_out=left_out)
     if not frames:
-        raise ValueError("the video stream has no frames")
+        raise DecodingError("the video stream has no frames")
     kept, left_out = _kept(data, ending, most_bytes, codec)
     note = f"{_seconds(seconds)}, {width} × {height}, " if seconds else f"{width} × {height}, "
     note += f"{float(rate):.4g} frames/s, " if rate else ""
@@ -344,8 +346,7 @@ def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
 
 
 def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image]:
-    """Frames at the middle of each of `FRAMES` equal stretches; of unknown length, the first ones."""
-    stream.thread_type = "AUTO"
+    """Frames at the middle of each of `FRAMES` equal stretches; of unknown length, the first frame."""
     left = _FRAMES_DECODED
     begin = float((stream.start_time or 0) * stream.time_base)
     for number in range(FRAMES):
@@ -354,7 +355,6 @@ def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image
             container.seek(int(at / stream.time_base), stream=stream)
         last = None
         for frame in container.decode(stream):
-            check_size(frame.width, frame.height, MAX_PIXELS)
             last, left = frame, left - 1
             if frame.time is None or frame.time >= at or left <= _FRAMES_DECODED * (FRAMES - 1 - number) // FRAMES:
                 break
@@ -382,7 +382,9 @@ def _words(name: str, plain: str, data: bytes) -> Shown:
     if isinstance(value, str):
         letters = f"{len(value):,} letters, " if len(value) > 200 else ""
         return Words(name=name, note=letters + note, text=_cut(value), form="text")
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=_summary)
+    text = json.dumps(value, ensure_ascii=False, default=_summary)
+    if len(text) > _ONE_LINE:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=_summary)
     return Words(name=name, note=note, text=_cut(text), form="json")
 
 
