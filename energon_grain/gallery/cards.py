@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -327,11 +328,12 @@ def _counted(name: str, values: Sequence[npt.NDArray[np.float64]], of: int | Non
     """A histogram of values of each dataset, in bins for all: by orders of magnitude where they span many."""
     together = np.concatenate(values)
     low, high = float(together.min()), float(together.max())
+    bins = min(_BINS, max(8, 2 * round(math.sqrt(len(together)))))
     if high <= low:
         edges = np.array([low - 0.5, high + 0.5])
     elif low > 0 and high / low > _MANY_TIMES:
-        edges = np.geomspace(low, high, _BINS + 1)
+        edges = np.geomspace(low, high, bins + 1)
     else:
-        edges = np.linspace(low, high, _BINS + 1)
+        edges = np.linspace(low, high, bins + 1)
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # whatever rounding made of them
     return Column(name=name, edges=edges, counts=np.array([np.histogram(each, edges)[0] for each in values]), of=of)

@@ -94,7 +94,7 @@ def _mixture(contents: Contents) -> Iterator[str]:
         )
     yield '</svg><ul class="chips" aria-label="Datasets">'
     for number, dataset in enumerate(contents.datasets):
-        more = f" <b>{dataset.share:.1%}</b> <span>{dataset.samples:,} samples</span>"
+        more = f" <b>{dataset.share:.1%}</b> <span>{_counted(dataset.samples)}</span>"
         chip = _chip(dataset.label, number, "dataset", more)
         yield f'<li title="{_text(dataset.path)}">{chip}</li>'
     yield "</ul>"
@@ -115,7 +115,7 @@ def _card(contents: Contents, card: Card, parts: dict[str, int], files: _Files) 
     yield f'<h3><button type="button" class="open"><bdi>{_text(card.key)}</bdi></button></h3><p class="place">'
     if len(contents.datasets) > 1:
         yield f"<i></i><bdi>{_text(contents.datasets[card.dataset].label)}</bdi> · "
-    yield f"<bdi>{_text(card.shard)}</bdi> · {_text(card.place)}</p>"
+    yield f"<bdi>{_text(card.shard)}</bdi> · <span>{_text(card.place)}</span></p>"
     yield from below
     yield "</article>"
 
@@ -240,6 +240,7 @@ def _chart(column: Column) -> str:
     most, bins = max(int(totals.max()), 1), len(totals)
     say = (lambda value: decimal(round(value))) if column.name.startswith("bytes") else _number
     rects: list[str] = []
+    gap, one = (0.06, "") if bins > 1 else (0.45, " one")  # all have one value
     for place in range(bins):
         top = 100.0
         extent = f"{say(column.edges[place])} to {say(column.edges[place + 1])}"
@@ -248,17 +249,22 @@ def _chart(column: Column) -> str:
                 height = max(100 * count / most, 0.7)
                 top -= height
                 rects.append(
-                    f'<rect class="{_colour(number)}" data-of="{number}" x="{place + 0.06:.2f}" y="{top:.2f}" '
-                    f'width="0.88" height="{height:.2f}"><title>{_text(extent)}: {count:,}</title></rect>'
+                    f'<rect class="{_colour(number)}" data-of="{number}" x="{place + gap:.2f}" y="{top:.2f}" '
+                    f'width="{1 - 2 * gap:.2f}" height="{height:.2f}"><title>{_text(extent)}: {count:,}</title></rect>'
                 )
     mean = (column.edges[0], column.edges[bins // 2], column.edges[-1]) if bins > 1 else (column.edges.mean(),)
-    count = f"{int(totals.sum()):,} samples" + (" looked up" if column.of is not None else "")
+    count = _counted(int(totals.sum())) + (" looked up" if column.of is not None else "")
     axis = "".join(f"<span>{_text(say(value))}</span>" for value in mean)
     return (
         f'<figure class="chart"><figcaption><bdi>{_text(column.name)}</bdi><span>{count}, up to {most:,} a bar</span>'
         f'</figcaption><svg viewBox="0 0 {bins} 100" preserveAspectRatio="none" role="img" '
-        f'aria-label="Histogram of {_text(column.name)}">{"".join(rects)}</svg><div class="axis">{axis}</div></figure>'
+        f'aria-label="Histogram of {_text(column.name)}">{"".join(rects)}</svg>'
+        f'<div class="axis{one}">{axis}</div></figure>'
     )
+
+
+def _counted(samples: int) -> str:
+    return f"{samples:,} sample{'' if samples == 1 else 's'}"
 
 
 def _number(value: float) -> str:

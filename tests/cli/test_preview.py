@@ -260,3 +260,20 @@ def test_mistakes_in_options(folder: Path, tmp_path: Path) -> None:
     for arguments, said in {"samples": 0, "step": 1, "state": {}}.items():
         with pytest.raises(ConfigError, match=arguments):
             energon_grain.preview(folder / "media", **{arguments: said})
+
+
+def test_columns_are_charts(tmp_path: Path) -> None:
+    """Of the samples of the split part alone, those without a value left out; every bar says what it counts."""
+    pictures = [{"__key__": f"{n}", "jpg": picture((20 + n, 30)), "txt": "x" * (n % 2)} for n in range(10)]
+    write_tars(tmp_path / "pictures", pictures, shards=2)
+    prepare_dataset(tmp_path / "pictures", split_patterns={"train": "shard_000.tar", "val": "shard_001.tar"}, crude=True)
+    assert run("prepare-media", tmp_path / "pictures", "--media-metadata-by-extension").exit_code == 0
+    page = energon_grain.preview(tmp_path / "pictures").html()
+    charts = dict(re.findall(r"<figcaption><bdi>([^<]*)</bdi><span>([^<]*)<", page))
+    assert {name: said.split(",")[0] for name, said in charts.items()} == {
+        **dict.fromkeys(("bytes", "bytes.jpg", "width", "height"), "5 samples"),
+        "bytes.txt": "2 samples",
+    }
+    [width] = re.findall(r"Histogram of width.*?</figure>", page)
+    assert sum(map(int, re.findall(r": (\d+)</title>", width))) == 5
+    assert re.findall(r"<span>([^<]*)</span>", width) == ["20", "22", "24"]
