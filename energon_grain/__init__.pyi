@@ -104,6 +104,21 @@ from .loader.iterator import (
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )
+from .media.av_decoder import (
+    AVData as AVData,
+    AVDecoder as AVDecoder,
+    AVWebdatasetDecoder as AVWebdatasetDecoder,
+    get_clips_uniform as get_clips_uniform,
+    get_single_frames_uniform as get_single_frames_uniform,
+)
+from .media.metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,

@@ -2,7 +2,7 @@
 
 from energon_grain import *  # noqa: F403 (the names below take the place of some)
 
-from .av import AVData as AVData
+from .av import AVDecoder as AVDecoder, AVWebdatasetDecoder as AVWebdatasetDecoder
 from .datasets import (
     StreamDataset as StreamDataset,
     get_dataset_from_config as get_dataset_from_config,

@@ -40,7 +40,7 @@ START = Path(__file__).with_name("start")
 """The folder whose `sitecustomize` does so in every Python that has it in its PYTHONPATH, if `ENERGON_IMPL=grain`."""
 
 _MODULES = """
-    av av.av_data av.av_decoder
+    av av.av_data av.av_decoder av.av_reader av.utils
     bracecollapse
     cache cache.base cache.file_cache_pool cache.file_store cache.no_cache
     cli cli.main
@@ -80,8 +80,8 @@ MODULES = frozenset(_MODULES.split())
 _COMMANDS = "energon_grain_torch.energon_commands"
 _NAMES = "energon_grain_torch.energon_names"
 ELSEWHERE = {
-    "AVDecoder": "energon_grain.transforms.media:AVDecoder",
-    "AVDecoderType": "energon_grain.transforms.media:AVDecode",
+    "AVDecoderType": "energon_grain.media.av_decoder:AVDecode",
+    "AVProbeIndex": _NAMES,
     "ImageDecoderType": "energon_grain.transforms.image:ImageDecode",
     "SampleException": "energon_grain.errors:EnergonGrainError",
     "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
@@ -148,23 +148,9 @@ ELSEWHERE = {
 
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
+    "AVIndexMode": "every file has frames by their times and by their numbers",
     **dict.fromkeys(
-        ("AVWebdatasetDecoder", "get_clips_uniform", "get_single_frames_uniform"),
-        "clips of video and audio are not here yet",
-    ),
-    **dict.fromkeys(
-        (
-            "AVMetadata",
-            "ImageMetadata",
-            "MediaMetadataBase",
-            "MediaMetadataType",
-            "serialize_media_metadata",
-            "deserialize_media_metadata",
-            "media.extractor",
-            "media.filesystem_prepare",
-            "prepare_media_command",
-            "tools.prepare_media",
-        ),
+        ("media.extractor", "media.filesystem_prepare", "prepare_media_command", "tools.prepare_media"),
         "metadata of media is not read yet",
     ),
     "tools.mount": "not yet",

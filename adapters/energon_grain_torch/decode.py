@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 
 from energon_grain.transforms import decode
-from energon_grain.transforms.decode import Buffer, Codec, torch_file
-from energon_grain.transforms.media import require_av
-from energon_grain_torch.av import decode_av
+from energon_grain.transforms.decode import Buffer, torch_file
+from energon_grain_torch.av import AVWebdatasetDecoder
 
 
 class SampleDecoder(decode.SampleDecoder):
@@ -22,24 +21,15 @@ class SampleDecoder(decode.SampleDecoder):
     | option or part | value |
     |---|---|
     | `image_decode="torch…"` | tensors, of the same values as the core's arrays; other modes stay arrays or images |
-    | `av_decode="torch"` | `AVData`: everything in the file; `video_decode_audio` adds the audio of videos |
+    | `av_decode="AVDecoder"`, `"torch"` | the core's objects, whose clips are tensors |
     | `pth` | what `torch.save` wrote, on the CPU: tensors and plain containers; any class with `allow_pickle` |
     | `npy`, `npz`, `ten` `tb` | numpy arrays, as in Energon |
     """
 
+    _av_decoder = AVWebdatasetDecoder
+
     def _planes_value(self, planes: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(planes)
-
-    def _av_codec(self, part: str) -> Codec:
-        if self._config["av_decode"] != "torch":
-            return super()._av_codec(part)
-        require_av()
-        return partial(
-            decode_av,
-            audio_of_videos=self._config["video_decode_audio"],
-            max_part_bytes=self._config["max_part_bytes"],
-            max_pixels=self._config["max_pixels"],
-        )
 
     def _torch_codec(self, part: str) -> Callable[[Buffer], Any]:
         if self._config["allow_pickle"]:

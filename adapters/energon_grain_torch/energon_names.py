@@ -80,6 +80,43 @@ class State(dict[str, Any]):
             self.update(part or {})
 
 
+@dataclasses.dataclass(slots=True)
+class AVProbeIndexEntry:
+    """A packet of a video."""
+
+    timestamp: int
+    is_keyframe: bool
+
+
+class AVProbeIndex:
+    """The packets of a video as PyAV reads them from a container, with their times of presentation, from end to end."""
+
+    def __init__(self, container: Any, stream_idx: int = 0) -> None:
+        packets = (packet for packet in container.demux(video=stream_idx) if packet.pts is not None)
+        self._entries = [AVProbeIndexEntry(packet.pts, packet.is_keyframe) for packet in packets]
+        container.seek(0)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, place: int) -> AVProbeIndexEntry:
+        return self._entries[place]
+
+    def search_timestamp(self, timestamp: int, *, backward: bool = True, any_frame: bool = False) -> int:
+        """The place of the last keyframe at a time or before, the first one if all are later; -1 where there is none.
+
+        Args:
+            timestamp: The time.
+            backward: If false, the first keyframe at the time or after it.
+            any_frame: Whether other frames count too.
+        """
+        places = [place for place, entry in enumerate(self._entries) if any_frame or entry.is_keyframe]
+        if backward:
+            before = [place for place in places if self._entries[place].timestamp <= timestamp] or places[:1]
+            return max(before, default=-1)
+        return min((place for place in places if self._entries[place].timestamp >= timestamp), default=-1)
+
+
 class PinMemoryMixin:
     """Adds `pin_memory`, which every `Sample` and every `Batch` has, to another type."""
 

@@ -25,6 +25,9 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
 from energon_grain.extras import needed_for
+from energon_grain.media.av_decoder import AV_EXTENSIONS, AVDecode, AVWebdatasetDecoder
+from energon_grain.media.container import MAX_PART_BYTES, require_av
+from energon_grain.media.file_kind import media_extension
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -33,21 +36,12 @@ from energon_grain.transforms.image import (
     decode_rows,
     image_codec,
 )
-from energon_grain.transforms.media import (
-    AV_EXTENSIONS,
-    AVDecode,
-    decode_lazily,
-    decode_pyav,
-    media_extension,
-    require_av,
-)
 
 _logger = logging.getLogger("energon_grain")
 
 Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
 PICKLE_ENVIRONMENT = "ENERGON_GRAIN_ALLOW_PICKLE"
-MAX_PART_BYTES = 1 << 31
 
 TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
@@ -294,6 +288,8 @@ class SampleDecoder:
     Immutable, picklable, and safe to use from several threads.
     """
 
+    _av_decoder = AVWebdatasetDecoder
+
     def __init__(
         self,
         *,
@@ -311,8 +307,10 @@ class SampleDecoder:
             image_decode: `l8`, `rgb8`, `rgba8`: uint8 (H, W) or (H, W, C). `l`, `rgb`, `rgba`: the same as float32 in
                 0..1. With `torch` in front: (H, W) or (C, H, W), `torch` alone for `torchrgb`; numpy arrays here,
                 tensors in the torch adapter. `pill`, `pilrgb`, `pilrgba`, `pil` for `pilrgb`: Pillow images.
-            av_decode: `AVDecoder`: an object that decodes when asked. `pyav`: an opened PyAV container.
-            video_decode_audio: Whether the audio of videos is decoded too.
+            av_decode: `AVDecoder`: an object that decodes when asked, as much as is asked for. `torch`: an `AVData` of
+                everything in the file, numpy arrays here, tensors in the torch adapter. `pyav`: an opened PyAV
+                container.
+            video_decode_audio: Whether `torch` decodes the audio of videos too, of those that have some.
             guess_content: Tell images, video and audio from their first bytes rather than from the part's name.
             allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust. None, the
                 default: if `ENERGON_GRAIN_ALLOW_PICKLE=1` is in the environment, for programs that cannot say so.
@@ -458,27 +456,22 @@ class SampleDecoder:
             if self is DEFAULT_DECODER and "jax" in sys.modules:
                 _hint_at_layout()
             return _guarded(part, lambda data: self._image_value(self._pixels(data)))
-        return _guarded(part, self._av_codec(part)) if extension in AV_EXTENSIONS else None
+        return _guarded(part, self._av_codec()) if extension in AV_EXTENSIONS else None
 
     def _planes_value(self, planes: npt.NDArray[Any]) -> Any:
         """What an image in one of the `torch…` modes becomes: the array itself; a tensor in the torch adapter."""
         return planes
 
-    def _av_codec(self, part: str) -> Codec:
+    def _av_codec(self) -> Codec:
         """The function that decodes a video or audio file.
 
         Raises:
-            ConfigError: Decoding it takes a package that is not installed, or gives tensors.
+            MissingPackageError: It is decoded at once, and PyAV is not installed.
         """
-        if self._config["av_decode"] == "AVDecoder":
-            return decode_lazily
-        if self._config["av_decode"] == "torch":
-            raise ConfigError(
-                f"part {part!r}: av_decode='torch' gives tensors; take SampleDecoder from energon_grain_torch, or use "
-                f"'AVDecoder' or 'pyav'"
-            )
-        require_av()
-        return decode_pyav
+        if self._config["av_decode"] != "AVDecoder":
+            require_av()
+        options = ("video_decode_audio", "av_decode", "max_pixels", "max_part_bytes")
+        return self._av_decoder(**{option: self._config[option] for option in options}).decode
 
     def _torch_codec(self, part: str) -> Codec:
         """The function that decodes what `torch.save` wrote.

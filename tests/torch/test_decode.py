@@ -21,11 +21,9 @@ import energon_grain_torch
 from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
 from energon_grain.testing import make_captioning_dataset
 from energon_grain.testing.interleaved_datasets import encode_tensors
-from energon_grain.testing.question_datasets import encode_avi
 from energon_grain.transforms.image import IMAGE_MODES
 from energon_grain_torch import (
     AugmentTaskEncoder,
-    AVData,
     CrudeSample,
     DefaultTaskEncoder,
     SampleDecoder,
@@ -164,37 +162,6 @@ def test_equality_pickle_and_config_are_the_cores() -> None:
         SampleDecoder(image_decode="torchrbg")  # type: ignore[arg-type]
 
 
-def test_video_and_audio_as_tensors() -> None:
-    pytest.importorskip("av")
-    soundfile = pytest.importorskip("soundfile")
-    video = encode_avi([encoded(seed, (32, 48)) for seed in range(5)], (32, 48), frames_per_second=10)
-    data = SampleDecoder(av_decode="torch").decode("a.avi", video)
-    assert isinstance(data, AVData)
-    assert data.video_clips is not None
-    (clip,) = data.video_clips
-    assert (clip.shape, clip.dtype) == ((5, 3, 32, 48), torch.uint8)
-    assert data.video_timestamps == [(0.0, 0.5)]
-    assert (data.audio_clips, data.audio_timestamps) == ([], [])
-    with pytest.raises(DecodingError, match=r"part 'avi': .*no audio stream"):
-        SampleDecoder(av_decode="torch", video_decode_audio=True).decode("a.avi", video)
-
-    tone = (np.sin(np.arange(8000)) * 10000).astype(np.int16)
-    sound = io.BytesIO()
-    soundfile.write(sound, np.stack([tone, -tone], axis=1), 8000, format="WAV", subtype="PCM_16")
-    data = SampleDecoder(av_decode="torch").decode("a.wav", sound.getvalue())
-    assert data.audio_clips[0].tolist() == [tone.tolist(), (-tone).tolist()]
-    assert data.audio_timestamps == [(0.0, 1.0)]
-    assert data.video_clips == []
-    for option, bound, file in (
-        ("max_pixels", 32 * 48 - 1, ("a.avi", video)),
-        ("max_pixels", 32 * 48, ("a.avi", encode_avi([encoded(0, (32, 48))] * 17, (32, 48), frames_per_second=10))),
-        ("max_part_bytes", tone.nbytes, ("a.wav", sound.getvalue())),
-    ):
-        with pytest.raises(DecodingError, match=rf"part '[a-z]+': ValueError: .*{option}={bound}\)"):
-            SampleDecoder(av_decode="torch", **{option: bound}).decode(*file)  # type: ignore[arg-type]
-    assert SampleDecoder(av_decode="torch").decode("a.mp4", b"neither") == b"neither"
-
-
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_captioning_dataset(tmp_path_factory.mktemp("captions") / "data", n=8, shards=1)
@@ -256,4 +223,3 @@ def test_deprecated_arguments_give_the_adapters_decoder(captions: Path) -> None:
 
 def test_names_of_the_adapter_are_its_own() -> None:
     assert energon_grain_torch.SampleDecoder is SampleDecoder
-    assert energon_grain_torch.AVData is AVData

@@ -18,6 +18,7 @@ from patience import PATIENCE_S
 from PIL import Image
 
 from energon_grain.errors import DecodingError
+from energon_grain.media.file_kind import media_extension
 from energon_grain.samples.types import (
     CaptioningSample,
     ImageClassificationSample,
@@ -35,7 +36,6 @@ from energon_grain.transforms.batching import concat_pad, generic_batch
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import Option, parse_expression
 from energon_grain.transforms.image import IMAGE_MODES
-from energon_grain.transforms.media import media_extension
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON", "")
 pytestmark = [pytest.mark.energon, pytest.mark.skipif(not PEER, reason="ENERGON_PEER_PYTHON is not set")]

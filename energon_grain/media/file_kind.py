@@ -1,18 +1,8 @@
-"""Video and audio parts, and telling media files from their first bytes."""
+"""Telling images, video and audio from the first bytes of a file."""
 
 from __future__ import annotations
 
-import importlib
-import io
-from typing import Any, BinaryIO, Literal
-
-from energon_grain.extras import needed_for
-
 Buffer = bytes | memoryview
-AVDecode = Literal["torch", "AVDecoder", "pyav"]
-
-AV_EXTENSIONS = frozenset({"avi", "flac", "flv", "mkv", "mov", "mp3", "mp4", "wav", "webm"})
-"""Ends of part names (in lower case) that mean video or audio."""
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "jpg"),
@@ -48,56 +38,6 @@ _MP4_BRANDS = frozenset(
         b"M4VH",
     }
 )
-
-
-class AVDecoder:
-    """A video or audio file that is decoded when asked. Holding one costs nothing; picklable."""
-
-    __slots__ = ("stream",)
-
-    def __init__(self, stream: BinaryIO) -> None:
-        """Hold `stream`, a seekable binary file."""
-        self.stream = stream
-
-    def open(self) -> Any:
-        """Open the file with PyAV from its beginning.
-
-        Raises:
-            MissingPackageError: PyAV is not installed.
-        """
-        av = require_av()
-        self.stream.seek(0)
-        return av.open(self.stream)
-
-    def __getstate__(self) -> bytes:
-        self.stream.seek(0)
-        return self.stream.read()
-
-    def __setstate__(self, state: bytes) -> None:
-        self.stream = io.BytesIO(state)
-
-    def __repr__(self) -> str:
-        return f"AVDecoder({self.stream!r})"
-
-
-def decode_lazily(data: Buffer) -> AVDecoder:
-    """A decoder of the file with these bytes."""
-    return AVDecoder(io.BytesIO(data))
-
-
-def decode_pyav(data: Buffer) -> Any:
-    """The file opened with PyAV."""
-    return AVDecoder(io.BytesIO(data)).open()
-
-
-def require_av() -> Any:
-    """The module `av`.
-
-    Raises:
-        MissingPackageError: PyAV is not installed.
-    """
-    with needed_for("decoding video and audio"):
-        return importlib.import_module("av")
 
 
 def media_extension(data: Buffer) -> str | None:

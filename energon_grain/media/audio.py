@@ -1,0 +1,203 @@
+"""Clips of audio, to the sample.
+
+A clip from `a` to `b` seconds is the samples from number round(a · rate) on, round((b − a) · rate) of them, as far as
+the file has them. Where a frame of samples lies is counted from the first one that is read, whose time the container
+says: in Matroska, whose ticks are milliseconds, that is half a millisecond at worst; elsewhere it is exact.
+
+Decoders of MP3, AAC and Opus take a few frames to come to what they would give had they begun at the beginning. So
+reading begins half a second before a clip, and the clip is the same as cut out of the whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.media.container import Bounds, Track
+
+Samples = npt.NDArray[Any]
+Clip = tuple[Samples, tuple[float, float]]
+AudioUnit = Literal["samples", "seconds"]
+
+_PREROLL_S = 0.5
+_FAR_S = 2.0
+"""Less than this is decoded rather than skipped."""
+_FILTER = 64
+"""Samples on each side, of the lower of the two rates, that a resampled one depends on, and then some."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A clip as it is put together."""
+
+    first: float
+    """The number of its first sample, as asked for; infinite numbers stand for the beginning and the end."""
+    end: float
+    margin: int
+    """How many more on each side are of use."""
+    samples: list[Samples] = field(default_factory=list[Samples])
+    begins: int = 0
+    """The number of the first sample that is there."""
+
+
+class AudioTrack(Track):
+    """The audio of a container, read forward."""
+
+    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+        super().__init__(container, stream)
+        self.rate: int = stream.sample_rate
+        if not self.rate:
+            raise ValueError("the audio has no sample rate")
+        self._most = bounds.max_part_bytes
+        self._bytes = 0
+        self._here: float = -math.inf
+        """Where reading goes on: the number of the next sample."""
+        self._pieces = self._decoded()
+        self._samples_a_tick = float(self.tick * self.rate)
+        self._kind = ""
+        self._end: int | None = None
+        """When the frame that was decoded last is over, in ticks."""
+
+    def count(self) -> tuple[int, int | None]:
+        """How many samples it has, all of them decoded, and when the last frame is over, in ticks."""
+        total = sum(samples.shape[1] for _, samples in self._pieces)
+        return total, self._end
+
+    def clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit, rate: int | None) -> list[Clip | None]:
+        """The clip of each range; None where it lies outside of the audio.
+
+        Args:
+            ranges: Beginning and end of each.
+            unit: What `ranges` are in.
+            rate: Samples a second to give; None: as they are.
+        """
+        scale = self.rate if unit == "seconds" else 1
+        rate = None if rate == self.rate else rate
+        margin = 0
+        if rate is not None:
+            step = self.rate // math.gcd(self.rate, rate)
+            margin = step * math.ceil(_FILTER * max(1.0, self.rate / rate) / step)
+        clips: list[_Piece] = []
+        for first, last in ranges:
+            begin = _nearest(first * scale)
+            length = _nearest((last - first) * scale) if math.isfinite(begin) else math.inf
+            clips.append(_Piece(begin, begin + length if math.isfinite(length) else last * scale, margin))
+        self._gather(clips)
+        seconds = 1.0 if unit == "seconds" else 1 / self.rate
+        given = [(first * seconds, last * seconds) for first, last in ranges]
+        return [self._finished(clip, times, rate) for clip, times in zip(clips, given, strict=True)]
+
+    def _gather(self, clips: Sequence[_Piece]) -> None:
+        """Fill clips, in one go forward through the file."""
+        waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
+        running: list[_Piece] = []
+        ahead: _Piece | None = None  # what the track has gone to already
+        while running or waiting:
+            if not running and waiting[-1] is not ahead:
+                ahead = waiting[-1]
+                self._approach(ahead.first - ahead.margin)
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            begin, samples = piece
+            end = begin + samples.shape[1]
+            while waiting and waiting[-1].first - waiting[-1].margin < end:
+                running.append(waiting.pop())
+            for clip in running:
+                low = max(clip.first - clip.margin, begin)
+                high = min(clip.end + clip.margin, end)
+                if low < high:
+                    if not clip.samples:
+                        clip.begins = int(low)
+                    clip.samples.append(samples[:, int(low) - begin : int(high) - begin])
+                    self._bytes += clip.samples[-1].nbytes
+                    if self._most is not None and self._bytes > self._most:
+                        raise ValueError(
+                            f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise "
+                            f"the bound"
+                        )
+            running = [clip for clip in running if clip.end + clip.margin > end]
+
+    def _approach(self, number: float) -> None:
+        """Go to where a sample and those that its decoding depends on can be read."""
+        if number - self._here < _FAR_S * self.rate and not math.isinf(self._here):
+            return
+        if math.isinf(self._here) and number <= (_FAR_S + self.first * self.tick) * self.rate:
+            return  # the file stands at its beginning
+        back = _PREROLL_S
+        while True:
+            time = math.floor((number / self.rate - back) / self.tick)
+            self.jump(max(time, self.first))
+            self._pieces = self._decoded()
+            piece = next(self._pieces, None)
+            if piece is not None and (piece[0] <= number - _PREROLL_S * self.rate / 2 or time <= self.first):
+                self._pieces = chain((piece,), self._pieces)
+                return
+            if time <= self.first:
+                return
+            back *= 4
+
+    def _decoded(self) -> Iterator[tuple[int, Samples]]:
+        """Frames from where the container stands: the number of the first sample of each, and its samples."""
+        number: int | None = None
+        for packet in self.packets():
+            for frame in packet.decode():
+                if frame.pts is not None:
+                    said = round(frame.pts * self._samples_a_tick)
+                    # Ticks are rounded, samples follow each other: only a gap of more than a tick is one.
+                    if number is None or abs(said - number) > max(2, self._samples_a_tick):
+                        number = said
+                    self._end = frame.pts + frame.duration
+                number = number or 0
+                samples = _channels_first(frame)
+                self._kind = frame.format.name
+                self._here = number + samples.shape[1]
+                yield number, samples
+                number += samples.shape[1]
+
+    def _finished(self, clip: _Piece, given: tuple[float, float], rate: int | None) -> Clip | None:
+        """A clip without its margins, at a rate, and its times."""
+        samples = np.concatenate(clip.samples, axis=1) if clip.samples else np.empty((0, 0))
+        first = int(max(clip.begins, clip.first)) if clip.samples else 0
+        end = int(min(clip.begins + samples.shape[1], clip.end))
+        if first >= end:
+            return None
+        start_s = given[0] if clip.begins <= clip.first else first / self.rate
+        end_s = given[1] if clip.end <= end else float((self._end or 0) * self.tick)
+        before, count = first - clip.begins, end - first
+        if rate is not None:
+            step = self.rate // math.gcd(self.rate, rate)
+            samples = self._resampled(samples[:, before % step :], rate)  # both rates have a sample where it begins
+            before, count = before // step * (rate * step // self.rate), max(1, round(count * rate / self.rate))
+        return np.ascontiguousarray(samples[:, before : before + count]), (float(start_s), float(end_s))
+
+    def _resampled(self, samples: Samples, rate: int) -> Samples:
+        """The samples at another rate, channel by channel: whatever the layout of channels, each is by itself."""
+        av = importlib.import_module("av")
+        kind = self._kind if self._kind.endswith("p") else f"{self._kind}p"
+        channels: list[Samples] = []
+        for channel in samples:
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channel[np.newaxis]), kind, "mono")
+            frame.sample_rate = self.rate
+            resampler = av.AudioResampler(format=kind, layout="mono", rate=rate)
+            parts = [part.to_ndarray() for part in (*resampler.resample(frame), *resampler.resample(None))]
+            channels.append(np.concatenate(parts, axis=1))
+        return np.concatenate(channels)
+
+
+def _channels_first(frame: Any) -> Samples:
+    samples: Samples = frame.to_ndarray()
+    if frame.format.is_planar:
+        return samples
+    return samples.reshape(frame.samples, frame.layout.nb_channels).T
+
+
+def _nearest(number: float) -> float:
+    return math.floor(number + 0.5) if math.isfinite(number) else number

@@ -1,0 +1,450 @@
+"""Video and audio files as objects that decode what is asked for: a clip, some frames, or everything.
+
+The interface is that of Megatron-Energon's `AVDecoder`. What clips have is defined in `video` and `audio` beside this.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.media.audio import AudioTrack, AudioUnit
+from energon_grain.media.container import MAX_PART_BYTES, Bounds, Track, open_container, opened
+from energon_grain.media.metadata import AVMetadata
+from energon_grain.media.video import VideoTrack, VideoUnit
+from energon_grain.samples.sample import edataclass
+from energon_grain.transforms.image import MAX_PIXELS
+
+Buffer = bytes | memoryview
+Ranges = Sequence[tuple[float, float]]
+Times = list[tuple[float, float]]
+AVDecode = Literal["torch", "AVDecoder", "pyav"]
+
+AV_EXTENSIONS = frozenset({"avi", "flac", "flv", "mkv", "mov", "mp3", "mp4", "wav", "webm"})
+"""Ends of part names (in lower case) that mean video or audio."""
+
+_WHOLE = [(-math.inf, math.inf)]
+
+
+@edataclass
+class AVData:
+    """Clips of video and audio; empty lists of what was not asked for."""
+
+    video_clips: list[Any] | None
+    """uint8 (frames, 3, height, width) of each clip, red, green and blue. In memory the channels of a pixel are
+    neighbours, so `clip.transpose(0, 2, 3, 1)`, channels last, costs nothing. numpy arrays; tensors in the torch
+    adapter."""
+    video_timestamps: list[tuple[float, float]] | None
+    """When the first frame of each clip begins and the last one is over, in seconds."""
+    audio_clips: list[Any] | None
+    """(channels, samples) of each clip, in the type that the decoder gives: float32 for AAC, MP3 and Opus, int16 or
+    int32 for WAV and FLAC. numpy arrays; tensors in the torch adapter."""
+    audio_timestamps: list[tuple[float, float]] | None
+    """Beginning and end of each clip, in seconds."""
+
+
+class AVDecoder:
+    """A video or audio file that is decoded when asked, as much as is asked for.
+
+    Holding one costs nothing: every call opens the file, reads its header and what is asked for, and closes it. So it
+    can be pickled if its stream can, and handed to other processes; from several threads it must not be used at once.
+
+    Times are those of the file, in seconds. A video clip has both its ends: the frame that is shown at its beginning,
+    the one that is shown at its end, and all between. Audio is cut to the sample. Frames and samples are the same as
+    cut out of the whole file, decoded.
+
+    All methods raise `DecodingError` where the file is damaged, is neither video nor audio, has not the stream that is
+    asked for, or breaks a bound, and `ConfigError` for impossible arguments.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        suppress_warnings: bool = False,
+        *,
+        max_pixels: int | None = MAX_PIXELS,
+        max_part_bytes: int | None = MAX_PART_BYTES,
+    ) -> None:
+        """Hold a file; nothing is read.
+
+        Args:
+            stream: A seekable binary file. What its `read` raises passes to the caller.
+            suppress_warnings: As in Energon, where frames can be off by some; here there is nothing to warn of.
+            max_pixels: Of a frame; all frames of a call may have 16 times as many. None: any number.
+            max_part_bytes: Of the audio that a call gives. None: any number.
+
+        Raises:
+            ConfigError: The stream gives text.
+        """
+        if "t" in getattr(stream, "mode", "rb") or isinstance(stream, io.TextIOBase):
+            raise ConfigError("AVDecoder: the stream must be a binary file; open it with mode 'rb'")
+        self.stream = stream
+        self.suppress_warnings = suppress_warnings
+        self._bounds = Bounds(max_pixels, max_part_bytes)
+
+    def get_video(self) -> AVData:
+        """All frames, without audio."""
+        return self.get_clips(video_clip_ranges=_WHOLE)
+
+    def get_audio(self, *, audio_sample_rate: int | None = None) -> AVData:
+        """All audio.
+
+        Args:
+            audio_sample_rate: Samples a second to resample it to; None: as it is.
+        """
+        return self.get_clips(audio_clip_ranges=_WHOLE, audio_sample_rate=audio_sample_rate)
+
+    def get_video_with_audio(self, *, audio_sample_rate: int | None = None) -> AVData:
+        """All frames and all audio, which the file must have both.
+
+        Args:
+            audio_sample_rate: Samples a second to resample it to; None: as it is.
+        """
+        return self.get_clips(_WHOLE, _WHOLE, audio_sample_rate=audio_sample_rate)
+
+    def get_frames(self, video_decode_audio: bool = False) -> AVData:
+        """All of a file: the frames of a video, the samples of audio.
+
+        Args:
+            video_decode_audio: Whether the audio of a video is given too, if it has some.
+        """
+        with opened(self.stream, self._bounds) as container:
+            video, audio = bool(container.streams.video), bool(container.streams.audio)
+            if not (video or audio):
+                raise DecodingError("the file has neither video nor audio")
+        return self.get_clips(
+            _WHOLE if video else None, _WHOLE if audio and (video_decode_audio or not video) else None
+        )
+
+    def get_video_clips(
+        self,
+        video_clip_ranges: Ranges,
+        video_unit: VideoUnit = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+    ) -> tuple[list[Any], Times]:
+        """Clips of the video, and their times.
+
+        Args:
+            video_clip_ranges: Begin and end of each, both included: `(2, 2)` is one frame. They may overlap and come
+                in any order; together they are read once. A range that begins after the end of the video gives no
+                clip, so there may be fewer clips than ranges.
+            video_unit: `seconds`; or `frames`, counted from 0 in the order in which they are shown. To count them, a
+                file without an index of all frames (Matroska, WebM, transport streams) is read from end to end.
+            video_out_frame_size: Width and height to scale frames to, bilinearly; None: as they are.
+
+        Returns:
+            As in `AVData`: uint8 (frames, 3, height, width) of each clip; when its first frame begins and its last one
+            is over, in seconds.
+        """
+        ranges = _checked("video_clip_ranges", video_clip_ranges)
+        _check_choice("video_unit", video_unit, ("seconds", "frames"))
+        if video_out_frame_size is not None and min(video_out_frame_size) < 1:
+            raise ConfigError(f"video_out_frame_size={video_out_frame_size}: width and height must be at least 1")
+        with opened(self.stream, self._bounds) as container:
+            clips = self._video(container).clips(ranges, video_unit, video_out_frame_size)
+            if not any(clips) and any(first <= 0 for first, _ in ranges):
+                raise DecodingError("the video has no frames")
+        present = [clip for clip in clips if clip is not None]
+        return [self.array(frames) for frames, _ in present], [times for _, times in present]
+
+    def get_audio_clips(
+        self,
+        audio_clip_ranges: Ranges,
+        audio_unit: AudioUnit = "seconds",
+        *,
+        audio_sample_rate: int | None = None,
+    ) -> tuple[list[Any], Times]:
+        """Clips of the audio, and their times.
+
+        Args:
+            audio_clip_ranges: Begin and end of each, the end not included. They may overlap and come in any order;
+                together they are read once. A clip ends where the audio ends; a range that lies outside gives none, so
+                there may be fewer clips than ranges.
+            audio_unit: `seconds`; or `samples`, counted from time 0, at the rate of the file.
+            audio_sample_rate: Samples a second to resample the clips to; None: as they are.
+
+        Returns:
+            As in `AVData`: (channels, samples) of each clip, and its beginning and end in seconds.
+        """
+        ranges = _checked("audio_clip_ranges", audio_clip_ranges)
+        _check_choice("audio_unit", audio_unit, ("seconds", "samples"))
+        if audio_sample_rate is not None and audio_sample_rate < 1:
+            raise ConfigError(f"audio_sample_rate={audio_sample_rate}: must be at least 1")
+        with opened(self.stream, self._bounds) as container:
+            clips = self._audio(container).clips(ranges, audio_unit, audio_sample_rate)
+            if not any(clips) and any(first == -math.inf for first, _ in ranges):
+                raise DecodingError("the audio has no samples")
+        present = [clip for clip in clips if clip is not None]
+        return [self.array(samples) for samples, _ in present], [times for _, times in present]
+
+    def get_clips(
+        self,
+        video_clip_ranges: Ranges | None = None,
+        audio_clip_ranges: Ranges | None = None,
+        video_unit: VideoUnit = "seconds",
+        audio_unit: AudioUnit = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+        *,
+        audio_sample_rate: int | None = None,
+    ) -> AVData:
+        """Clips of the video as `get_video_clips` gives them, of the audio as `get_audio_clips` does; None: none."""
+        data = AVData(video_clips=[], video_timestamps=[], audio_clips=[], audio_timestamps=[])
+        if video_clip_ranges is not None:
+            clips = self.get_video_clips(video_clip_ranges, video_unit, video_out_frame_size)
+            data.video_clips, data.video_timestamps = clips
+        if audio_clip_ranges is not None:
+            clips = self.get_audio_clips(audio_clip_ranges, audio_unit, audio_sample_rate=audio_sample_rate)
+            data.audio_clips, data.audio_timestamps = clips
+        return data
+
+    def has_video_stream(self) -> bool:
+        """Whether there is video in the file; a cover picture of a song counts."""
+        with opened(self.stream, self._bounds) as container:
+            return bool(container.streams.video)
+
+    def has_audio_stream(self) -> bool:
+        """Whether there is audio in the file."""
+        with opened(self.stream, self._bounds) as container:
+            return bool(container.streams.audio)
+
+    def get_video_fps(self) -> float:
+        """Frames a second, on average."""
+        fps = self.get_metadata(get_video_duration=False, get_video_frame_count=False, get_audio=False).video_fps
+        return _there(fps, "video")
+
+    def get_audio_samples_per_second(self) -> int:
+        """Samples a second, in each channel."""
+        return _there(self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate, "audio")
+
+    def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
+        """How long the video is in seconds, None if there is none, and how many frames it has.
+
+        Args:
+            get_frame_count: Whether to count frames that the header does not count: the whole file is read for that.
+                If false, their number may be None.
+        """
+        metadata = self.get_metadata(get_video_frame_count=get_frame_count, get_video_frame_size=False, get_audio=False)
+        return metadata.video_duration, metadata.video_num_frames
+
+    def get_audio_duration(self) -> float | None:
+        """How long the audio is in seconds; None if there is none."""
+        return self.get_metadata(get_video=False).audio_duration
+
+    def get_metadata(
+        self,
+        get_video: bool = True,
+        get_video_duration: bool = True,
+        get_video_frame_count: bool = True,
+        get_video_frame_size: bool = True,
+        get_audio: bool = True,
+        get_audio_duration: bool = True,
+        get_audio_num_samples: bool = False,
+    ) -> AVMetadata:
+        """What is known of the file, from its header as far as that says it.
+
+        Args:
+            get_video: Whether to tell of the video.
+            get_video_duration: Whether to read the whole file where its header does not say how long the video is.
+            get_video_frame_count: Likewise, how many frames it has.
+            get_video_frame_size: Whether to tell their size.
+            get_audio: Whether to tell of the audio.
+            get_audio_duration: Whether to read the whole file where its header does not say how long the audio is.
+            get_audio_num_samples: Whether to count the samples, for which all of the audio is decoded; its duration is
+                then that of what was decoded.
+        """
+        metadata = AVMetadata()
+        audio_is_read = False
+        with opened(self.stream, self._bounds) as container:
+            if get_audio and container.streams.audio:
+                track = self._audio(container)
+                duration = track.stream.duration
+                metadata.audio_sample_rate, metadata.audio_channels = track.rate, track.stream.channels
+                metadata.audio_duration = _seconds(duration, track)
+                audio_is_read = get_audio_num_samples or (get_audio_duration and duration is None)
+            if get_video and container.streams.video:
+                track = self._video(container)
+                duration, count = track.stream.duration, track.stated_count()
+                end = None
+                if get_video_frame_count and count is None:
+                    times, end = track.scan()
+                    count = len(times)
+                elif get_video_duration and duration is None:
+                    end = track.end()
+                duration = end - track.first if duration is None and end is not None else duration
+                metadata.video_duration, metadata.video_num_frames = _seconds(duration, track), count
+                if track.stream.average_rate:
+                    metadata.video_fps = float(track.stream.average_rate)
+                elif count and metadata.video_duration:
+                    metadata.video_fps = count / metadata.video_duration
+                if get_video_frame_size:
+                    metadata.video_width, metadata.video_height = track.codec.width, track.codec.height
+        if audio_is_read:
+            with opened(self.stream, self._bounds) as container:
+                track = self._audio(container)
+                if get_audio_num_samples:
+                    metadata.audio_num_samples, end = track.count()
+                else:
+                    end = track.end()
+                metadata.audio_duration = _seconds(None if end is None else end - track.first, track)
+        return metadata
+
+    def open(self) -> Any:
+        """The file as a PyAV container, to be closed by the caller."""
+        self.stream.seek(0)
+        return open_container(self.stream, self._bounds)
+
+    def array(self, values: npt.NDArray[Any]) -> Any:
+        """What frames and samples become: the array itself; a tensor in the torch adapter."""
+        return values
+
+    def _video(self, container: Any) -> VideoTrack:
+        if not container.streams.video:
+            raise DecodingError("the file has no video stream")
+        return VideoTrack(container, container.streams.video[0], self._bounds)
+
+    def _audio(self, container: Any) -> AudioTrack:
+        if not container.streams.audio:
+            raise DecodingError("the file has no audio stream")
+        return AudioTrack(container, container.streams.audio[0], self._bounds)
+
+    def __repr__(self) -> str:
+        return f"AVDecoder({self.stream!r})"
+
+
+class AVWebdatasetDecoder:
+    """Decodes the video and audio parts of samples, as `SampleDecoder` says."""
+
+    _decoder = AVDecoder
+
+    def __init__(
+        self,
+        video_decode_audio: bool,
+        av_decode: AVDecode = "AVDecoder",
+        *,
+        max_pixels: int | None = MAX_PIXELS,
+        max_part_bytes: int | None = MAX_PART_BYTES,
+    ) -> None:
+        """Set what files decode to; the arguments are those of `SampleDecoder`."""
+        _check_choice("av_decode", av_decode, get_args(AVDecode))
+        self.video_decode_audio = video_decode_audio
+        self.av_decode = av_decode
+        self._bounds: dict[str, int | None] = {"max_pixels": max_pixels, "max_part_bytes": max_part_bytes}
+
+    def read_av_data(self, data: Buffer) -> AVDecoder:
+        """The decoder of a file with these bytes."""
+        return self._decoder(io.BytesIO(data), **self._bounds)
+
+    def decode(self, data: Buffer) -> Any:
+        """What `av_decode` makes of the file with these bytes: an `AVDecoder`, `AVData`, or a PyAV container.
+
+        Raises:
+            DecodingError: The file does not decode, where it is decoded at once.
+            MissingPackageError: PyAV is not installed.
+        """
+        decoder = self.read_av_data(data)
+        if self.av_decode == "AVDecoder":
+            return decoder
+        return decoder.open() if self.av_decode == "pyav" else decoder.get_frames(self.video_decode_audio)
+
+    def __call__(self, key: str, data: Buffer) -> Any:
+        """What `decode` gives, for a part of this name; None where it is neither video nor audio."""
+        return self.decode(data) if key.lower().rpartition(".")[2] in AV_EXTENSIONS else None
+
+
+def get_clips_uniform(
+    av_decoder: AVDecoder,
+    clip_duration_seconds: float,
+    num_clips: int,
+    request_video: bool = False,
+    request_audio: bool = False,
+    video_out_frame_size: tuple[int, int] | None = None,
+    *,
+    audio_sample_rate: int | None = None,
+) -> AVData:
+    """Clips of equal length at equal distances, the first at the beginning, the last one at the end.
+
+    Args:
+        av_decoder: The file.
+        clip_duration_seconds: Of each clip; 0: single frames, from the middle of the first one's time to that of the
+            last one's.
+        num_clips: How many.
+        request_video: Whether clips of the video are wanted.
+        request_audio: Whether clips of the audio are wanted; if both are, the shorter one says where the end is.
+        video_out_frame_size: Width and height to scale frames to; None: as they are.
+        audio_sample_rate: Samples a second to resample the audio to; None: as it is.
+
+    Raises:
+        ConfigError: Neither video nor audio is wanted.
+        DecodingError: The file is damaged, or has not what is wanted.
+    """
+    if not (request_video or request_audio):
+        raise ConfigError("get_clips_uniform: ask for request_video=True, for request_audio=True, or for both")
+    metadata = av_decoder.get_metadata(request_video, get_video_frame_count=False, get_audio=request_audio)
+    durations = [_there(metadata.video_duration, "video")] if request_video else []
+    durations += [_there(metadata.audio_duration, "audio")] if request_audio else []
+    # A single frame is taken in the middle of its time.
+    edge = 0.5 / _there(metadata.video_fps, "video") if clip_duration_seconds == 0 and request_video else 0.0
+    starts = np.linspace(edge, min(durations) - (clip_duration_seconds or edge), num_clips).tolist()
+    clips = [(start, start + clip_duration_seconds) for start in starts]
+    return av_decoder.get_clips(
+        clips if request_video else None,
+        clips if request_audio else None,
+        video_out_frame_size=video_out_frame_size,
+        audio_sample_rate=audio_sample_rate,
+    )
+
+
+def get_single_frames_uniform(
+    av_decoder: AVDecoder,
+    num_frames: int,
+    *,
+    video_out_frame_size: tuple[int, int] | None = None,
+    return_timestamps: bool = False,
+) -> Any:
+    """Single frames at equal distances, from the first to the last.
+
+    Args:
+        av_decoder: The file.
+        num_frames: How many.
+        video_out_frame_size: Width and height to scale frames to; None: as they are.
+        return_timestamps: Whether to give their times too.
+
+    Returns:
+        uint8 (num_frames, 3, height, width); with `return_timestamps`, that and a list of when each begins, in seconds.
+
+    Raises:
+        DecodingError: The file is damaged, or has no video.
+    """
+    data = get_clips_uniform(av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size)
+    if not data.video_clips:
+        raise DecodingError("the video has no frames")
+    frames = av_decoder.array(np.concatenate([np.asarray(clip) for clip in data.video_clips]))
+    return (frames, [start for start, _ in data.video_timestamps or []]) if return_timestamps else frames
+
+
+def _checked(name: str, ranges: Ranges) -> Ranges:
+    for first, last in ranges:
+        if not first <= last or first == math.inf:
+            raise ConfigError(f"{name}: ({first}, {last}) does not begin before it ends")
+    return ranges
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option}={value!r} is not one of {', '.join(choices)}")
+
+
+def _there(value: Any, kind: str) -> Any:
+    if value is None:
+        raise DecodingError(f"the file has no {kind} stream, or says too little of it")
+    return value
+
+
+def _seconds(ticks: float | None, track: Track) -> float | None:
+    return None if ticks is None else float(ticks * track.tick)

@@ -1,0 +1,253 @@
+"""Video and audio files, opened with PyAV: bounded, without threads, and with everything that is wrong in them named.
+
+A file is opened anew for every request, so a decoder holds nothing but its stream: it can be pickled, forked, and left
+behind. Opening reads the header; of the rest, what is asked for is read, from the keyframe before it.
+
+What libav may do with a file is limited, since anybody may have written it:
+
+* Only the formats in `FORMATS` are tried. Playlists and the like, which name other files and addresses, are not.
+* A picture of more than `max_pixels` is refused by libav itself, before memory is asked for.
+* Packets that lie on top of each other are read as long as together they are no more than 16 files of that length.
+* Threads are not started: they do not survive a fork, and a loader has as many things to do as there are cores.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+from energon_grain.errors import DecodingError, EnergonGrainError
+from energon_grain.extras import needed_for
+from energon_grain.transforms.image import MAX_PIXELS, PASSES
+
+MAX_PART_BYTES = 1 << 31
+"""Of what a part unpacks to, by default."""
+
+FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mpeg,mpegts,mxf,ogg,rm,tta,w64,wav,wv"
+"""Demultiplexers of libav that a file may be read by."""
+
+_FORMATS_WITH_INDEX = ("mov", "avi")
+"""Their headers say where every frame lies."""
+_SLACK_S = 0.5
+
+
+def require_av() -> Any:
+    """The module `av`.
+
+    Raises:
+        MissingPackageError: PyAV is not installed.
+    """
+    with needed_for("decoding video and audio"):
+        return importlib.import_module("av")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a file may ask for; None: any amount."""
+
+    max_pixels: int | None = MAX_PIXELS
+    """Of a frame. All frames of one request may have 16 times as many together."""
+    max_part_bytes: int | None = MAX_PART_BYTES
+    """Of the decoded audio of one request."""
+
+
+@contextmanager
+def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
+    """The file in `stream` as a PyAV container, to be read inside the block.
+
+    Raises:
+        DecodingError: The file is damaged, or breaks a bound. (What goes wrong inside the block counts as that.)
+        Exception: What reading from the stream raised, whatever libav made of it: it is no fault of the file.
+        MissingPackageError: PyAV is not installed.
+    """
+    av = require_av()
+    stream.seek(0)
+    source = _Source(stream)
+    container: Any = None
+    try:
+        container = open_container(source, bounds)
+        yield container
+    except Exception as error:
+        if source.failure is not None:
+            raise source.failure from None
+        if isinstance(error, EnergonGrainError) or (
+            isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError)
+        ):
+            raise
+        raise DecodingError(f"the video or audio is damaged: {type(error).__name__}: {error}") from error
+    finally:
+        if container is not None:
+            container.close()
+    if source.failure is not None:
+        raise source.failure
+
+
+def open_container(file: Any, bounds: Bounds) -> Any:
+    """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
+    av = require_av()
+    options = {"format_whitelist": FORMATS}
+    if bounds.max_pixels is not None:
+        options["max_pixels"] = str(bounds.max_pixels)
+    container = av.open(file, "r", options=options, metadata_errors="replace")
+    for stream in container.streams:
+        codec = stream.codec_context
+        if codec is not None:
+            codec.thread_type = "NONE"
+            codec.thread_count = 1
+            if bounds.max_pixels is not None and stream.type == "video":
+                codec.options = {"max_pixels": options["max_pixels"]}
+    return container
+
+
+class _Source:
+    """A stream as libav reads it, remembering what it raised: libav takes some failures for the end of the file."""
+
+    __slots__ = ("_stream", "failure")
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.failure: BaseException | None = None
+
+    def read(self, size: int) -> bytes:
+        return self._do(self._stream.read, size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._do(self._stream.seek, offset, whence)
+
+    def tell(self) -> int:
+        return self._do(self._stream.tell)
+
+    def _do(self, what: Any, *arguments: int) -> Any:
+        if self.failure is not None:  # whatever is asked for now, the answer will not be used
+            raise self.failure
+        try:
+            return what(*arguments)
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+
+class Track:
+    """One stream of a container, the others left unread: its packets, its ticks, and what its header says."""
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self.container = container
+        self.stream = stream
+        self.codec = stream.codec_context
+        if self.codec is None:
+            raise ValueError(f"no decoder for the {stream.type} in it is known")
+        self.tick: Fraction = stream.time_base
+        self.format: str = container.format.name.partition(",")[0]
+        self.index: Any = stream.index_entries
+        self.by_order = self.format == "avi"
+        """It has no times of presentation; libav guesses them, wrongly where frames are reordered."""
+        self._vp8 = stream.type == "video" and self.codec.name in ("vp8", "libvpx")
+        self.landed: int | None = None
+        """The time of the first packet since the file was opened, or since the last seek."""
+        self._size = max(container.size, 0)
+        self._read = 0
+        self.first: int = stream.start_time or 0
+        """When it begins, in ticks."""
+
+    def jump(self, time: int, *, backward: bool = True) -> None:
+        """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.
+
+        Where there is none in that direction, to the nearest in the other one.
+        """
+        # Matroska's index has the keyframes of the video; seeking by another stream reads on to where that is.
+        video = self.container.streams.video
+        anchor = video[0] if self.format == "matroska" and video else self.stream
+        offset = round(time * self.tick / anchor.time_base)
+        try:
+            self.container.seek(offset, stream=anchor, backward=backward)
+        except require_av().FFmpegError:
+            self.container.seek(offset, stream=anchor, backward=not backward)
+
+    def packets(self) -> Iterator[Any]:
+        """Its packets from here on, and at the end an empty one, at which decoders give what they hold back.
+
+        Raises:
+            ValueError: The file ends before its header says it does, or its packets lie on top of each other.
+        """
+        discard = importlib.import_module("av.stream").Discard
+        for stream in self.container.streams:
+            stream.discard = discard.default if stream is self.stream else discard.all
+        self.landed = None
+        last: int | None = None
+        for packet in self.container.demux(self.stream):
+            if not packet.size:
+                self._check_end(last)
+            elif packet.is_corrupt and self.format != "mpegts":  # there it may have been lost on the way
+                raise ValueError("the file ends inside of a packet")
+            self._read += packet.size
+            if self._read > PASSES * self._size + (1 << 20):
+                raise ValueError(f"its packets have more than {PASSES} times as many bytes as the file")
+            if self.landed is None:
+                self.landed = min((time for time in (packet.pts, packet.dts) if time is not None), default=None)
+            last = packet.dts if packet.dts is not None else last
+            yield packet
+
+    def is_shown(self, packet: Any) -> bool:
+        """Whether what is in a packet is given: an edit list may leave it out; VP8 has frames for reference alone."""
+        return bool(packet.size) and not packet.is_discard and (not self._vp8 or bool(memoryview(packet)[0] & 0x10))
+
+    def time_of(self, packet: Any) -> int | None:
+        """When what is in a packet begins, in ticks, but for the order: the k-th time is that of the k-th frame."""
+        return packet.dts if self.by_order or packet.pts is None else packet.pts
+
+    def scan(self) -> tuple[list[int], int | None]:
+        """Times of all that comes, in ticks and in order, and when the last one is over: from packets, not decoded."""
+        times: list[int] = []
+        end: int | None = None
+        for packet in self.packets():
+            if self.is_shown(packet):
+                time = self.time_of(packet)
+                time = (times[-1] + 1 if times else 0) if time is None else time
+                times.append(time)
+                end = max(time if end is None else end, time + (packet.duration or 0))
+        return sorted(times), end
+
+    def end(self) -> int | None:
+        """When it is over, in ticks: from what lies behind the last keyframe, of the video where there is some."""
+        duration = self.container.duration
+        self.jump(round(duration / 1_000_000 / self.tick) if duration else 1 << 40)
+        _, end = self.scan()
+        if end is None:  # it ends before that keyframe
+            self.jump(self.first)
+            _, end = self.scan()
+        return end
+
+    def _check_end(self, last: int | None) -> None:
+        """Raise ValueError where the last packet is not the last one that the header knows of."""
+        ends: list[float] = []
+        if self.format in _FORMATS_WITH_INDEX and len(self.index):
+            ends.append(self.index[-1].timestamp)
+        stated = self.first + self.stream.duration if self.stream.duration is not None else self._tagged_end()
+        if self.format in ("avi", "flac", "matroska") and stated is not None:
+            ends.append(stated - _SLACK_S / self.tick)
+        if last is not None and last < max(ends, default=last):
+            end, announced = float(last * self.tick), float(max(ends) * self.tick)
+            raise ValueError(f"it ends at {end:.3f} s, and at least {announced:.3f} s are announced")
+
+    def _tagged_end(self) -> float | None:
+        """When it is over by a tag of Matroska, in ticks, but for what is cut off the last packet."""
+        tags = {name.upper(): value for name, value in self.stream.metadata.items()}
+        if self.format != "matroska" or "DURATION" not in tags:
+            return None
+        try:
+            hours, minutes, seconds = tags["DURATION"].split(":")
+            end = (int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) / self.tick
+        except ValueError:
+            return None
+        return end
+
+    def stated_count(self) -> int | None:
+        """How many packets have frames that are shown, by the header of the file; None where that does not say."""
+        # A header that announces many more than the index has was written before the index, or is damaged.
+        if self.format in _FORMATS_WITH_INDEX and 0 < self.stream.frames <= 2 * len(self.index):
+            return len(self.index) - sum(1 for entry in self.index if entry.is_discard)
+        return None

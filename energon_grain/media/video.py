@@ -1,0 +1,242 @@
+"""Clips of a video: which frames they have, and how those are found without decoding all of it.
+
+**Which frame is shown when.** A frame is shown from its own time until the next frame begins, the last one for its
+duration. A clip from `a` to `b` is the frame that is shown at `a`, that at `b`, and all between: both ends belong to
+it, so a clip of no length is one frame. Before the first frame, the first one counts; after the end there is none.
+
+Containers round times to their ticks, Matroska to milliseconds: at 24 frames a second, frames 0, 1, 2 begin at 0, 42
+and 83 ms, where 1/24 s = 41.67 ms is meant. So where a frame lasts for several ticks, a time that is less than half a
+tick before a frame means that frame: `k / fps` is always frame k.
+
+**How frames are found.** Clips are taken in the order of their beginnings and read in one go, however many there are
+and however they overlap: each frame is decoded once. Where the next clip begins behind another keyframe, the file is
+read on from there. Keyframes are those that libav knows from the header (mp4, avi) or from the index that it reads at
+the first seek (Matroska). Where the first frame that comes out lies behind the one that is wanted, as after a
+keyframe whose leading frames need the pictures before it, reading begins one keyframe earlier.
+
+**Frames by number** are counted in the order of display. With an index of all frames, the number of the first frame
+after a keyframe is known, and that of the others is how many packets have an earlier time. Without one (Matroska, WebM,
+transport streams, fragmented mp4), the packets of the whole file are read once, without decoding, to tell the time of
+each frame.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.media.container import Bounds, Track
+from energon_grain.transforms.image import PASSES, check_size
+
+Frames = npt.NDArray[np.uint8]
+Clip = tuple[Frames, tuple[float, float]]
+VideoUnit = Literal["frames", "seconds"]
+
+_FAR_S = 10.0
+"""Where keyframes are not known, less than this is decoded rather than skipped."""
+_COARSE_TICKS = 4
+_LEAST_TICKS, _MOST_TICKS = -(1 << 62), 1 << 62
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A frame in the order of display."""
+
+    picture: Any
+    number: int
+    start: int
+    end: int
+    """When its duration is over, in ticks."""
+    until: int
+    """When the next frame begins."""
+
+
+class VideoTrack(Track):
+    """The video of a container, read forward."""
+
+    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+        super().__init__(container, stream)
+        rate = stream.average_rate
+        self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
+        """Ticks between frames, on average."""
+        self._slack = 0.5 if self._interval >= _COARSE_TICKS else 1e-3
+        self._numbered = self.stated_count() is not None
+        self._lowest: int = min([self.first, *(entry.timestamp for entry in self.index[:1])])
+        self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
+        self._bounds = bounds
+        self._pixels = 0
+        self._frames: Iterator[_Shown] = self._shown(0)
+        self._now: _Shown | None = None
+
+    def clips(
+        self, ranges: Sequence[tuple[float, float]], unit: VideoUnit, size: tuple[int, int] | None
+    ) -> list[Clip | None]:
+        """The clip of each range; None where it begins after the end of the video.
+
+        Args:
+            ranges: First and last moment of each, or first and last frame, both included.
+            unit: What `ranges` are in.
+            size: Width and height of the frames; None: as they are.
+        """
+        if unit == "seconds":
+            return self._gather([(first / self.tick, last / self.tick) for first, last in ranges], False, size)
+        if self._numbered:
+            return self._gather([(_floor(first), _floor(last)) for first, last in ranges], True, size)
+        times, _ = self.scan()
+        self.jump(self._lowest)
+        self._frames = self._shown(0)
+        return self._gather([(_nth(times, first), _nth(times, last)) for first, last in ranges], False, size)
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """Times in the index, of the frames that are shown, in the order of decoding."""
+        return [entry.timestamp for entry in self.index if not entry.is_discard]
+
+    def _gather(
+        self, ranges: Sequence[tuple[float, float]], by_number: bool, size: tuple[int, int] | None
+    ) -> list[Clip | None]:
+        """Clips of ranges in frame numbers or in ticks."""
+        slack = 0.0 if by_number else self._slack
+        frames: list[list[Frames]] = [[] for _ in ranges]
+        times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
+        waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
+        running: list[int] = []
+        while running or waiting:
+            if running:
+                shown = next(self._frames, None)
+            else:
+                shown = self._find(ranges[waiting[-1]][0], by_number)
+            if shown is None:
+                break
+            self._now = shown
+            over = shown.number + 1 if by_number else shown.until
+            while waiting and over > ranges[waiting[-1]][0] + slack:
+                clip = waiting.pop()
+                running.append(clip)
+                times[clip] = shown.start, shown.end
+            if running:
+                pixels = self._rgb(shown.picture, size)
+                size = size or (pixels.shape[1], pixels.shape[0])  # should later frames have another one
+            for clip in running:
+                frames[clip].append(pixels)
+                times[clip] = times[clip][0], shown.end
+            running = [clip for clip in running if over <= ranges[clip][1] + slack]
+        tick = self.tick
+        return [
+            (np.stack(clip).transpose(0, 3, 1, 2), (float(start * tick), float(end * tick))) if clip else None
+            for clip, (start, end) in zip(frames, times, strict=True)
+        ]
+
+    def _find(self, place: float, by_number: bool) -> _Shown | None:
+        """The frame at a time or of a number, behind where the track stands; None where there is none."""
+        slack = 0.0 if by_number else self._slack
+        if (seek := self._keyframe_before(place, by_number)) is not None:
+            self._seek(seek, place + slack, by_number)
+        for shown in self._frames:
+            if (shown.number + 1 if by_number else shown.until) > place + slack:
+                return shown
+        return None
+
+    def _keyframe_before(self, place: float, by_number: bool) -> tuple[int, bool] | None:
+        """Where to seek to for a frame, and whether that is exactly a keyframe; None where reading on is better."""
+        here = self._now.start if self._now else self._lowest
+        target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
+        entry = self.index.search_timestamp(target)
+        if entry >= 0 and (time := self.index[entry].timestamp) > here:
+            return time, True
+        # Of some containers, the index has the keyframes that were met, and no others.
+        known = self._numbered or (len(self.index) and self.index[-1].timestamp > here)
+        return None if known or place - here < _FAR_S / self.tick else (target, False)
+
+    def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
+        """Let the next frame be one that is shown at a place or before, and decodes."""
+        (time, exact), step = target, 1
+        while True:
+            self.jump(time, backward=not exact)
+            self._frames = self._shown(None)
+            first = next(self._frames, None)
+            if first is not None:
+                self._frames = chain((first,), self._frames)
+                if (first.number if by_number else first.start) <= place:
+                    return
+            if time <= self._lowest:
+                return
+            time = max(self._lowest, min(time, time if self.landed is None else self.landed) - step)
+            exact, step = False, 2 * step
+
+    def _shown(self, base: int | None) -> Iterator[_Shown]:
+        """The frames from where the container stands; `base` is the number of the first, None: the index says."""
+        # Where every packet is a frame of its own, the next one need not be decoded to know when it begins.
+        peeks = bool(self.codec.codec.intra_only) and not self.by_order
+        times: list[int] = []
+        held: _Shown | None = None  # until it is known when the next one begins
+        last = held
+        count = 0
+        for packet in self.packets():
+            time = packet.dts if self.by_order else packet.pts
+            if packet.size and base is None:
+                base = bisect_left(self._order, packet.dts) if self._numbered and packet.dts is not None else 0
+            if time is not None and self.is_shown(packet):
+                insort(times, time)
+                if peeks and held is not None:
+                    yield _lasting(held, time)
+                    held = None
+            for picture in packet.decode():
+                start = times[count] if self.by_order and count < len(times) else picture.pts
+                if start is None:
+                    start = picture.dts if last is None else last.end
+                start = self.first if start is None else start
+                if last is not None and start <= last.start:
+                    start = last.end
+                number = (base or 0) + (count if self.by_order else bisect_left(times, start))
+                count += 1
+                if held is not None:
+                    yield _lasting(held, start)
+                end = start + (picture.duration or self._interval)
+                last = held = _Shown(picture, number, start, end, end)
+        if held is not None:
+            yield held
+
+    def _rgb(self, picture: Any, size: tuple[int, int] | None) -> Frames:
+        """The frame as (H, W, 3)."""
+        width, height = size or (picture.width, picture.height)
+        if self._bounds.max_pixels is not None:
+            check_size(picture.width, picture.height, self._bounds.max_pixels)
+            self._pixels += width * height
+            if self._pixels > PASSES * self._bounds.max_pixels:
+                raise ValueError(
+                    f"the frames have more than {PASSES} times max_pixels={self._bounds.max_pixels} together; take "
+                    f"shorter clips or smaller frames, or raise the bound"
+                )
+        rgb = self._reformatter.reformat(picture, width, height, "rgb24", interpolation="BILINEAR", threads=1)
+        return rgb.to_ndarray()
+
+
+def _lasting(shown: _Shown, following: int) -> _Shown:
+    """A frame before one that begins then: what its duration says counts, but for rounding, as long as that is true."""
+    if abs(shown.end - following) > 1:
+        shown.end = following
+    shown.until = following
+    return shown
+
+
+def _nth(times: Sequence[int], number: float) -> float:
+    """When a frame begins, by its number."""
+    return float(times[max(int(number), 0)]) if number < len(times) else math.inf
+
+
+def _floor(number: float) -> float:
+    return math.floor(number) if math.isfinite(number) else number
+
+
+def _whole(ticks: float) -> int:
+    return math.floor(min(max(ticks, _LEAST_TICKS), _MOST_TICKS))
