@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.extras import needed_for
 from energon_grain.media.file_kind import media_extension
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 
@@ -308,13 +307,13 @@ def _read_wav(head: bytes, size_bytes: int) -> AVMetadata | None:
 
 
 def _read_by_libav(file: _File) -> AVMetadata:
-    with needed_for("metadata of video and sound", instead="choose other files by a glob"):
-        import av
+    from energon_grain.media.container import Bounds, opened  # who looks at pictures needs none of it
+
     try:
-        with av.open(file, metadata_errors="replace", options=_CONTAINERS) as container:  # type: ignore[arg-type]
+        with opened(file, Bounds()) as container:  # type: ignore[arg-type]
             return _of_streams(container)
-    except av.error.FFmpegError as error:
-        raise DecodingError(f"has no readable header of a medium: {error.strerror}") from error
+    except DecodingError as error:
+        raise DecodingError(f"has no readable header of a medium: {error}") from error
 
 
 def _of_streams(container: Any) -> AVMetadata:
@@ -336,14 +335,10 @@ def _of_streams(container: Any) -> AVMetadata:
         found.audio_channels, found.audio_sample_rate = stream.channels or None, stream.rate or None
         found.audio_num_samples = _count(found.audio_duration, found.audio_sample_rate)
     if not found.to_dict():
-        raise DecodingError("is a container without video or sound")
+        raise DecodingError("it holds neither video nor sound")
     return found
 
 
-_CONTAINERS = {
-    "format_whitelist": "mov,mp4,matroska,webm,avi,flv,asf,mpegts,mpeg,ogg,mp3,aac,flac,wav,w64,aiff,au,caf,ac3,amr"
-}
-"""No pictures, which libav takes for videos, and no playlists, which name other files."""
 _COVER = 1024
 """libav's AV_DISPOSITION_ATTACHED_PIC: the picture on a record's sleeve is no video."""
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")

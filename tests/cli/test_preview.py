@@ -266,7 +266,8 @@ def test_columns_are_charts(tmp_path: Path) -> None:
     """Of the samples of the split part alone, those without a value left out; every bar says what it counts."""
     pictures = [{"__key__": f"{n}", "jpg": picture((20 + n, 30)), "txt": "x" * (n % 2)} for n in range(10)]
     write_tars(tmp_path / "pictures", pictures, shards=2)
-    prepare_dataset(tmp_path / "pictures", split_patterns={"train": "shard_000.tar", "val": "shard_001.tar"}, crude=True)
+    parts = {"train": "shard_000.tar", "val": "shard_001.tar"}
+    prepare_dataset(tmp_path / "pictures", split_patterns=parts, crude=True)
     assert run("prepare-media", tmp_path / "pictures", "--media-metadata-by-extension").exit_code == 0
     page = energon_grain.preview(tmp_path / "pictures").html()
     charts = dict(re.findall(r"<figcaption><bdi>([^<]*)</bdi><span>([^<]*)<", page))

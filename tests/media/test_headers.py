@@ -176,7 +176,7 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
                 try:
                     found = look(mutated(data, dice), name, dice.choice((BY_HEADER, BY_EXTENSION)))
                 except DecodingError as error:
-                    failed += str(error).startswith(("has no readable header", "is a container without"))
+                    failed += str(error).startswith("has no readable header")
                 else:
                     assert found is None or found.to_dict()
         assert tracemalloc.get_traced_memory()[1] < MAX_HEADER_BYTES
