@@ -262,7 +262,7 @@ def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> tuple[byt
 
 
 def _small(image: Image.Image, longest: int) -> Image.Image:
-    if image.mode == "RGBA" and image.getextrema()[3] == (255, 255):
+    if image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
         image = image.convert("RGB")
     image.thumbnail((longest, longest))
     return image

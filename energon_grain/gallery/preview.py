@@ -101,7 +101,7 @@ def preview(
     else:
         if step is not None and "batch_size" not in arguments:
             raise ConfigError(f"step={step}: steps are of a batch size; pass batch_size")
-        defaults = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        defaults: dict[str, Any] = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
         node = get_train_dataset(dataset, **{**defaults, **arguments})
     return Preview(
         gather(

@@ -99,6 +99,9 @@ def test_every_form_says_the_same(mix: Path, state: Path, tmp_path: Path) -> Non
         made.restore_state_rank(cursor)
         with ocp.CheckpointManager(tmp_path / "orbax") as manager:
             manager.save(9, args=ocp.args.Composite(data=EnergonCheckpointSave(made)))
+    (tmp_path / "grain").mkdir()
+    (tmp_path / "grain" / "process_0-of-1.json").write_text(json.dumps(cursor))
+    forms["grain"] = tmp_path / "grain"
     forms["orbax"] = tmp_path / "orbax"
     forms["orbax, its step"] = tmp_path / "orbax" / "9"
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
