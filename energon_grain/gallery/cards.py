@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from energon_grain.sources.indexed import IndexedSource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.spec import LeafSpec, StreamSpec
+from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import SampleRecord
 
@@ -238,14 +238,24 @@ def _read(number: int, leaf: LeafSpec, run: Sequence[_Chosen], most_bytes: int) 
             for each in run:
                 yield from _read(number, leaf, [each], most_bytes)
         return
+    becomes = _fields_of(leaf)
     for place, (_, _, said) in enumerate(run):
-        yield Card(
-            dataset=number,
-            key=batch.keys[place],
-            shard=batch.shards[place],
-            place=said,
-            fields=tuple(show_part(name, value, most_bytes=most_bytes) for name, value in _parts(source, batch, place)),
+        shown = (
+            replace(show_part(name, value, most_bytes=most_bytes), field=becomes.get(name, ""))
+            for name, value in _parts(source, batch, place)
         )
+        key, shard = batch.keys[place], batch.shards[place]
+        yield Card(dataset=number, key=key, shard=shard, place=said, fields=tuple(shown))
+
+
+def _fields_of(leaf: LeafSpec) -> dict[str, str]:
+    """What each part of a leaf's samples becomes: fields, and of what is inside of it which."""
+    resolved = leaf.leaf if isinstance(leaf.leaf, ResolvedLeaf) else leaf.leaf.primary
+    found: dict[str, list[str]] = {}
+    for name, options in ({} if resolved.field_map is None else resolved.field_map.fields).items():
+        for option in options:
+            found.setdefault(option.part, []).append(f"{name} = {option}" if option.access else name)
+    return {part: ", ".join(names) for part, names in found.items()}
 
 
 def _parts(source: Source, batch: RawBatch, place: int) -> Iterable[tuple[str, Any]]:

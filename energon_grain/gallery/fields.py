@@ -46,6 +46,7 @@ _VIDEO = (AV_EXTENSIONS - _AUDIO) | {"m4v", "mpeg", "mpg", "ogv"}
 _MIME = {
     "apng": "image/apng",
     "bmp": "image/bmp",
+    "mpo": "image/jpeg",
     "gif": "image/gif",
     "jpeg": "image/jpeg",
     "png": "image/png",
@@ -77,14 +78,21 @@ class Shown:
     Attributes:
         name: Of the part.
         note: What it is: sizes, lengths, formats.
+        field: What of the sample it becomes, where a field map says so.
     """
 
     name: str
     note: str
+    field: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What to call it."""
+        return f"{self.name} → {self.field}" if self.field else self.name
 
     def summary(self) -> dict[str, str]:
         """What it is, as JSON."""
-        said = {"name": self.name, "kind": type(self).__name__.lower(), "note": self.note}
+        said = {"name": self.name, "field": self.field, "kind": type(self).__name__.lower(), "note": self.note}
         match self:
             case Words():
                 return {**said, "kind": self.form, "text": self.text}
@@ -359,7 +367,8 @@ def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image
             if frame.time is None or frame.time >= at or left <= _FRAMES_DECODED * (FRAMES - 1 - number) // FRAMES:
                 break
         if last is not None:
-            yield _small(last.to_image(), _FRAME_PIXELS)
+            scale = min(1, _FRAME_PIXELS / max(last.width, last.height))
+            yield last.to_image(width=max(1, round(last.width * scale)), height=max(1, round(last.height * scale)))
         if not seconds:
             return
 

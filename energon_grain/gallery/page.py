@@ -121,7 +121,7 @@ def _card(contents: Contents, card: Card, parts: dict[str, int], files: _Files) 
 
 
 def _heading(field: Shown) -> str:
-    return f"<h4><bdi>{_text(field.name)}</bdi> <small>{_text(field.note)}</small></h4>"
+    return f"<h4><bdi>{_text(field.heading)}</bdi> <small>{_text(field.note)}</small></h4>"
 
 
 def _shot(card: Card, field: Picture | Film, files: _Files) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def _field(field: Shown, files: _Files) -> Iterator[str]:
             yield f'<section class="field">{_heading(field)}<{tag} dir="auto">{_text(field.text, lines=True)}</{tag}>'
         case _:
             assert isinstance(field, Failed)
-            name = f"{field.name}: {_FAILED}" if field.name else "not read"
+            name = f"{field.heading}: {_FAILED}" if field.name else "not read"
             yield f'<section class="field bad"><h4><bdi>{_text(name)}</bdi> <small>{_text(field.note)}</small></h4>'
             yield f"<pre>{_text(field.error, lines=True)}</pre>"
     yield "</section>"

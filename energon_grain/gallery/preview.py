@@ -162,7 +162,7 @@ def _card(contents: Contents, card: Card, width: int, colours: bool) -> Iterator
     cut = _cut(title, width)
     yield cut + "─" * (width - cell_len(cut))
     for field in card.fields:
-        yield _cut(f"  {visible(field.name) or '(sample)'}  {visible(field.note)}", width)
+        yield _cut(f"  {visible(field.heading) or '(sample)'}  {visible(field.note)}", width)
         for line in _drawn(field, width - len(_INDENT), colours):
             yield _INDENT + line
 

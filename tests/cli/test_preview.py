@@ -89,6 +89,17 @@ def test_nothing_of_the_data_acts_on_a_terminal(folder: Path) -> None:
     assert not [letter for letter in _OURS.sub("", coloured).replace("\n", "") if not letter.isprintable()]
 
 
+def test_parts_are_called_by_the_fields_that_they_become(folder: Path, tmp_path: Path) -> None:
+    [first, *_] = fields(folder / "captions").values()
+    assert {name: field["field"] for name, field in first.items()} == {"jpg": "image", "txt": "caption"}
+    assert "  jpg → image  48 × 32, jpeg" in shown(folder / "captions")
+    write_tars(tmp_path / "inside", [{"__key__": "one", "json": {"says": ["this"]}}])
+    prepare_dataset(
+        tmp_path / "inside", split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "json[says][0]"}
+    )
+    assert fields(tmp_path / "inside")["one"]["json"]["field"] == "text = json[says][0]"
+
+
 def test_a_mixture_shows_each_dataset_and_its_share(folder: Path) -> None:
     found = document(folder / "mix.yaml", "--samples", "6")
     assert [(each["label"], each["samples"], each["share"]) for each in found["datasets"]] == [
