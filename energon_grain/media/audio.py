@@ -2,7 +2,7 @@
 
 A clip from `a` to `b` seconds is the samples from number round(a · rate) on, round((b − a) · rate) of them, as far as
 the file has them. Where a frame of samples lies is counted from the first one that is read, whose time the container
-says: in Matroska, whose ticks are milliseconds, that is half a millisecond at worst; elsewhere it is exact.
+says: in Matroska, whose ticks are milliseconds, it is off by a millisecond at worst; elsewhere it is exact.
 
 Decoders of MP3, AAC and Opus take a few frames to come to what they would give had they begun at the beginning. So
 reading begins half a second before a clip, and the clip is the same as cut out of the whole.

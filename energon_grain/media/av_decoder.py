@@ -147,10 +147,17 @@ class AVDecoder:
         if video_out_frame_size is not None and min(video_out_frame_size) < 1:
             raise ConfigError(f"video_out_frame_size={video_out_frame_size}: width and height must be at least 1")
         with opened(self.stream, self._bounds) as container:
-            clips = self._video(container).clips(ranges, video_unit, video_out_frame_size)
-            if not any(clips) and any(first <= 0 for first, _ in ranges):
-                raise DecodingError("the video has no frames")
+            track = self._video(container)
+            if video_unit == "seconds" or track.numbered:
+                clips = track.clips(ranges, video_unit, video_out_frame_size)
+            else:
+                clips, (times, _) = None, track.scan()
+        if clips is None:
+            with opened(self.stream, self._bounds) as container:
+                clips = self._video(container).clips(ranges, video_unit, video_out_frame_size, times)
         present = [clip for clip in clips if clip is not None]
+        if not present and any(first <= 0 for first, _ in ranges):
+            raise DecodingError("the video has no frames")
         return [self.array(frames) for frames, _ in present], [times for _, times in present]
 
     def get_audio_clips(
@@ -178,9 +185,9 @@ class AVDecoder:
             raise ConfigError(f"audio_sample_rate={audio_sample_rate}: must be at least 1")
         with opened(self.stream, self._bounds) as container:
             clips = self._audio(container).clips(ranges, audio_unit, audio_sample_rate)
-            if not any(clips) and any(first == -math.inf for first, _ in ranges):
-                raise DecodingError("the audio has no samples")
         present = [clip for clip in clips if clip is not None]
+        if not present and any(first == -math.inf for first, _ in ranges):
+            raise DecodingError("the audio has no samples")
         return [self.array(samples) for samples, _ in present], [times for _, times in present]
 
     def get_clips(

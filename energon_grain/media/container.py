@@ -143,8 +143,11 @@ class Track:
         self.tick: Fraction = stream.time_base
         self.format: str = container.format.name.partition(",")[0]
         self.index: Any = stream.index_entries
-        self.by_order = self.format == "avi"
-        """It has no times of presentation; libav guesses them, wrongly where frames are reordered."""
+        # AVI has times of decoding alone. Those of presentation, which libav derives from them, are late by a frame
+        # where one is reordered, and wrong where more are: then the k-th frame is shown at the k-th time.
+        depth = self.codec.reorder_depth if self.format == "avi" and stream.type == "video" else 0
+        self.by_order = depth > 1
+        self.late = int(depth == 1)
         self._vp8 = stream.type == "video" and self.codec.name in ("vp8", "libvpx")
         self.landed: int | None = None
         """The time of the first packet since the file was opened, or since the last seek."""
@@ -197,19 +200,23 @@ class Track:
 
     def time_of(self, packet: Any) -> int | None:
         """When what is in a packet begins, in ticks, but for the order: the k-th time is that of the k-th frame."""
-        return packet.dts if self.by_order or packet.pts is None else packet.pts
+        if self.by_order:
+            return packet.dts
+        return None if packet.pts is None else packet.pts - self.late
 
-    def scan(self) -> tuple[list[int], int | None]:
-        """Times of all that comes, in ticks and in order, and when the last one is over: from packets, not decoded."""
-        times: list[int] = []
+    def scan(self) -> tuple[list[int | None], int | None]:
+        """Times of all that comes, in ticks and in order, and when the last one is over: from packets, not decoded.
+
+        What has no time is listed, as None, at the end.
+        """
+        times: list[int | None] = []
         end: int | None = None
         for packet in self.packets():
             if self.is_shown(packet):
-                time = self.time_of(packet)
-                time = (times[-1] + 1 if times else 0) if time is None else time
-                times.append(time)
-                end = max(time if end is None else end, time + (packet.duration or 0))
-        return sorted(times), end
+                times.append(time := self.time_of(packet))
+                if time is not None:
+                    end = max(time if end is None else end, time + (packet.duration or 0))
+        return sorted(times, key=lambda time: (time is None, time)), end
 
     def end(self) -> int | None:
         """When it is over, in ticks: from what lies behind the last keyframe, of the video where there is some."""

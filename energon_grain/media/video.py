@@ -68,8 +68,9 @@ class VideoTrack(Track):
         rate = stream.average_rate
         self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
         """Ticks between frames, on average."""
-        self._slack = 0.5 if self._interval >= _COARSE_TICKS else 1e-3
-        self._numbered = self.stated_count() is not None
+        self._slack = 0.51 if self._interval >= _COARSE_TICKS else 1e-3
+        self.numbered = self.stated_count() is not None
+        """Its index says which number each frame has."""
         self._lowest: int = min([self.first, *(entry.timestamp for entry in self.index[:1])])
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
         self._bounds = bounds
@@ -78,7 +79,11 @@ class VideoTrack(Track):
         self._now: _Shown | None = None
 
     def clips(
-        self, ranges: Sequence[tuple[float, float]], unit: VideoUnit, size: tuple[int, int] | None
+        self,
+        ranges: Sequence[tuple[float, float]],
+        unit: VideoUnit,
+        size: tuple[int, int] | None,
+        times: Sequence[int | None] = (None,),
     ) -> list[Clip | None]:
         """The clip of each range; None where it begins after the end of the video.
 
@@ -86,15 +91,15 @@ class VideoTrack(Track):
             ranges: First and last moment of each, or first and last frame, both included.
             unit: What `ranges` are in.
             size: Width and height of the frames; None: as they are.
+            times: When each frame begins, in ticks, as `scan` gives it: for frames of a track that is not `numbered`.
+                If there are some without a time, they are counted from the beginning.
         """
         if unit == "seconds":
             return self._gather([(first / self.tick, last / self.tick) for first, last in ranges], False, size)
-        if self._numbered:
+        known = [time for time in times if time is not None]
+        if len(known) < len(times):
             return self._gather([(_floor(first), _floor(last)) for first, last in ranges], True, size)
-        times, _ = self.scan()
-        self.jump(self._lowest)
-        self._frames = self._shown(0)
-        return self._gather([(_nth(times, first), _nth(times, last)) for first, last in ranges], False, size)
+        return self._gather([(_nth(known, first), _nth(known, last)) for first, last in ranges], False, size)
 
     @cached_property
     def _order(self) -> list[int]:
@@ -148,13 +153,15 @@ class VideoTrack(Track):
 
     def _keyframe_before(self, place: float, by_number: bool) -> tuple[int, bool] | None:
         """Where to seek to for a frame, and whether that is exactly a keyframe; None where reading on is better."""
+        if by_number and not self.numbered:
+            return None
         here = self._now.start if self._now else self._lowest
         target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
         entry = self.index.search_timestamp(target)
         if entry >= 0 and (time := self.index[entry].timestamp) > here:
             return time, True
         # Of some containers, the index has the keyframes that were met, and no others.
-        known = self._numbered or (len(self.index) and self.index[-1].timestamp > here)
+        known = self.numbered or (len(self.index) and self.index[-1].timestamp > here)
         return None if known or place - here < _FAR_S / self.tick else (target, False)
 
     def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
@@ -177,27 +184,30 @@ class VideoTrack(Track):
         """The frames from where the container stands; `base` is the number of the first, None: the index says."""
         # Where every packet is a frame of its own, the next one need not be decoded to know when it begins.
         peeks = bool(self.codec.codec.intra_only) and not self.by_order
+        ranked = self.numbered and not self.by_order
         times: list[int] = []
         held: _Shown | None = None  # until it is known when the next one begins
         last = held
         count = 0
         for packet in self.packets():
-            time = packet.dts if self.by_order else packet.pts
+            time = self.time_of(packet)
             if packet.size and base is None:
-                base = bisect_left(self._order, packet.dts) if self._numbered and packet.dts is not None else 0
+                base = bisect_left(self._order, packet.dts) if self.numbered and packet.dts is not None else 0
             if time is not None and self.is_shown(packet):
                 insort(times, time)
                 if peeks and held is not None:
                     yield _lasting(held, time)
                     held = None
             for picture in packet.decode():
-                start = times[count] if self.by_order and count < len(times) else picture.pts
+                start = None if picture.pts is None else picture.pts - self.late
+                if self.by_order and count < len(times):
+                    start = times[count]
                 if start is None:
                     start = picture.dts if last is None else last.end
                 start = self.first if start is None else start
                 if last is not None and start <= last.start:
                     start = last.end
-                number = (base or 0) + (count if self.by_order else bisect_left(times, start))
+                number = (base or 0) + (bisect_left(times, start) if ranked else count)
                 count += 1
                 if held is not None:
                     yield _lasting(held, start)
