@@ -56,7 +56,7 @@ _MODULES = """
     flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
     flavors.webdataset.sample_decoder flavors.webdataset.standard_webdataset flavors.webdataset.structs
     loader
-    media media.extractor media.metadata
+    media media.extractor media.filesystem_prepare media.metadata
     metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
     metadataset.metadataset_v2
     rng
@@ -125,6 +125,7 @@ ELSEWHERE = {
             "format_sample_compact",
             "format_sample_detailed",
             "get_failure_tolerance",
+            "prepare_filesystem_dataset",
             "get_stateless",
             "skip_meta_re",
             "split_name_re",
@@ -153,7 +154,6 @@ ELSEWHERE = {
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
     "AVIndexMode": "every file has frames by their times and by their numbers",
-    "media.filesystem_prepare": "`energon_grain.prepare.prepare_media(path, media_filter)`",
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
     "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",

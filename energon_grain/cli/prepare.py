@@ -171,7 +171,7 @@ def prepare(
     decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
     decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
     decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
-    decides_media = {"--media-metadata-by-glob": media_metadata_by_glob}
+    decides_media: dict[str, object] = {"--media-metadata-by-glob": media_metadata_by_glob}
     decides_media |= {"--media-metadata-by-header": media_metadata_by_header}
     decides_media |= {"--media-metadata-by-extension": media_metadata_by_extension}
     cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
@@ -199,7 +199,9 @@ def prepare(
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
-    media = MediaFilterConfig.parse(*decides_media.values()) if any(decides_media.values()) else None
+    media = None
+    if any(decides_media.values()):
+        media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     fields = _parse_field_map(field_map) if field_map else None
     shards = None
     if not tar_index_only:

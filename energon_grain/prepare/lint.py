@@ -397,8 +397,9 @@ def lint_dataset(
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index)), *_about_media(folder, index)]
         columns = look(partial(open_columns, folder))
-        for name in () if columns is None else columns.stored:
-            look(partial(_read_column, columns, name))
+        if columns is not None:
+            for name in columns.stored:
+                look(partial(_read_column, columns, name))
 
     def report(stage: Literal["index", "samples"], done: int, total: int) -> None:
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))

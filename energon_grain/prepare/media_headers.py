@@ -150,7 +150,7 @@ def _opened(root: str, names: Sequence[str]) -> Iterator[tuple[int, bytes, _Read
                 found = client.read(ObjectRange(url, 0, HEADER_BYTES))
             except RangeError:
                 found = client.read(ObjectRange(url))  # it is smaller than that
-            if found is None or found.data is None:
+            if found is None or found.data is None or found.size_bytes is None:
                 raise FileNotFoundError(f"{url}: there is no such object any more")
             return found.size_bytes, found.data, read_at
 
