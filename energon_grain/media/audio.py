@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import DecodingError
 from energon_grain.media.container import Bounds, Track
 
 Samples = npt.NDArray[Any]
@@ -54,7 +55,7 @@ class AudioTrack(Track):
         super().__init__(container, stream)
         self.rate: int = stream.sample_rate
         if not self.rate:
-            raise ValueError("the audio has no sample rate")
+            raise DecodingError("the audio has no sample rate")
         self._most = bounds.max_part_bytes
         self._bytes = 0
         self._here: float = -math.inf
@@ -98,11 +99,11 @@ class AudioTrack(Track):
         """Fill clips, in one go forward through the file."""
         waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
         running: list[_Piece] = []
-        ahead: _Piece | None = None  # what the track has gone to already
+        sought = 0  # for how many clips still waiting the track has gone to the next
         while running or waiting:
-            if not running and waiting[-1] is not ahead:
-                ahead = waiting[-1]
-                self._approach(ahead.first - ahead.margin)
+            if not running and len(waiting) != sought:
+                sought = len(waiting)
+                self._approach(waiting[-1].first - waiting[-1].margin)
             piece = next(self._pieces, None)
             if piece is None:
                 break
@@ -119,7 +120,7 @@ class AudioTrack(Track):
                     clip.samples.append(samples[:, int(low) - begin : int(high) - begin])
                     self._bytes += clip.samples[-1].nbytes
                     if self._most is not None and self._bytes > self._most:
-                        raise ValueError(
+                        raise DecodingError(
                             f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise "
                             f"the bound"
                         )

@@ -17,7 +17,7 @@ from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.media.audio import AudioTrack, AudioUnit
 from energon_grain.media.container import MAX_PART_BYTES, Bounds, Track, open_container, opened
 from energon_grain.media.metadata import AVMetadata
-from energon_grain.media.video import VideoTrack, VideoUnit
+from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
 from energon_grain.samples.sample import edataclass
 from energon_grain.transforms.image import MAX_PIXELS
 
@@ -146,12 +146,14 @@ class AVDecoder:
         _check_choice("video_unit", video_unit, ("seconds", "frames"))
         if video_out_frame_size is not None and min(video_out_frame_size) < 1:
             raise ConfigError(f"video_out_frame_size={video_out_frame_size}: width and height must be at least 1")
+        clips: list[VideoClip | None] | None = None
+        times: list[int | None] = []
         with opened(self.stream, self._bounds) as container:
             track = self._video(container)
             if video_unit == "seconds" or track.numbered:
                 clips = track.clips(ranges, video_unit, video_out_frame_size)
             else:
-                clips, (times, _) = None, track.scan()
+                times, _ = track.scan()
         if clips is None:
             with opened(self.stream, self._bounds) as container:
                 clips = self._video(container).clips(ranges, video_unit, video_out_frame_size, times)
@@ -341,11 +343,11 @@ class AVWebdatasetDecoder:
         _check_choice("av_decode", av_decode, get_args(AVDecode))
         self.video_decode_audio = video_decode_audio
         self.av_decode = av_decode
-        self._bounds: dict[str, int | None] = {"max_pixels": max_pixels, "max_part_bytes": max_part_bytes}
+        self._max_pixels, self._max_part_bytes = max_pixels, max_part_bytes
 
     def read_av_data(self, data: Buffer) -> AVDecoder:
         """The decoder of a file with these bytes."""
-        return self._decoder(io.BytesIO(data), **self._bounds)
+        return self._decoder(io.BytesIO(data), max_pixels=self._max_pixels, max_part_bytes=self._max_part_bytes)
 
     def decode(self, data: Buffer) -> Any:
         """What `av_decode` makes of the file with these bytes: an `AVDecoder`, `AVData`, or a PyAV container.

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import DecodingError
 from energon_grain.media.container import Bounds, Track
 from energon_grain.transforms.image import PASSES, check_size
 
@@ -94,6 +95,8 @@ class VideoTrack(Track):
             times: When each frame begins, in ticks, as `scan` gives it: for frames of a track that is not `numbered`.
                 If there are some without a time, they are counted from the beginning.
         """
+        if self._bounds.max_pixels is not None:
+            check_size(self.codec.width, self.codec.height, self._bounds.max_pixels)
         if unit == "seconds":
             return self._gather([(first / self.tick, last / self.tick) for first, last in ranges], False, size)
         known = [time for time in times if time is not None]
@@ -131,9 +134,9 @@ class VideoTrack(Track):
             if running:
                 pixels = self._rgb(shown.picture, size)
                 size = size or (pixels.shape[1], pixels.shape[0])  # should later frames have another one
-            for clip in running:
-                frames[clip].append(pixels)
-                times[clip] = times[clip][0], shown.end
+                for clip in running:
+                    frames[clip].append(pixels)
+                    times[clip] = times[clip][0], shown.end
             running = [clip for clip in running if over <= ranges[clip][1] + slack]
         tick = self.tick
         return [
@@ -153,7 +156,7 @@ class VideoTrack(Track):
 
     def _keyframe_before(self, place: float, by_number: bool) -> tuple[int, bool] | None:
         """Where to seek to for a frame, and whether that is exactly a keyframe; None where reading on is better."""
-        if by_number and not self.numbered:
+        if by_number and not (self.numbered and self._order):
             return None
         here = self._now.start if self._now else self._lowest
         target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
@@ -223,7 +226,7 @@ class VideoTrack(Track):
             check_size(picture.width, picture.height, self._bounds.max_pixels)
             self._pixels += width * height
             if self._pixels > PASSES * self._bounds.max_pixels:
-                raise ValueError(
+                raise DecodingError(
                     f"the frames have more than {PASSES} times max_pixels={self._bounds.max_pixels} together; take "
                     f"shorter clips or smaller frames, or raise the bound"
                 )

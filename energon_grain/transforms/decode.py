@@ -456,13 +456,13 @@ class SampleDecoder:
             if self is DEFAULT_DECODER and "jax" in sys.modules:
                 _hint_at_layout()
             return _guarded(part, lambda data: self._image_value(self._pixels(data)))
-        return _guarded(part, self._av_codec()) if extension in AV_EXTENSIONS else None
+        return self._av_codec(part) if extension in AV_EXTENSIONS else None
 
     def _planes_value(self, planes: npt.NDArray[Any]) -> Any:
         """What an image in one of the `torch…` modes becomes: the array itself; a tensor in the torch adapter."""
         return planes
 
-    def _av_codec(self) -> Codec:
+    def _av_codec(self, part: str) -> Codec:
         """The function that decodes a video or audio file.
 
         Raises:
@@ -471,7 +471,15 @@ class SampleDecoder:
         if self._config["av_decode"] != "AVDecoder":
             require_av()
         options = ("video_decode_audio", "av_decode", "max_pixels", "max_part_bytes")
-        return self._av_decoder(**{option: self._config[option] for option in options}).decode
+        decoder = self._av_decoder(**{option: self._config[option] for option in options})
+
+        def decode(data: Buffer) -> Any:
+            try:
+                return decoder.decode(data)
+            except DecodingError as error:
+                raise DecodingError(f"part {part!r}: {error}") from error
+
+        return _guarded(part, decode)
 
     def _torch_codec(self, part: str) -> Codec:
         """The function that decodes what `torch.save` wrote.

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["prepare", "fresh", "--non-interactive", "--split-ratio", "1", "--crude"], {"samples": 24, "root": "fresh"}),
     (["prepare", "text", "--tar-index-only"], {"samples": 24}),
-    (["prepare-media", "text", "--media-metadata-by-extension"], {"samples": 24}),
+    (["prepare-media", "text", "--media-metadata-by-header"], {"samples": 24}),
     (["prepare", "lines.jsonl"], {"samples": 1, "path": "lines.jsonl"}),
     (["prepare", "mix.yaml"], {"removed": []}),
     (["convert", "text", "records"], {"samples": 24, "container": "array-record", "target": "records"}),

@@ -342,9 +342,12 @@ def test_energon_gives_the_same(films: dict[str, bytes], tmp_path: Path) -> None
             mine, times = decoder.get_video_clips([each])
             assert json.loads(json.dumps([digest(mine), times])) == expected, (path.name, each)
         mine = decoder.get_metadata(get_audio_num_samples=True).to_dict()
+        if path.name == "mkv-reordered":  # theirs is over when the last frame in the file is, which is not shown last
+            assert mine.pop("video_duration") - metadata.pop("video_duration") == pytest.approx(0.033)
+        if path.name == "mkv-sound":  # theirs has lost the first frame of samples by seeking
+            assert mine.pop("audio_num_samples") - metadata.pop("audio_num_samples") == 1024
         assert {name: value and round(value, 6) for name, value in mine.items()} == metadata, path.name
-        if frames:
-            assert (
-                digest([energon_grain_torch.get_single_frames_uniform(decoder, 7, video_out_frame_size=(32, 24))])
-                == frames
-            )
+        # Theirs skips frames in mp4 with open groups, and takes the frame before or after it in some others.
+        if path.name in ("mp4", "mp4-reordered", "avi", "avi-mjpeg"):
+            mine = energon_grain_torch.get_single_frames_uniform(decoder, 7, video_out_frame_size=(32, 24))
+            assert digest([mine]) == frames, path.name
