@@ -38,6 +38,9 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+_FOCUSED = "document.activeElement.innerText || document.activeElement.id || ''"
+
+
 class Opened:
     """A page, with what it asked the network for and what its console said."""
 
@@ -62,7 +65,11 @@ class Opened:
 
     def focused(self) -> str:
         """What has the focus, as its text or name."""
-        return self.page.evaluate("document.activeElement.innerText || document.activeElement.id || ''")
+        return self.page.evaluate(_FOCUSED)
+
+    def wait_for_focus(self, text: str) -> None:
+        """Wait until something has it: what a dialog does when it closes comes a little later than the key."""
+        self.page.wait_for_function(f"text => ({_FOCUSED}) === text", arg=text)
 
 
 @pytest.fixture(params=[1280, 375], ids=["desktop", "phone"])
@@ -136,26 +143,26 @@ def test_by_keyboard(opened: Opened) -> None:
 
     page.keyboard.press("/")
     page.keyboard.press("/")
-    assert opened.focused() == "find"
+    opened.wait_for_focus("find")
     page.locator(".open").first.focus()
     page.keyboard.press("ArrowRight")
-    second = opened.focused()
-    assert second == page.locator(".open").nth(1).inner_text()
+    second = page.locator(".open").nth(1).inner_text()
+    opened.wait_for_focus(second)
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowDown")
     below = page.evaluate("getComputedStyle(grid).gridTemplateColumns.split(' ').length")
-    assert opened.focused() == page.locator(".open").nth(below).inner_text()
+    opened.wait_for_focus(page.locator(".open").nth(below).inner_text())
 
     page.locator(".open").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator("dialog").is_visible()
-    assert page.locator("dialog h3").inner_text() == page.locator(".open").first.inner_text()
+    page.locator("dialog").wait_for(state="visible")
+    assert page.locator("dialog h3").inner_text() == page.locator("#grid .open").first.inner_text()
     assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
     page.keyboard.press("ArrowRight")
-    assert page.locator("dialog h3").inner_text() == second
+    page.locator("dialog h3", has_text=second).wait_for()
     page.keyboard.press("Escape")
-    assert not page.locator("dialog").is_visible()
-    assert opened.focused() == second
+    page.locator("dialog").wait_for(state="hidden")
+    opened.wait_for_focus(second)
 
 
 def test_in_a_notebook(browser: Any, file: Path, tmp_path: Path) -> None:
@@ -166,8 +173,8 @@ def test_in_a_notebook(browser: Any, file: Path, tmp_path: Path) -> None:
     opened = Opened(browser, around, 1000)
     inside = opened.page.frame_locator("iframe")
     inside.get_by_role("button", name="wav", exact=True).click()
-    assert inside.locator("#count").inner_text() == "2 of 12 shown"
+    inside.locator("#count", has_text="2 of 12 shown").wait_for()
     inside.locator(".open:visible").first.click()
-    assert inside.locator("dialog").is_visible()
+    inside.locator("dialog").wait_for(state="visible")
     assert (opened.requests, opened.said, opened.page.title()) == ([], [], "mix.yaml")
     opened.context.close()
