@@ -98,6 +98,8 @@ from .errors import (
     UntrustedCodeError as UntrustedCodeError,
     WorkerError as WorkerError,
 )
+from .formats.columns import Columns as Columns, open_columns as open_columns
+from .gallery.preview import Preview as Preview, preview as preview
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,

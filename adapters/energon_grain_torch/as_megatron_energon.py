@@ -56,7 +56,7 @@ _MODULES = """
     flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
     flavors.webdataset.sample_decoder flavors.webdataset.standard_webdataset flavors.webdataset.structs
     loader
-    media media.metadata
+    media media.extractor media.filesystem_prepare media.metadata
     metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
     metadataset.metadataset_v2
     rng
@@ -65,7 +65,7 @@ _MODULES = """
     source_info
     state
     task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
-    tools tools.checkpoint tools.info tools.lint tools.prepare tools.preview
+    tools tools.checkpoint tools.info tools.lint tools.prepare tools.prepare_media tools.preview
     transforms transforms.common transforms.custom transforms.mappers transforms.merge
     worker
     wrappers wrappers.base wrappers.batch_dataset wrappers.blend_dataset wrappers.concat_dataset
@@ -82,6 +82,8 @@ _NAMES = "energon_grain_torch.energon_names"
 ELSEWHERE = {
     "AVDecoderType": "energon_grain.media.av_decoder:AVDecode",
     "AVProbeIndex": _NAMES,
+    "MediaFilterConfig": "energon_grain.media.headers:MediaFilterConfig",
+    "MediaFilterStrategy": "energon_grain.media.headers:MediaFilterStrategy",
     "ImageDecoderType": "energon_grain.transforms.image:ImageDecode",
     "SampleException": "energon_grain.errors:EnergonGrainError",
     "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
@@ -95,6 +97,8 @@ ELSEWHERE = {
     "tools.info:command": f"{_COMMANDS}:info",
     "tools.lint:command": f"{_COMMANDS}:lint",
     "tools.prepare:command": f"{_COMMANDS}:prepare",
+    "tools.prepare_media:command": f"{_COMMANDS}:prepare_media",
+    "prepare_media_command": f"{_COMMANDS}:prepare_media",
     "tools.preview:command": f"{_COMMANDS}:preview",
     "command_redist": _COMMANDS,
     "cli.main:main": f"{_COMMANDS}:main",
@@ -121,6 +125,7 @@ ELSEWHERE = {
             "format_sample_compact",
             "format_sample_detailed",
             "get_failure_tolerance",
+            "prepare_filesystem_dataset",
             "get_stateless",
             "skip_meta_re",
             "split_name_re",
@@ -149,10 +154,6 @@ ELSEWHERE = {
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
     "AVIndexMode": "every file has frames by their times and by their numbers",
-    **dict.fromkeys(
-        ("media.extractor", "media.filesystem_prepare", "prepare_media_command", "tools.prepare_media"),
-        "metadata of media is not read yet",
-    ),
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
     "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",

@@ -119,6 +119,7 @@ def _redistribute(arguments: Sequence[str]) -> None:
 main = _ours("")
 prepare = _ours("prepare", last_line="Done")
 info = _ours("info")
+prepare_media = _ours("prepare-media", last_line="Done")
 lint = _ours("lint")
 preview = Command("preview", _preview)
 command_redist = Command("redist", _redistribute)

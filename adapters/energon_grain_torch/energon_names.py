@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import yaml
 
 from energon_grain.datasets.hooks import failure_tolerance_of
 from energon_grain.formats import nv_meta
+from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.add_media import prepare_media
 from energon_grain.samples import source_info
 from energon_grain.samples.fields import pin_memory
 from energon_grain.samples.source_info import get_source_info as get_source_info
@@ -43,6 +46,21 @@ get_failure_tolerance = failure_tolerance_of
 def get_dataset_info(path: EPath) -> dict[str, Any]:
     """What `.info.json` of a prepared dataset says, as a dictionary."""
     return json.loads(nv_meta.encode_info(nv_meta.read_info(path)))
+
+
+def prepare_filesystem_dataset(
+    root_path: EPath,
+    media_filter: MediaFilterConfig,
+    *,
+    progress: bool,
+    workers: int = 16,
+    index_sqlite_tmp_path: Path | None = None,
+) -> int:
+    """Gather metadata of the media in a plain folder; see `prepare_media`. Returns of how many something is known."""
+    del progress, index_sqlite_tmp_path
+    report = prepare_media(root_path, media_filter, num_workers=workers)
+    assert report.media is not None
+    return report.media.found
 
 
 def get_stateless(fn: Any) -> bool:

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.bench import bench
+from energon_grain.cli.checkpoint import checkpoint_info
 from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
-from energon_grain.cli.prepare import prepare
+from energon_grain.cli.prepare import prepare, prepare_media
+from energon_grain.cli.preview import preview
 from energon_grain.cli.terminal import Answer, answering
 from energon_grain.cli.which import which
 
@@ -36,9 +38,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, panel in {prepare: _MAKE, convert: _MAKE, info: _LOOK, lint: _LOOK, which: _LOOK, bench: _LOOK}.items():
+for command, panel in {
+    **dict.fromkeys((prepare, prepare_media, convert), _MAKE),
+    **dict.fromkeys((info, preview, lint, which, bench), _LOOK),
+}.items():
     app.command(rich_help_panel=panel)(answering(command))
 app.command(rich_help_panel="Write metadatasets")(answering(schema))
+checkpoint = typer.Typer(no_args_is_help=True, help="Look at saved states of loaders.")
+checkpoint.command("info")(answering(checkpoint_info))
+
+
+@checkpoint.callback()
+def _checkpoint() -> None:
+    """Look at saved states of loaders."""
+
+
+app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)
 
 
 def _show_version(asked: bool) -> None:

@@ -14,9 +14,10 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.summary import ArraySummary, DatasetSummary, SizeBin
+    from energon_grain.prepare.summary import ArraySummary, ColumnSummary, DatasetSummary, SizeBin
 
 _BAR_WIDTH = 40
+_BARS = " ▁▂▃▄▅▆▇█"
 _PLOTS, _MIXTURES = "Plots", "Metadatasets"
 
 
@@ -150,8 +151,35 @@ def _lines(summary: DatasetSummary) -> list[str]:
     for name, part in summary.parts.items():
         mean = format_bytes(part.total_bytes / part.count)
         extent = f"{format_bytes(part.smallest_bytes)} to {format_bytes(part.largest_bytes)}"
-        rows.append((name, f"{part.count:,} files", format_bytes(part.total_bytes), f"mean {mean} ({extent})"))
-    return [*lines, *table(rows, "<>><"), "", *_histogram(summary.sizes)]
+        total = format_bytes(part.total_bytes)
+        drawn = sparkline([size.samples for size in part.sizes])
+        rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
+    lines += [*table(rows, "<>><<"), ""]
+    if summary.columns:
+        lines += ["Columns", *table([_column(*item) for item in summary.columns.items()], "<>><<"), ""]
+    if summary.stale_columns:
+        named = ", ".join(summary.stale_columns)
+        lines += [f"Columns of samples that are not here any more: {named}.", ""]
+    return [*lines, *_histogram(summary.sizes)]
+
+
+def _column(name: str, column: ColumnSummary) -> tuple[str, ...]:
+    missing = f"{column.missing:,} missing" if column.missing else ""
+    if column.mean is None:
+        return name, "no values", missing, "", ""
+    extent = f"mean {column.mean:,.6g} ({column.smallest:,.6g} to {column.largest:,.6g})"
+    scale = " log" if column.is_log else ""
+    return name, f"{column.values:,} values", missing, extent, sparkline(column.bins) + scale
+
+
+def sparkline(counts: Sequence[int]) -> str:
+    """A histogram in one line: the height of each bar is in proportion, and one that is not empty shows.
+
+    >>> sparkline([0, 1, 4, 8])
+    ' ▁▄█'
+    """
+    most = max(counts, default=0)
+    return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
 
 
 def _lines_of_arrays(summary: ArraySummary) -> list[str]:

@@ -1,4 +1,4 @@
-"""`energon-grain prepare`: index and split a folder of shards, asking for what the flags leave open."""
+"""`energon-grain prepare`: index and split a folder of shards, asking for what flags leave open; `prepare-media`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,51 @@ if TYPE_CHECKING:
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.preparation import PrepareReport
-    from energon_grain.prepare.scan import PrepareProgress, ScannedDataset
+    from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
 
-_SPLIT, _SAMPLES, _RUNNING = "Split", "Samples", "How it runs"
+_SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "How it runs"
 _SHOWN_PARTS = 10
 _LEAVE_OUT = "-"
 _CRUDE = "CrudeWebdataset"
+_ByGlob = Annotated[
+    str | None,
+    typer.Option(
+        help="Of files whose names fit a shell pattern, such as '*.jpg'; several with commas between them.",
+        rich_help_panel=_MEDIA,
+    ),
+]
+_ByHeader = Annotated[
+    bool,
+    typer.Option(
+        "--media-metadata-by-header", help="Of files that begin as media do: all are looked at.", rich_help_panel=_MEDIA
+    ),
+]
+_ByExtension = Annotated[
+    bool,
+    typer.Option(
+        "--media-metadata-by-extension", help="Of files with the usual endings of media.", rich_help_panel=_MEDIA
+    ),
+]
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Processes at most; 0 for none. Default: one for each core. With Ray: shards handed over at a time.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Runner = Annotated[
+    Literal["processes", "ray"],
+    typer.Option(
+        help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_RayAddress = Annotated[
+    str | None,
+    typer.Option(help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).", rich_help_panel=_RUNNING),
+]
+_Progress = Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)]
 
 
 def prepare(
@@ -107,31 +146,16 @@ def prepare(
     dataset_yaml_name: Annotated[
         str, typer.Option(help="Name of that file in .nv-meta.", rich_help_panel=_SAMPLES)
     ] = "dataset.yaml",
-    num_workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Processes at most; 0 for none. Default: one for each core. With Ray: shards handed over at a time.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = None,
-    runner: Annotated[
-        Literal["processes", "ray"],
-        typer.Option(
-            help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = "processes",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).", rich_help_panel=_RUNNING
-        ),
-    ] = None,
+    media_metadata_by_glob: _ByGlob = None,
+    media_metadata_by_header: _ByHeader = False,
+    media_metadata_by_extension: _ByExtension = False,
+    num_workers: _Workers = None,
+    runner: _Runner = "processes",
+    ray_address: _RayAddress = None,
     non_interactive: Annotated[
         bool, typer.Option("--non-interactive", help="Never ask.", rich_help_panel=_RUNNING)
     ] = False,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)] = True,
+    progress: _Progress = True,
 ) -> Answer:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
@@ -147,28 +171,37 @@ def prepare(
     decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
     decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
     decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
+    decides_media: dict[str, object] = {"--media-metadata-by-glob": media_metadata_by_glob}
+    decides_media |= {"--media-metadata-by-header": media_metadata_by_header}
+    decides_media |= {"--media-metadata-by-extension": media_metadata_by_extension}
     cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
         kind = "a JSONL file, which is only indexed" if is_jsonl else "a metadataset, of which only joins are prepared"
-        _refuse(f"{path}: {kind}", {**decides_split, **decides_type, **decides_shards, **cluster})
+        _refuse(f"{path}: {kind}", {**decides_split, **decides_type, **decides_shards, **decides_media, **cluster})
         return _jsonl(location, progress) if is_jsonl else _metadataset(location, progress)
     _check_kind(location)
     if skip_dataset_yaml:
         _refuse("--skip-dataset-yaml contradicts what decides the sample type", decides_type)
     if tar_index_only:
         _refuse("--tar-index-only keeps shards, splits and sample types", {**decides_type, **decides_split})
+        _refuse("--tar-index-only looks at no media; `energon-grain prepare-media` does", decides_media)
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
 
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
+    from energon_grain.media.headers import MediaFilterConfig
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
-    from energon_grain.prepare.preparation import open_to_prepare, prepare_dataset
+    from energon_grain.prepare.placing import open_to_prepare
+    from energon_grain.prepare.preparation import prepare_dataset
 
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
+    media = None
+    if any(decides_media.values()):
+        media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     fields = _parse_field_map(field_map) if field_map else None
     shards = None
     if not tar_index_only:
@@ -207,6 +240,7 @@ def prepare(
             force_overwrite=force_overwrite,
             tar_index_only=tar_index_only,
             fix_duplicates=fix_duplicates,
+            media_filter=media,
             num_workers=num_workers,
             sqlite=sqlite,
             progress=_shown_by(bar),
@@ -214,6 +248,50 @@ def prepare(
         )
     wants_yaml = None if tar_index_only or skip_dataset_yaml else dataset_yaml_name
     return Answer(document=with_samples(report), lines=_lines(report, wants_yaml))
+
+
+def prepare_media(
+    path: Annotated[str, typer.Argument(help="A dataset that is prepared, or a folder of files; also by URL.")],
+    media_metadata_by_glob: _ByGlob = None,
+    media_metadata_by_header: _ByHeader = False,
+    media_metadata_by_extension: _ByExtension = False,
+    num_workers: _Workers = None,
+    runner: _Runner = "processes",
+    ray_address: _RayAddress = None,
+    progress: _Progress = True,
+) -> Answer:
+    """Gather sizes, durations and rates of images, videos and sounds from their headers; nothing is decoded.
+
+    They go into the index of a dataset, or beside the files of a plain folder: for `get_media_metadata`, and for
+    columns. What is known of files that are not looked at stays.
+    """
+    from energon_grain.media.headers import MediaFilterConfig
+    from energon_grain.prepare.add_media import prepare_media as prepare_it
+    from energon_grain.prepare.preparation import PrepareReport
+
+    media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+    location = located(path)
+    _check_kind(location)
+    with _executor(runner, ray_address) as executor, progress_bar("Looking", shown=progress) as bar:
+        report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
+    if isinstance(report, PrepareReport):
+        held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
+        document: object = with_samples(report)
+    else:
+        held, document = counted(report.files, "file"), report
+    done = f"Looked at {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+    return Answer(document=document, lines=[done, *_lines_of_media(report.media)])
+
+
+def _lines_of_media(media: MediaReport | None) -> Iterator[str]:
+    if media is None:
+        return
+    yield f"  metadata of {counted(media.found, 'file')}"
+    if media.failures:
+        more = "" if media.failures == len(media.failed) else ", such as these"
+        which = f"{counted(media.failures, 'file')} with a damaged header"
+        yield "  " + note(f"{which}, of which nothing is known{more}:")
+        yield from (f"    {each}" for each in media.failed)
 
 
 def _refuse(why: str, options: Mapping[str, object]) -> None:
@@ -327,6 +405,7 @@ def _lines(report: PrepareReport, wants_yaml: str | None) -> Iterator[str]:
     for name, shards in report.split_parts.items():
         yield f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}"
     yield f"  parts: {_some(report.part_names)}"
+    yield from _lines_of_media(report.media)
     yield from (f"  {note(each)}" for each in report.notes)
     if wants_yaml is not None and not any(path.endswith(f"/{wants_yaml}") for path in report.written):
         kept = (open_folder(report.root).local / ".nv-meta" / wants_yaml).exists()

@@ -6,9 +6,10 @@ own `dataset.yaml` says; `build` gives the dataset node. Without such a wish `ge
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
@@ -20,6 +21,8 @@ from energon_grain.errors import ConfigError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.forms import Place
+from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.add_media import prepare_media
 from energon_grain.prepare.join_members import Nonmatch
 from energon_grain.prepare.preparation import prepare_dataset, prepare_jsonl
 from energon_grain.prepare.scan import PrepareProgress
@@ -53,6 +56,25 @@ _DECODER = SampleDecoder()
 def _unseen(elements: Iterable[Any], length: int) -> Iterable[Any]:
     del length
     return elements
+
+
+@contextlib.contextmanager
+def _shown(progress_fn: ShowProgress) -> Generator[Callable[[PrepareProgress], None]]:
+    """What a `prepare` tells its progress to, so that `progress_fn` shows it, and is let come to its end."""
+    ticks: Iterator[Any] = iter(())
+    shown = -1
+
+    def show(progress: PrepareProgress) -> None:
+        nonlocal ticks, shown
+        if shown < 0:
+            ticks, shown = iter(progress_fn(range(progress.shards_total), progress.shards_total)), 0
+        while shown < progress.shards_done:
+            next(ticks, None)
+            shown += 1
+
+    yield show
+    for _ in ticks:
+        pass
 
 
 class _Ordered(Generic[T_sample]):
@@ -208,7 +230,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         progress_fn: ShowProgress = _unseen,
         workers: int = 32,
         tar_index_only: bool = False,
-        media_filter: object = None,
+        media_filter: Any = None,
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> set[str]:
@@ -224,7 +246,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
             progress_fn: Called with an iterable and its length; passes its elements on and shows how far it is.
             workers: Processes at most; 0: none.
             tar_index_only: Write only the indices of a prepared dataset anew.
-            media_filter: Not supported yet.
+            media_filter: Which parts are looked at for metadata of media: a `MediaFilterConfig`.
             fix_duplicates: Where tars have a key in common, put the path of its tar before each member's name, in all
                 of them; see `prepare_dataset`.
             index_sqlite_tmp_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is
@@ -234,43 +256,64 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
             Names of the parts.
 
         Raises:
-            ConfigError: `media_filter` is given.
             EnergonGrainError: As in `prepare_dataset`.
         """
-        if media_filter is not None:
-            raise ConfigError("media_filter: metadata of media are not stored yet; leave it at None.")
-        ticks: Iterator[Any] = iter(())
-        shown = -1
-
-        def show(progress: PrepareProgress) -> None:
-            nonlocal ticks, shown
-            if shown < 0:
-                ticks, shown = iter(progress_fn(range(progress.shards_total), progress.shards_total)), 0
-            while shown < progress.shards_done:
-                next(ticks, None)
-                shown += 1
-
         patterns: dict[str, list[str]] = {}
         for part, pattern in split_parts_patterns or ():
             patterns.setdefault(part, []).append(pattern)
-        report = prepare_dataset(
-            os.fspath(parent_path),
-            shards=None if tar_index_only else [name for path in paths for name in _expand(path)],
-            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
-            split_patterns=patterns or None,
-            split_config=split_config,
-            shuffle_tars=shuffle_seed is not None,
-            shuffle_seed=shuffle_seed or 0,
-            force_overwrite=not tar_index_only,
-            tar_index_only=tar_index_only,
-            fix_duplicates=fix_duplicates,
-            num_workers=workers,
-            sqlite_build_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path),
-            progress=show,
-        )
-        for _ in ticks:  # let it finish what it shows
-            pass
+        with _shown(progress_fn) as show:
+            report = prepare_dataset(
+                os.fspath(parent_path),
+                shards=None if tar_index_only else [name for path in paths for name in _expand(path)],
+                split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+                split_patterns=patterns or None,
+                split_config=split_config,
+                shuffle_tars=shuffle_seed is not None,
+                shuffle_seed=shuffle_seed or 0,
+                force_overwrite=True,
+                tar_index_only=tar_index_only,
+                fix_duplicates=fix_duplicates,
+                media_filter=None if media_filter is None else MediaFilterConfig.of(media_filter),
+                num_workers=workers,
+                sqlite_build_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path),
+                progress=show,
+            )
         return set(report.part_names)
+
+    @staticmethod
+    def add_media_metadata(
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: Any,
+        workers: int = 32,
+        progress_fn: ShowProgress = _unseen,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Add metadata of media to the index of a prepared dataset, or gather them anew.
+
+        Args:
+            parent_path: The dataset folder, or its URL.
+            media_filter: Which parts are looked at: a `MediaFilterConfig`.
+            workers: As in `prepare_dataset`, and so are the others.
+            progress_fn: See there.
+            index_sqlite_tmp_path: See there.
+
+        Returns:
+            How many parts are media of which something is known now.
+
+        Raises:
+            EnergonGrainError: As in `prepare_media`.
+        """
+        with _shown(progress_fn) as show:
+            report = prepare_media(
+                parent_path,
+                MediaFilterConfig.of(media_filter),
+                num_workers=workers,
+                sqlite_build_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path),
+                progress=show,
+            )
+        assert report.media is not None
+        return report.media.found
 
     def as_file_store(self) -> FileStore[bytes]:
         """The whole dataset by the names of its files, undecoded."""

@@ -49,7 +49,8 @@ from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.forms import Form
 from energon_grain.prepare.executors import own_executor
-from energon_grain.prepare.preparation import preparation_lock, prepare_dataset
+from energon_grain.prepare.placing import preparation_lock
+from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries, sync_folder

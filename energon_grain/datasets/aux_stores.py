@@ -14,6 +14,7 @@ from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.forms import Place, expected, unknown, wrong
+from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
@@ -197,6 +198,10 @@ class DecodeFileStore(FileStore[Any]):
         """Decode what the inner store has. Raises as `read` does."""
         return self._decoded(key, self.inner.decoded(key, data))
 
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """As the inner store knows it."""
+        return self.inner.get_media_metadata(key)
+
     def _decoded(self, key: str, data: Any) -> Any:
         if isinstance(data, np.ndarray):
             return data  # numbers of a record, which need no decoding
@@ -241,6 +246,10 @@ class PrimaryFileStore(FileStore[T_co]):
     def decoded(self, key: str, data: Any) -> T_co:
         """As the store decodes it."""
         return self.inner.decoded(self._full(key), data)
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """What is known of a part of the current sample, `.mp4`, or of a file by its whole name."""
+        return self.inner.get_media_metadata(self._full(key))
 
     def _full(self, key: str) -> str:
         return self.current_key + key if key.startswith(".") else key

@@ -324,6 +324,7 @@ def _digest_of(data: bytes | bytearray | memoryview) -> str:
 
 COLUMNAR_FOLDER = "columnar"
 HEADER_NAME = "header.json"
+COLUMNS_JSON = "columns.json"
 HEADER_VERSION = 3
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 

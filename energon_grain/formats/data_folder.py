@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     COLUMNAR_FOLDER,
+    COLUMNS_JSON,
     HEADER_NAME,
     column_file_bytes,
     columnar_folder,
@@ -26,6 +27,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.nv_meta import (
+    INDEX_SQLITE,
     INDEX_UUID,
     INFO_JSON,
     INFO_YAML,
@@ -44,6 +46,7 @@ from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
+_COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
 _FRESH_SECONDS = 5.0
@@ -168,6 +171,52 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
         mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
 
 
+def copy_columns(folder: DataFolder, name: str, sizes: Mapping[str, int]) -> None:
+    """Copy files of a remote dataset that never change, from a folder beside its columnar index, and remove others.
+
+    Args:
+        folder: The dataset.
+        name: Of that folder.
+        sizes: Bytes of each file.
+
+    Raises:
+        ReadError: The store cannot be reached, or a file is not there.
+    """
+    mirror = Mirror(folder.location, shared_client(storage_settings()))
+    copies = columnar_folder(folder.local) / name
+    with mirror.locked():
+        for old in copies.glob("*.npy"):
+            if old.name not in sizes:
+                old.unlink(missing_ok=True)
+        for file, size_bytes in sizes.items():
+            mirror.copy_file(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{name}/{file}", copies / file, size_bytes)
+
+
+def copy_database(location: str) -> Path | None:
+    """The `index.sqlite` of a folder on this machine: of one in an object store a copy, None where there is none.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    name = f"{META_FOLDER}/{INDEX_SQLITE}"
+    if not is_url(location):
+        path = Path(location, name)
+        return path if path.is_file() else None
+    settings = storage_settings()
+    try:
+        version = RemoteFiles(settings).versions.of(join(location, name))
+    except MissingObjectError:
+        return None
+    mirror = Mirror(location, shared_client(settings))
+    copy = mirror.folder / f"{INDEX_SQLITE}-{version.generation.hex()[-32:]}"
+    with mirror.locked():
+        for old in mirror.folder.glob(f"{INDEX_SQLITE}-*"):
+            if old != copy:
+                old.unlink(missing_ok=True)
+        mirror.copy_file(name, copy, version.size_bytes)
+    return copy
+
+
 def _bring_up_to_date(mirror: Mirror) -> None:
     with mirror.locked():
         for attempt in range(_ATTEMPTS):
@@ -234,11 +283,12 @@ def _small_files(mirror: Mirror) -> list[str]:
     """The files of `.nv-meta` but for databases, journals and columns."""
     settings = storage_settings()
     if not has_lists(mirror.url, settings):
-        return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER]
+        return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER, _COLUMNS]
     listed = shared_client(settings).list(f"{mirror.url}/{META_FOLDER}")
     files = [name for name in listed if "/" not in name and not name.endswith(".sqlite")]
-    if f"{COLUMNAR_FOLDER}/{HEADER_NAME}" in listed:
-        files.append(f"{COLUMNAR_FOLDER}/{HEADER_NAME}")
+    files += [
+        name for name in listed if name in (f"{COLUMNAR_FOLDER}/{HEADER_NAME}", f"{COLUMNAR_FOLDER}/{COLUMNS_JSON}")
+    ]
     return [f"{META_FOLDER}/{name}" for name in files]
 
 

@@ -1,4 +1,4 @@
-"""Writing `index.sqlite`: every sample and part of a dataset, for Energon's joins, side stores and mounts.
+"""`index.sqlite`: all samples and parts of a dataset, for Energon's joins, side stores and mounts; metadata of media.
 
 The schema is that of Energon 7.3 and later. Iterating over a dataset does not need this file.
 """
@@ -9,18 +9,23 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_grain.errors import FatalSampleError, IndexFileError, KeyNotFoundError
 from energon_grain.formats.columnar_build import DuplicateKeys
+from energon_grain.formats.data_folder import copy_database
+from energon_grain.media.headers import MediaFilterConfig, MediaFilterStrategy
+from energon_grain.media.metadata import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon_grain.storage.atomic import sync_folder
 
 if TYPE_CHECKING:
-    from energon_grain.formats.tar.scan import ShardScan
+    from energon_grain.formats.tar.scan import MediaRows, ShardScan
 
 _TABLES = (
     "CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "
@@ -35,6 +40,12 @@ _INDICES = (
     "CREATE INDEX idx_sample_parts_full ON "
     "sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
 )
+_MEDIA_TABLES = (
+    "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, "
+    "metadata_json TEXT NOT NULL)",
+    "CREATE TABLE media_filters (filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT, "
+    "created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns))",
+)
 # The file is new and used by nothing else until it is renamed: no journal, no waiting for the disk, no locks.
 _FAST = (
     "PRAGMA journal_mode = OFF",
@@ -42,6 +53,7 @@ _FAST = (
     "PRAGMA locking_mode = EXCLUSIVE",
 )
 _CACHE_BYTES = 256 << 20
+_ASKED_AT_ONCE = 500
 _ROWS_A_STATEMENT = 16  # half the time of one row a statement; more bring nothing
 _Row = tuple[Any, ...]
 
@@ -51,6 +63,7 @@ def write_sqlite_index(
     scans: Iterable[tuple[int, ShardScan]],
     *,
     shard_name: Callable[[int], str] = "tar file {}".format,
+    media: MediaFilterConfig | None = None,
     cache_bytes: int = _CACHE_BYTES,
 ) -> None:
     """Write `index.sqlite` at `path`, whole or not at all; rows are in the order of `scans`.
@@ -61,6 +74,7 @@ def write_sqlite_index(
         path: The file. One that exists is replaced.
         scans: `tar_file_id` (the place of the shard in `.info.json`) and scan of each shard; consumed one by one.
         shard_name: Name of a shard by its `tar_file_id`, for the error about duplicate keys.
+        media: What chose the media of the scans, which get the tables of media then.
         cache_bytes: Pages of the file that are kept in memory; keys in random order need those of their index.
 
     Raises:
@@ -68,8 +82,11 @@ def write_sqlite_index(
         OSError: The folder is missing or not writable, or the disk is full.
     """
     with _new_database(Path(path)) as database:
-        for statement in (*_FAST, f"PRAGMA cache_size = -{cache_bytes >> 10}", "BEGIN", *_TABLES, *_INDICES):
+        tables = (*_TABLES, *_INDICES, *(_MEDIA_TABLES if media is not None else ()))
+        for statement in (*_FAST, f"PRAGMA cache_size = -{cache_bytes >> 10}", "BEGIN", *tables):
             database.execute(statement)
+        if media is not None:
+            _insert_filter(database, media)
         duplicates = DuplicateKeys()
         for tar_file_id, scan in scans:
             if missing := _insert_shard(database, tar_file_id, scan):
@@ -94,6 +111,12 @@ def _insert_shard(database: sqlite3.Connection, tar_file_id: int, scan: ShardSca
     _insert(database, "samples", f"?,{key},?,?,?", samples_rows)
     missing = samples - (database.total_changes - before)
     _insert(database, "sample_parts", f"?,?,{name},?,?", parts_rows)
+    if scan.media is not None:
+        rows = scan.media.part.tolist()
+        of = scan.keys()
+        _insert_media(
+            database, [f"{of[index[row]]}.{scan.part_names[scan.part_name[row]]}" for row in rows], scan.media
+        )
     return missing
 
 
@@ -109,13 +132,201 @@ def _duplicates_of(
             yield text if isinstance(text, bytes) else text.encode(), shard_name(other), shard_name(tar_file_id)
 
 
-def _insert(database: sqlite3.Connection, table: str, values: str, rows: list[_Row]) -> None:
-    into = f"INSERT OR IGNORE INTO {table} VALUES "
+def _insert(database: sqlite3.Connection, table: str, values: str, rows: list[_Row], *, over: str = "IGNORE") -> None:
+    into = f"INSERT OR {over} INTO {table} VALUES "
     many = ",".join([f"({values})"] * _ROWS_A_STATEMENT)
     whole = len(rows) - len(rows) % _ROWS_A_STATEMENT
     flat = chain.from_iterable(rows[:whole])
-    database.executemany(into + many, zip(*[flat] * (5 * _ROWS_A_STATEMENT), strict=True))
+    database.executemany(into + many, zip(*[flat] * (values.count("?") * _ROWS_A_STATEMENT), strict=True))
     database.executemany(f"{into}({values})", rows[whole:])
+
+
+def _insert_media(database: sqlite3.Connection, names: list[str], media: MediaRows) -> None:
+    """Insert what is known of media by the names of their files; of a name that comes twice the last counts."""
+    keys, key = _texts(names)
+    kinds = ["av" if is_av else "image" for is_av in media.is_av.tolist()]
+    texts = media.texts.decode().split("\n")[: len(keys)]
+    _insert(database, "media_metadata", f"{key},?,?", list(zip(keys, kinds, texts, strict=True)), over="REPLACE")
+
+
+def _insert_filter(database: sqlite3.Connection, media: MediaFilterConfig) -> None:
+    row = media.strategy.value, ",".join(media.patterns)
+    database.execute("INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", row)
+
+
+def write_media_tables(path: Path, scans: Iterable[ShardScan], media: MediaFilterConfig) -> None:
+    """Write the `index.sqlite` of a plain folder, whole or not at all: nothing but what is known of its media.
+
+    Args:
+        path: The file. One that exists is replaced.
+        scans: Of its files, each a sample of one part whose key is the whole name; consumed one by one.
+        media: What chose them.
+
+    Raises:
+        OSError: The folder is missing or not writable, or the disk is full.
+    """
+    with _new_database(path) as database:
+        for statement in (*_FAST, "BEGIN", *_MEDIA_TABLES):
+            database.execute(statement)
+        _insert_filter(database, media)
+        for scan in scans:
+            if scan.media is not None:
+                names = scan.keys()
+                _insert_media(database, [names[row] for row in scan.media.part.tolist()], scan.media)
+        database.execute("COMMIT")
+
+
+def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) -> bool:
+    """Take over what an older `index.sqlite` knows of media, if it is of the same samples.
+
+    Args:
+        path: The new file, which nobody has yet.
+        old: The older one. It may have no such tables.
+        media: What chose the files that were looked at anew: of these nothing is taken over. None: there are none.
+
+    Returns:
+        Whether the samples are the same, by their number and by sizes and places of their parts.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        try:
+            with contextlib.closing(_open_read_only(old)) as other:
+                tables = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                for table in ("samples", "sample_parts"):
+                    (new,) = database.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+                    if (table in tables) != bool(new) or (new and _sums(database, table) != _sums(other, table)):
+                        return False
+                if {"media_metadata", "media_filters"} <= tables:
+                    _take_over(database, other, media)
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
+        except sqlite3.DatabaseError:  # the old one is damaged, and on its way out
+            return False
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return True
+
+
+_SUMMED = {
+    "samples": "COUNT(*), SUM(byte_offset), SUM(byte_size), SUM(LENGTH(sample_key)), MIN(sample_key), MAX(sample_key)",
+    "sample_parts": "COUNT(*), SUM(content_byte_offset), SUM(content_byte_size), MIN(part_name), MAX(part_name)",
+}
+
+
+def _sums(database: sqlite3.Connection, table: str) -> _Row:
+    database.text_factory = bytes  # names need not be UTF-8
+    try:
+        return database.execute(f"SELECT {_SUMMED[table]} FROM {table}").fetchone()
+    finally:
+        database.text_factory = str
+
+
+def _take_over(database: sqlite3.Connection, other: sqlite3.Connection, media: MediaFilterConfig | None) -> None:
+    for statement in (*_FAST, "BEGIN", *(_MEDIA_TABLES if media is None else ())):
+        database.execute(statement)
+    rows = other.execute("SELECT CAST(entry_key AS BLOB), metadata_type, metadata_json FROM media_metadata")
+    kept = (row for row in rows if media is None or not media.may_take(_name(row[0])))
+    database.executemany("INSERT OR IGNORE INTO media_metadata VALUES (CAST(? AS TEXT), ?, ?)", kept)
+    filters = other.execute("SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id")
+    into = "INSERT OR IGNORE INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
+    database.executemany(into, filters)
+    database.execute("COMMIT")
+
+
+def _name(key: bytes) -> str:
+    return key.decode("utf-8", "surrogateescape")
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+
+
+class MediaTable:
+    """What `index.sqlite` knows of the media of a dataset or a plain folder, by the names of their files. Thread-safe.
+
+    Args:
+        location: The folder, or its URL; of one in an object store the file is copied.
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._process = 0
+
+    def find(self, name: str) -> AVMetadata | ImageMetadata | None:
+        """What is known of a file; None: nothing.
+
+        Raises:
+            FatalSampleError: There are no metadata of media here at all.
+            FormatError: What is kept of it is damaged.
+            ReadError: An object store cannot be reached.
+        """
+        found = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = CAST(? AS TEXT)"
+        try:
+            with self._lock:
+                row = self._opened().execute(found, (name.encode("utf-8", "surrogateescape"),)).fetchone()
+        except sqlite3.OperationalError as error:
+            raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)} ({error})") from error
+        except sqlite3.DatabaseError as error:
+            raise IndexFileError(f"{self._location}/.nv-meta/index.sqlite: {error}; prepare again") from error
+        return None if row is None else deserialize_media_metadata(*row)
+
+    def get(self, name: str, check: Callable[[], object]) -> AVMetadata | ImageMetadata:
+        """The same, where something must be known.
+
+        Args:
+            name: Of the file.
+            check: Raises the error that says more where there can be no such file.
+
+        Raises:
+            KeyNotFoundError: Nothing is known of this file.
+        """
+        found = self.find(name)
+        if found is None:
+            check()
+            raise KeyNotFoundError(
+                f"{self._location}: nothing is known of {name!r} as a medium: it is none, its header is damaged, or it "
+                f"was not looked at; `energon-grain prepare-media {self._location}` says which are damaged"
+            )
+        return found
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Those of some files of which nothing is known. Raises as `find`."""
+        known: set[str] = set()
+        with self._lock:
+            database = self._opened()
+            for at in range(0, len(names), _ASKED_AT_ONCE):
+                keys, key = _texts([*names[at : at + _ASKED_AT_ONCE]])
+                among = f"entry_key IN ({','.join([key] * len(keys))})"
+                found = database.execute(f"SELECT CAST(entry_key AS BLOB) FROM media_metadata WHERE {among}", keys)
+                known.update(_name(each) for (each,) in found)
+        return [name for name in names if name not in known]
+
+    def filters(self) -> list[MediaFilterConfig]:
+        """What chose the files; empty where there are no metadata of media."""
+        try:
+            with self._lock:
+                rows = self._opened().execute("SELECT strategy, patterns FROM media_filters").fetchall()
+        except (FatalSampleError, sqlite3.DatabaseError):
+            return []
+        return [
+            MediaFilterConfig(MediaFilterStrategy(strategy), tuple(filter(None, (patterns or "").split(","))))
+            for strategy, patterns in rows
+        ]
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None or self._process != os.getpid():  # none crosses a fork
+            path = copy_database(self._location)
+            if path is None:
+                raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)}")
+            self._database, self._process = _open_read_only(path), os.getpid()
+        return self._database
+
+
+_NO_MEDIA = "has no metadata of media; run `energon-grain prepare-media {} --media-metadata-by-extension`"
 
 
 def _texts(texts: list[str]) -> tuple[list[Any], str]:

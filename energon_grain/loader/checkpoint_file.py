@@ -10,7 +10,7 @@ from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, check_cursor, merge_cursors
 
 FILE_NAME = "energon_grain.json"
-_GRAIN_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
+GRAIN_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 
 
 def write_state(directory: Any, cursor: Cursor) -> None:
@@ -39,7 +39,7 @@ def read_state(directory: Any) -> Cursor:
     found: dict[int, Cursor] = {}
     total = 0
     for name in names:
-        match = _GRAIN_FILE.fullmatch(name)
+        match = GRAIN_FILE.fullmatch(name)
         if match:
             found[int(match[1])] = _read(directory / name)
             total = int(match[2])

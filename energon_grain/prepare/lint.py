@@ -39,6 +39,7 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import scan_checked
+from energon_grain.formats.columns import Columns, open_columns
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
@@ -50,6 +51,7 @@ from energon_grain.formats.splits import (
     read_split_config,
     select_shards,
 )
+from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.prepare.preparation import existing_file
@@ -73,6 +75,7 @@ _CHUNK_SAMPLES = 256
 _CHUNK_BYTES = 4 << 20
 _KEYS_COMPARED = 1 << 16
 _FEW_PARTS = 10
+_LISTED_MEDIA = 10
 _LISTED = 3
 N = TypeVar("N")
 LISTED_FINDINGS = 10_000
@@ -392,7 +395,11 @@ def lint_dataset(
 
     index = look(checked_index)
     if index is not None:
-        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
+        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index)), *_about_media(folder, index)]
+        columns = look(partial(open_columns, folder))
+        if columns is not None:
+            for name in columns.stored:
+                look(partial(_read_column, columns, name))
 
     def report(stage: Literal["index", "samples"], done: int, total: int) -> None:
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
@@ -527,6 +534,38 @@ def _about_sqlite(folder: DataFolder, samples: int) -> Iterator[LintFinding]:
         what=f"{wrong}. Energon's joins and auxiliary stores read it, ours do not",
         way_out=PREPARE_AGAIN,
     )
+
+
+def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:
+    """Files that should be media, by what was looked for, and of which nothing is known."""
+    if not (folder.local / META_FOLDER / INDEX_SQLITE).exists():
+        return  # nor is the database of a remote dataset fetched for it
+    table = MediaTable(folder.location)
+    filters, unknown = table.filters(), list[str]()
+    if not filters:
+        return
+    for begin in range(0, len(index), _KEYS_COMPARED):
+        samples = np.arange(begin, min(begin + _KEYS_COMPARED, len(index)))
+        keys, first = index.keys(samples), index.part_start[samples]
+        counts = (index.part_start[samples + 1] - first).tolist()
+        parts = [index.part_names[n] for n in index.part_name[first[0] : index.part_start[samples[-1] + 1]].tolist()]
+        owners = itertools.chain.from_iterable(map(itertools.repeat, keys, counts))
+        names = [f"{key}.{part}" for key, part in zip(owners, parts, strict=True)]
+        unknown += table.unknown([name for name in names if any(each.expects(name) for each in filters)])
+    if unknown:
+        listed = ", ".join(unknown[:_LISTED_MEDIA]) + (", …" if len(unknown) > _LISTED_MEDIA else "")
+        yield LintFinding(
+            severity="warning",
+            where=folder.location,
+            what=f"Nothing is known of {len(unknown):,} files that should be media: {listed}. Their headers are "
+            "damaged, or they were not there when metadata were gathered",
+            way_out="`energon-grain prepare-media` looks again, and says which are damaged",
+        )
+
+
+def _read_column(columns: Columns, name: str) -> None:
+    for _ in columns.blocks(name):  # which compares it with its checksums
+        pass
 
 
 def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:

@@ -7,14 +7,12 @@ the store in an order that readers can live with.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
-import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +20,16 @@ from pathlib import Path
 
 import yaml
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, IndexFileError, RefusedError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
 from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
-from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder, read_header
-from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged, new_staging_folder
-from energon_grain.formats.data_folder import DataFolder, look_again, naming, open_folder
+from energon_grain.formats.columnar_header import (
+    COLUMNAR_FOLDER,
+    HEADER_NAME,
+    columnar_folder,
+)
+from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
+from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
@@ -41,14 +43,17 @@ from energon_grain.formats.nv_meta import (
     DatasetInfo,
     dataset_kind,
     read_info,
+    read_uuid,
     write_info,
     write_uuid,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
+from energon_grain.prepare.duplicate_keys import finish_prefixes, prefix_members
 from energon_grain.prepare.listing import (
     TAR_SUFFIX,
     check_shards,
@@ -57,15 +62,21 @@ from energon_grain.prepare.listing import (
     split_by_patterns,
     split_by_ratio,
 )
-from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, scan_dataset
-from energon_grain.storage.addresses import has_lists
+from energon_grain.prepare.media_headers import write_media_columns
+from energon_grain.prepare.placing import open_to_prepare, preparation_lock, put_in_place
+from energon_grain.prepare.scan import (
+    MediaReport,
+    PrepareProgress,
+    ScanLog,
+    ScannedDataset,
+    scan_dataset,
+    shard_tasks,
+)
 from energon_grain.storage.atomic import (
-    atomic_write,
     atomic_write_bytes,
     atomic_write_text,
     naming_when_full,
     remove_temporaries,
-    sync_folder,
 )
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_bytes import ObjectBytes
@@ -75,12 +86,7 @@ from energon_grain.storage.settings import storage_settings
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
-_THREADS = 8  # most of them wait for the disk
-_MARK = f"{PREPARE_FOLDER}/prefixing"
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
-_LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{META_FOLDER}/{INFO_JSON}")
-_SIDE_BY_SIDE_BYTES = 16 << 20
-"""Larger files are put one after the other: each is in memory meanwhile."""
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
@@ -97,6 +103,7 @@ class PrepareReport:
         split_parts: Shards of each split part; empty where only indices were written.
         written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.
         shards_reused: Shards that an interrupted run had scanned already.
+        media: What came of looking for media; None: it was not looked for any.
         notes: What the caller should know though it is no error.
         elapsed_s: Wall-clock time, without what `choose_definition` took, where a person types.
     """
@@ -108,6 +115,7 @@ class PrepareReport:
     split_parts: dict[str, tuple[str, ...]]
     written: tuple[str, ...]
     shards_reused: int
+    media: MediaReport | None = None
     notes: tuple[str, ...]
     elapsed_s: float
 
@@ -140,6 +148,7 @@ def prepare_dataset(
     force_overwrite: bool = False,
     tar_index_only: bool = False,
     fix_duplicates: bool = False,
+    media_filter: MediaFilterConfig | None = None,
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
@@ -184,6 +193,10 @@ def prepare_dataset(
         fix_duplicates: Where several tars have a key in common, put the path of its tar before each member's name, in
             all tars of the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are
             written anew, one after the other, which takes the room of a few of them meanwhile. Only on file systems.
+        media_filter: Which parts of tars are looked at for metadata of media: `MediaFilterConfig.parse(None, False,
+            True)` takes those with the usual endings. What their headers say goes into `index.sqlite`, as Energon has
+            it, and into columns (`open_columns`). Of parts that are not looked at it stays as it was, as long as the
+            samples are the same.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
@@ -215,7 +228,7 @@ def prepare_dataset(
         (
             (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
             (sample_type, field_map, crude, choose_definition is not None, dataset_yaml_name),
-            (force_overwrite, tar_index_only, fix_duplicates, sqlite),
+            (force_overwrite, tar_index_only, fix_duplicates, sqlite, media_filter),
         )
     )
     if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or _is_unfinished(root, request)):
@@ -235,6 +248,8 @@ def prepare_dataset(
             f"{dataset.location}: fix_duplicates renames members of tar files on a file system, not what lies in "
             f"object stores or ArrayRecord files."
         )
+    if media_filter is not None and records is not None:
+        raise ConfigError(f"{dataset.location}: metadata of media are gathered from tars, not from ArrayRecord files.")
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
     split_parts: dict[str, tuple[str, ...]] = {}
     if old_info is None:
@@ -255,18 +270,13 @@ def prepare_dataset(
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
-            _finish_prefixes(root, names)
+            finish_prefixes(root, names)
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
-        scan = partial(
-            scan_dataset,
-            dataset.location,
-            names,
-            log,
-            records=records,
-            num_workers=num_workers,
-            executor=executor,
-            progress=tell,
-        )
+
+        def scan() -> ScannedDataset:
+            tasks = shard_tasks(dataset.location, names, records=records, media=media_filter)
+            return scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
+
         scanned = scan()
         if old_info is not None:
             scanned.check_counts(old_info)
@@ -281,19 +291,22 @@ def prepare_dataset(
         (staging / META_FOLDER).mkdir()
         stage = partial(
             _stage_indices,
+            dataset,
             staging,
             tar_indices=records is None,
             sqlite=sqlite,
             sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
+            media_filter=media_filter,
+            same_uuid=tar_index_only and media_filter is not None,
         )
         try:
-            put, generation = stage(scanned)
+            put, remove, generation = stage(scanned)
         except DuplicateKeyError:
             if not fix_duplicates:
                 raise
-            _prefix_members(root, scanned)
+            prefix_members(root, scanned)
             scanned = scan()
-            put, generation = stage(scanned)
+            put, remove, generation = stage(scanned)
         if records is not None and old_info is None:
             put.append(f"{META_FOLDER}/{RECORDS_JSON}")
             atomic_write_bytes(staging / put[-1], encode_records_file(records))
@@ -313,15 +326,11 @@ def prepare_dataset(
             write_info(staging, old_info or new)
         scanned.check_unchanged()
         tell(scanned.progress("commit"))
-        remove = () if sqlite else _SQLITE_FILES
-        if dataset.is_remote:
-            _commit_to_store(dataset, staging, put=put, remove=remove)
-            if sqlite_build_path is not None:
-                sqlite_build_path.unlink(missing_ok=True)
-            look_again(dataset)
-        else:
-            _finish_staging(root, staging, names[0])
-            commit_staged(root, staging, put=put, remove=remove)
+        remove += () if sqlite else _SQLITE_FILES
+        put_in_place(dataset, staging, put=put, remove=remove, like=names[0])
+        if dataset.is_remote and sqlite_build_path is not None:
+            sqlite_build_path.unlink(missing_ok=True)
+        elif not dataset.is_remote:
             remove_old_generations(columnar_folder(root), generation)
         # Last goes what says that this run was not at its end.
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
@@ -335,38 +344,47 @@ def prepare_dataset(
         split_parts=split_parts,
         written=tuple(path for path in put if "/columnar/" not in path),
         shards_reused=scanned.shards_reused,
+        media=None if media_filter is None else scanned.media,
         notes=tuple(_notes(names, split_parts)),
         elapsed_s=time.perf_counter() - start,
     )
 
 
 def _stage_indices(
+    dataset: DataFolder,
     staging: Path,
     scanned: ScannedDataset,
     *,
     tar_indices: bool,
     sqlite: bool,
-    sqlite_build_path: Path | None = None,
-) -> tuple[list[str], str]:
-    """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite` and `index.uuid`.
+    sqlite_build_path: Path | None,
+    media_filter: MediaFilterConfig | None,
+    same_uuid: bool,
+) -> tuple[list[str], list[str], str]:
+    """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
 
     A `.tar.idx` is not flushed to disk by itself, which would take longer than all else of a small shard. One that a
     power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it anew.
 
     Args:
+        dataset: As it was until now: what its database knows of media stays, if its samples are the same.
         staging: The folder that mirrors the dataset.
         scanned: The shards, in the order of `.info.json`.
         tar_indices: Whether to write a `.tar.idx` beside each shard.
         sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
         sqlite_build_path: Where; the staging folder then has a link to it.
+        media_filter: What chose the media of the scans; None: these have none.
+        same_uuid: Whether the dataset keeps its `index.uuid` if its samples are the same.
 
     Returns:
-        The paths to move, relative to the root, and the name of the generation of the columnar index.
+        The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
+        index.
 
     Raises:
         DuplicateKeyError: Two samples of the dataset have the same key.
     """
-    columnar, names, put = columnar_folder(staging), [shard.name for shard in scanned.shards], list[str]()
+    columnar, names = columnar_folder(staging), [shard.name for shard in scanned.shards]
+    put, remove = list[str](), list[str]()
 
     def scans() -> Iterator[ShardScan]:
         folders: set[str] = set()
@@ -381,153 +399,31 @@ def _stage_indices(
                     file.write(scan.sample_start.astype("<i8").tobytes())
             yield scan
 
-    def stage_sqlite() -> None:
-        from energon_grain.formats.sqlite_index import write_sqlite_index
+    database = sqlite_build_path or staging / META_FOLDER / INDEX_SQLITE
 
-        path = staging / META_FOLDER / INDEX_SQLITE
-        write_sqlite_index(sqlite_build_path or path, enumerate(scanned.scans()), shard_name=names.__getitem__)
+    def stage_sqlite() -> None:
+        rows = enumerate(scanned.scans())
+        write_sqlite_index(database, rows, shard_name=names.__getitem__, media=media_filter)
         if sqlite_build_path is not None:
-            path.symlink_to(sqlite_build_path.absolute())
-        write_uuid(staging)
+            (staging / META_FOLDER / INDEX_SQLITE).symlink_to(sqlite_build_path.absolute())
 
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
-        database = pool.submit(stage_sqlite) if sqlite else None
+        writing = pool.submit(stage_sqlite) if sqlite else None
         header = write_columnar(columnar, names, scans(), unique_keys=True)
-        if database is not None:
-            database.result()
+        if media_filter is not None:
+            found, remove = write_media_columns(
+                dataset.local, staging, scanned.scans(), scanned.media_parts, header.content_id
+            )
+            put += found
+        if writing is not None:
+            writing.result()
+            old = copy_database(dataset.location)
+            is_same = old is not None and keep_media_tables(database, old, media_filter)
+            write_uuid(staging, read_uuid(dataset.local) if same_uuid and is_same else None)
             put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
     put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
-    return put, header.generation
-
-
-def _finish_staging(root: Path, staging: Path, first_shard: str) -> None:
-    """Give the staged files the permissions of the data, and make their folder entries survive a power cut.
-
-    `.nv-meta` gets the mode of the dataset's folder and every file that of the first shard; both stay writable for
-    their owner.
-    """
-    folder_mode = root.stat().st_mode | 0o700
-    file_mode = (root / first_shard).stat().st_mode & 0o666 | 0o600
-    with contextlib.suppress(PermissionError):
-        (root / META_FOLDER).chmod(folder_mode & 0o7777)
-    for folder, _, files in os.walk(staging):
-        for file in files:
-            os.chmod(os.path.join(folder, file), file_mode)
-        if Path(folder) != staging:
-            os.chmod(folder, folder_mode & 0o777)
-        sync_folder(Path(folder))
-
-
-def _finish_prefixes(root: Path, shards: Sequence[str]) -> None:
-    """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
-    if (root / _MARK).exists():
-        for folder in {(root / shard).parent for shard in shards}:
-            remove_temporaries(folder, ".*.tar.*.tmp")
-        _prefix(root, shards)
-
-
-def _prefix_members(root: Path, scanned: ScannedDataset) -> None:
-    """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
-
-    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, as `energon prepare --fix-duplicates` has it, so
-    that its key is `parts/3.tar/b/7`; members that are no parts of samples keep their names. Energon changes headers in
-    place, which a kill in the middle of a sample tears apart, and which names that become too long for their header
-    rule out. Here each tar is written anew beside the old one and renamed, so that it has all of its old names or all
-    of its new ones, and readers that have it open go on with the old one.
-
-    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
-    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
-    the same.
-
-    Raises:
-        DuplicateKeyError: One tar has a key twice, which that would not mend. Nothing was changed.
-    """
-    for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
-        if len(set(scan.keys())) < len(scan):
-            raise DuplicateKeyError(
-                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
-                f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
-            )
-    (root / _MARK).touch()
-    _prefix(root, [shard.name for shard in scanned.shards])
-
-
-def _prefix(root: Path, shards: Sequence[str]) -> None:
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare") as pool:
-        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
-
-
-def _prefix_one(path: Path, prefix: str) -> None:
-    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
-        members = old.getmembers()
-        parts = [member for member in members if member.isreg() and split_member_name(member.name)]
-        if all(member.name.startswith(prefix) for member in parts):
-            return  # done by a run that was killed
-        for member in parts:
-            member.name = prefix + member.name
-        with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
-            for member in members:
-                data.seek(member.offset_data)
-                new.addfile(member, data if member.isreg() else None)
-
-
-def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], remove: Sequence[str] = ()) -> None:
-    """Put files and folders of the staging folder into the store, and remove what is obsolete.
-
-    A store has neither a rename nor a way to put several objects at once. So what nothing refers to yet goes first: the
-    columns, in a folder with a new name, and the indices beside the shards. Then come the small files, the header that
-    names the columns, and last `.info.json`, which makes a folder a dataset. A dataset that is prepared for the first
-    time thus appears whole. One that is prepared again is between its states for the time that a few small objects
-    take; if this process is killed just then, the same command completes it.
-
-    The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
-
-    Args:
-        dataset: Where it lies.
-        staging: A folder that mirrors the dataset.
-        put: Paths relative to it.
-        remove: Paths relative to the dataset; those that do not exist are passed over.
-
-    Raises:
-        ReadError: The store cannot be written, or not for us; names the object.
-    """
-    client = shared_client(storage_settings())
-    kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR}
-    with contextlib.suppress(IndexFileError):
-        header = read_header(columnar_folder(dataset.local), dataset.local)
-        kept |= set() if header is None else {header.generation}
-
-    def upload(name: str) -> None:
-        client.write(join(dataset.location, name), (staging / name).read_bytes())
-
-    unseen, seen = list[str](), list[str]()  # columns, indices of shards, the database: without the others, nothing
-    for path in put:
-        inside = sorted((staging / path).rglob("*")) if (staging / path).is_dir() else [staging / path]
-        for name in (file.relative_to(staging).as_posix() for file in inside if file.is_file()):
-            is_unseen = name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite"))
-            (unseen if is_unseen and name not in _LAST else seen).append(name)
-    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
-    for name in large:
-        upload(name)
-    client.map(upload, [name for name in unseen if name not in large])
-    client.map(upload, [name for name in seen if name not in _LAST])
-    for name in _LAST:
-        if name in seen:
-            upload(name)
-
-    folder = join(dataset.location, _COLUMNAR)
-    old = [name for name in client.list(folder) if "/" in name and name.split("/")[0] not in kept]
-    urls = [join(folder, name) for name in old] + [join(dataset.location, name) for name in remove]
-    client.map(client.delete, urls)
-
-
-def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
-    """Say where a dataset lies that is to be written beside. Raises ConfigError where that cannot be."""
-    location = located(root)
-    if is_url(location) and not has_lists(location, storage_settings()):
-        raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
-    return open_folder(location)
+    return put, remove, header.generation
 
 
 def _list_shards(
@@ -572,31 +468,6 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
-
-
-@contextlib.contextmanager
-def preparation_lock(folder: Path) -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder.
-
-    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
-    no other. File systems without locks are passed over.
-
-    Raises:
-        RefusedError: Another process prepares the dataset right now.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
-            ) from None
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

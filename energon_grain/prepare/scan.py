@@ -40,10 +40,12 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
 from energon_grain.forms import Form
+from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.executors import own_executor
 from energon_grain.prepare.listing import printable
+from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_tar
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_bytes import is_unchanged
@@ -71,14 +73,17 @@ _COLUMNS: dict[str, type[Any]] = {
 
 
 class ShardTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which shard to scan, relative to the dataset.
+    """Which shard to scan, relative to the dataset; or which files of a plain folder.
 
-    An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them.
+    An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them. With
+    `media` it is looked for these, too: among the parts of a tar, or in `files`, of which `name` is the first.
     """
 
     name: str
     records: RecordEncoding | None = None
     first: int = 0
+    media: MediaFilterConfig | None = None
+    files: tuple[str, ...] = ()
 
 
 class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +96,10 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         generation: Version of an object.
         samples: How many there are.
         part_names: Distinct part names, at most 50 (in some datasets every sample has its own), fit to be printed.
+        media: How many parts are media of which something is known.
+        media_parts: Names of such parts, at most 50.
+        media_failures: How many parts should be media, but have damaged headers.
+        media_failed: What is wrong with the first few of these, fit to be printed.
     """
 
     task: ShardTask
@@ -99,6 +108,10 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation: bytes = b""
     samples: int
     part_names: tuple[str, ...]
+    media: int = 0
+    media_parts: tuple[str, ...] = ()
+    media_failures: int = 0
+    media_failed: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -107,16 +120,21 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def holds(self, root: str) -> bool:
         """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be known."""
-        path = join(root, self.name)
-        if is_url(root):
-            return is_unchanged(path, self.generation)
-        status = os.stat(path)
-        return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+        if is_url(root):  # whose files, one by one, would take as long to ask for as to look at
+            return not self.task.files and is_unchanged(join(root, self.name), self.generation)
+        return _looks(root, self.task) == (self.size_bytes, self.mtime_ns)
+
+
+def _looks(root: str, task: ShardTask) -> tuple[int, int]:
+    """Size and time of modification of a shard; of several files that of all together, and of the last one."""
+    found = [os.stat(join(root, name)) for name in task.files or (task.name,)]
+    return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     part_names: tuple[bytes, ...]
     columns: tuple[bytes, ...]
+    media: tuple[bytes, bytes, bytes] | None = None
 
 
 _SHARD, _ARRAYS = Form(ScannedShard), Form(_Columns)
@@ -127,7 +145,11 @@ def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
     """Write a scan as a record of the log: 24 bytes a sample, 20 a part, and the keys."""
     columns = tuple(np.asarray(getattr(scan, name), dtype).tobytes() for name, dtype in _COLUMNS.items())
     names = tuple(name.encode(*_UTF8) for name in scan.part_names)
-    head, body = msgspec.msgpack.encode(shard), msgspec.msgpack.encode(_Columns(part_names=names, columns=columns))
+    media = None
+    if (rows := scan.media) is not None:
+        media = rows.part.tobytes(), rows.is_av.tobytes(), rows.texts
+    body = msgspec.msgpack.encode(_Columns(part_names=names, columns=columns, media=media))
+    head = msgspec.msgpack.encode(shard)
     return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
 
 
@@ -156,7 +178,12 @@ def decode_scan(record: bytes) -> ShardScan:
         raise ValueError("its checksum differs")
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
     columns = zip(_COLUMNS.items(), found.columns, strict=True)
+    media = None
+    if found.media is not None:
+        part, is_av, texts = found.media
+        media = MediaRows(part=np.frombuffer(part, np.int64), is_av=np.frombuffer(is_av, np.bool_), texts=texts)
     return ShardScan(
+        media=media,
         size_bytes=shard.size_bytes,
         generation=shard.generation,
         part_names=tuple(name.decode(*_UTF8) for name in found.part_names),
@@ -253,24 +280,30 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
-    path, records = join(root, task.name), task.records
+    path, failures, failed = join(root, task.name), 0, list[str]()
     try:
-        status = None if is_url(root) else os.stat(path)
-        scan = scan_tar(path) if records is None else scan_records(path, records, first=task.first)
-        if len(scan) == 0:
-            rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
-            raise (TarError if records is None else FormatError)(
-                f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
-            )
+        found = None if is_url(root) else _looks(root, task)
+        if task.files:
+            assert task.media is not None
+            scan, failures, failed = media_in_files(root, task.files, task.media)
+        else:
+            scan = _scan(path, task)
+            if task.media is not None:
+                media, failures, failed = media_in_tar(path, scan, task.media)
+                scan = dataclasses.replace(scan, media=media)
         shard = ScannedShard(
             task=task,
-            size_bytes=scan.size_bytes if status is None else status.st_size,
-            mtime_ns=0 if status is None else status.st_mtime_ns,
+            size_bytes=scan.size_bytes if found is None else found[0],
+            mtime_ns=0 if found is None else found[1],
             generation=scan.generation,
             samples=len(scan),
             part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
+            media=0 if scan.media is None else len(scan.media),
+            media_parts=() if scan.media is None else _parts_of(scan, scan.media),
+            media_failures=failures,
+            media_failed=tuple(printable(f"{task.name}: {each}" if not task.files else each) for each in failed),
         )
-        if status is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
+        if found is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
             raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
         return encode_scan(shard, scan)
     except FileNotFoundError:
@@ -280,6 +313,23 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
         )
     except (EnergonGrainError, OSError) as error:
         return error
+
+
+def _scan(path: str, task: ShardTask) -> ShardScan:
+    records = task.records
+    scan = scan_tar(path) if records is None else scan_records(path, records, first=task.first)
+    if len(scan) == 0:
+        rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
+        raise (TarError if records is None else FormatError)(
+            f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
+        )
+    return scan
+
+
+def _parts_of(scan: ShardScan, media: MediaRows) -> tuple[str, ...]:
+    """Names of the parts that media are in, in order of first appearance."""
+    numbers = np.unique(scan.part_name[media.part])[:MAX_PART_NAMES]
+    return tuple(scan.part_names[number] for number in numbers.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +351,26 @@ class PrepareProgress:
     samples: int
     bytes_done: int
     bytes_total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaReport:
+    """What came of looking for media.
+
+    Attributes:
+        found: How many files are media of which something is known now.
+        failures: How many should be, but have damaged headers: of these nothing is known.
+        failed: What is wrong with the first few of them.
+    """
+
+    found: int
+    failures: int
+    failed: tuple[str, ...]
+
+    def with_failures(self, others: Sequence[str]) -> MediaReport:
+        """The same with files of which nothing is known for another reason."""
+        failed = (*self.failed, *others)[:LISTED_FAILURES]
+        return MediaReport(found=self.found, failures=self.failures + len(others), failed=failed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,6 +398,21 @@ class ScannedDataset:
     def part_names(self) -> tuple[str, ...]:
         """Distinct part names."""
         return tuple(dict.fromkeys(part for shard in self.shards for part in shard.part_names))
+
+    @property
+    def media_parts(self) -> tuple[str, ...]:
+        """Distinct names of parts that media are in."""
+        return tuple(dict.fromkeys(part for shard in self.shards for part in shard.media_parts))
+
+    @property
+    def media(self) -> MediaReport:
+        """What came of looking for media."""
+        failed = itertools.chain.from_iterable(shard.media_failed for shard in self.shards)
+        return MediaReport(
+            found=sum(shard.media for shard in self.shards),
+            failures=sum(shard.media_failures for shard in self.shards),
+            failed=tuple(itertools.islice(failed, LISTED_FAILURES)),
+        )
 
     def scans(self) -> Iterator[ShardScan]:
         """The scans, read one by one."""
@@ -370,17 +455,41 @@ class ScannedDataset:
                 )
 
 
-def scan_dataset(
+def shard_tasks(
     root: str,
     shards: Sequence[str],
-    log: ScanLog,
     *,
     records: RecordEncoding | None = None,
+    media: MediaFilterConfig | None = None,
+) -> list[ShardTask]:
+    """What is to be scanned of a dataset.
+
+    Args:
+        root: Path or URL of the dataset.
+        shards: Names of the shards, in order.
+        records: How the records of ArrayRecord files are encoded; None for tars.
+        media: Which parts of tars are looked at for metadata of media; None: none are.
+    """
+    firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
+    if records not in (None, "msgpack"):
+        counts = _each(root)(count_records, [join(root, name) for name in shards])
+        firsts = [0, *itertools.accumulate(counts)][:-1]
+    return [
+        ShardTask(name=name, records=records, first=first, media=media)
+        for name, first in zip(shards, firsts, strict=True)
+    ]
+
+
+def scan_dataset(
+    root: str,
+    tasks: Sequence[ShardTask],
+    log: ScanLog,
+    *,
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> ScannedDataset:
-    """Scan every shard of `shards` into the log; those that lie there already are not scanned again.
+    """Scan every shard into the log; those that lie there already are not scanned again.
 
     What is wrong with a shard does not stop the others. Anything else that comes out of the executor for a shard, such
     as the death of a worker, is tried once more, and then wrong with that shard, as a `WorkerError`; after the fifth
@@ -388,9 +497,8 @@ def scan_dataset(
 
     Args:
         root: Path or URL of the dataset.
-        shards: Names of the shards, in order.
+        tasks: The shards, in order.
         log: Where scans are kept.
-        records: How the records of ArrayRecord files are encoded; None for tars.
         num_workers: See `own_executor`. With an `executor`: shards handed over at a time, at least 1; None is 1,024.
         executor: Runs `scan_shard` in place of an executor of our own; it is not shut down.
         progress: Called after every shard.
@@ -401,14 +509,9 @@ def scan_dataset(
         ConfigError: `num_workers` is negative, or 0 for an executor.
         WorkerError: The executor is broken or shut down, or five shards failed that way.
     """
-    firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
-    if records not in (None, "msgpack"):
-        counts = _each(root)(count_records, [join(root, name) for name in shards])
-        firsts = [0, *itertools.accumulate(counts)][:-1]
-    tasks = [ShardTask(name=name, records=records, first=first) for name, first in zip(shards, firsts, strict=True)]
     remote, ahead = is_url(root), _TASKS_AHEAD
     # A store gives the size of an object when it is read.
-    size_bytes = 0 if remote else sum(os.stat(join(root, name)).st_size for name in shards)
+    size_bytes = 0 if remote else sum(_looks(root, task)[0] for task in tasks)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
+from energon_grain.formats.columns import Columns, StoredColumn, open_columns
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
@@ -25,16 +27,46 @@ from energon_grain.storage.read_whole import read_beginning
 
 _BLOCK_SAMPLES = 1 << 20
 _POWERS = 65  # sizes are below 2^63
+_COLUMN_BINS = 24
+_LOG_FROM = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSummary:
-    """One part name: how many there are in the dataset, and their sizes in bytes."""
+    """One part name: how many there are in the dataset, and their sizes in bytes, with a histogram of these."""
 
     count: int
     total_bytes: int
     smallest_bytes: int
     largest_bytes: int
+    sizes: tuple[SizeBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnSummary:
+    """One column: what is known of samples.
+
+    Attributes:
+        values: How many samples have a value.
+        missing: How many have none.
+        smallest: Of the values; None where there are none.
+        largest: Likewise.
+        mean: Likewise.
+        bins: Values between `smallest` and `largest` in steps of equal width, or of equal ratio if `is_log`.
+        is_log: Whether values differ by more than a factor of a hundred, all above 0.
+        function: What made them, as `module:name`.
+        version: Of that function.
+    """
+
+    values: int
+    missing: int
+    smallest: float | None
+    largest: float | None
+    mean: float | None
+    bins: tuple[int, ...]
+    is_log: bool
+    function: str
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +109,8 @@ class DatasetSummary:
         field_map: Expression by field; empty where there is none.
         subflavors: Tags of every sample.
         sizes: Histogram of sample sizes, in powers of two, without empty bins at either end.
+        columns: By name, those that have files: what is known of media, and what was measured.
+        stale_columns: Names of columns of samples that are not here any more.
     """
 
     path: str
@@ -96,6 +130,8 @@ class DatasetSummary:
     field_map: dict[str, str]
     subflavors: dict[str, object]
     sizes: tuple[SizeBin, ...]
+    columns: dict[str, ColumnSummary]
+    stale_columns: tuple[str, ...]
 
 
 def summarize_dataset(
@@ -133,6 +169,7 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
         sample_type = None if named is None else f"{named.module}.{named.name}"
         split_config = split_config or config.split_config
     parts, powers = _measure(index)
+    columns = open_columns(folder)
     return DatasetSummary(
         path=folder.location,
         shards=len(index.shards),
@@ -151,13 +188,52 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
         field_map={} if config is None else dict(config.field_map or {}),
         subflavors={} if config is None else dict(config.subflavors),
         sizes=_bins(powers),
+        columns={name: _summarize_column(columns, name, stored) for name, stored in columns.stored.items()},
+        stale_columns=columns.stale,
+    )
+
+
+def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> ColumnSummary:
+    """Two passes, in memory that does not grow with the column."""
+
+    def blocks() -> Iterator[npt.NDArray[np.float64]]:
+        for block in columns.blocks(name):
+            block = block.astype(np.float64)
+            yield block[np.isfinite(block)]
+
+    values, total, smallest, largest = 0, 0.0, np.inf, -np.inf
+    for block in blocks():
+        if len(block):
+            values, total = values + len(block), total + float(block.sum())
+            smallest, largest = min(smallest, float(block.min())), max(largest, float(block.max()))
+    is_log = smallest > 0 and largest > _LOG_FROM * smallest
+    bins = np.array([values] if values else [], np.int64)
+    if smallest < largest:
+        spaced = np.geomspace if is_log else np.linspace
+        inner = spaced(smallest, largest, _COLUMN_BINS + 1)[1:-1]
+        bins = np.zeros(_COLUMN_BINS, np.int64)
+        for block in blocks():
+            bins += np.bincount(np.searchsorted(inner, block, side="right"), minlength=_COLUMN_BINS)
+    return ColumnSummary(
+        values=values,
+        missing=columns.samples - values,
+        smallest=smallest if values else None,
+        largest=largest if values else None,
+        mean=total / values if values else None,
+        bins=tuple(bins.tolist()),
+        is_log=is_log,
+        function=stored.function,
+        version=stored.version,
     )
 
 
 def _powers(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """(65,) how many sizes lie below each power of two and not below the one before."""
-    exponent = np.frexp(sizes.astype(np.float64))[1]  # 0 -> 0, 1 -> 1, 2..3 -> 2, 4..7 -> 3
-    return np.bincount(exponent, minlength=_POWERS)
+    return np.bincount(_exponents(sizes), minlength=_POWERS)
+
+
+def _exponents(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    return np.frexp(sizes.astype(np.float64))[1]  # 0 -> 0, 1 -> 1, 2..3 -> 2, 4..7 -> 3
 
 
 def _bins(powers: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
@@ -172,6 +248,7 @@ def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[
     """Add up the parts of each name, and count the sizes of samples by `_powers`; memory does not grow with them."""
     kinds = len(index.part_names)
     counts, totals, largest = (np.zeros(kinds, np.int64) for _ in range(3))
+    of_kinds = np.zeros(kinds * _POWERS, np.int64)
     smallest = np.full(kinds, np.iinfo(np.int64).max)
     powers = np.zeros(_POWERS, np.int64)
     for begin in range(0, len(index), _BLOCK_SAMPLES):
@@ -179,6 +256,7 @@ def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[
         name = np.asarray(index.part_name[start[0] : start[-1]])
         size = np.asarray(index.part_size[start[0] : start[-1]])
         counts += np.bincount(name, minlength=kinds)
+        of_kinds += np.bincount(name.astype(np.int64) * _POWERS + _exponents(size), minlength=kinds * _POWERS)
         np.add.at(totals, name, size)
         np.minimum.at(smallest, name, size)
         np.maximum.at(largest, name, size)
@@ -192,6 +270,7 @@ def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[
             total_bytes=int(totals[place]),
             smallest_bytes=int(smallest[place]),
             largest_bytes=int(largest[place]),
+            sizes=_bins(of_kinds[place * _POWERS : (place + 1) * _POWERS]),
         )
         for place, part in enumerate(index.part_names)
     }

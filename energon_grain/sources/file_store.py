@@ -9,12 +9,22 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, MissingObjectError, RangeError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FatalSampleError,
+    KeyNotFoundError,
+    MissingObjectError,
+    RangeError,
+)
+from energon_grain.formats.sqlite_index import MediaTable
+from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.source_info import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.addresses import address_of
@@ -109,6 +119,16 @@ class FileStore(ABC, Generic[T_co]):
             DecodingError: It does not decode.
         """
         return data
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """What is known of a file that is an image, a video or a sound, without reading it.
+
+        Raises:
+            FatalSampleError: Nothing is known of any: `energon-grain prepare-media` was not run, or the store is of a
+                kind that has no such metadata. A `RuntimeError`, as in Energon.
+            KeyNotFoundError: Nothing is known of this one.
+        """
+        raise FatalSampleError(f"{self.get_path()}: {key!r}: a {type(self).__name__} knows no metadata of media")
 
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""
@@ -220,6 +240,14 @@ class SystemFileStore(FileStore[bytes]):
             raise KeyNotFoundError(f"{self._base}: {key!r} is not a file; a key is the path of a regular file")
         return path
 
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """What is known of a file that is an image, a video or a sound. See `FileStore.get_media_metadata`."""
+        return self._media.get(key, lambda: self._path(key))
+
+    @cached_property
+    def _media(self) -> MediaTable:
+        return MediaTable(self._base)
+
     def close(self) -> None:
         """Close what is open; reading again opens it anew."""
         self._files.close()
@@ -289,6 +317,17 @@ class ObjectFileStore(FileStore[bytes]):
         wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
         return with_sources(self._base, keys, repeat(self._base), map(contents.__getitem__, keys))
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """What is known of an image, a video or a sound, from a copy of the folder's `index.sqlite`.
+
+        See `FileStore.get_media_metadata`.
+        """
+        return self._media.get(key, lambda: self._url(key))
+
+    @cached_property
+    def _media(self) -> MediaTable:
+        return MediaTable(self._base)
 
     def _content(self, item: tuple[str, str, int | None]) -> bytes | ByteStream:
         key, url, lazy_bytes = item

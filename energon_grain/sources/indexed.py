@@ -7,6 +7,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack, cast
 
@@ -18,6 +19,8 @@ from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
+from energon_grain.formats.sqlite_index import MediaTable
+from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import FileStore, T_co, with_sources
@@ -248,6 +251,10 @@ class IndexedSource:
         place = np.searchsorted(self._first, rank, side="right") - 1
         return rank + self._shift[place], self._shard[place]
 
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """(n,) number of each sample in the whole dataset, which columns go by. Raises IndexError as `_resolve`."""
+        return self._resolve(indices)[0]
+
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
@@ -377,6 +384,14 @@ class IndexedFileStore(FileStore[T_co]):
             found.append(place)
         sample, row = np.array(found, np.int64).reshape(len(found), 2).T
         return sample, row
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """What is known of a part that is an image, a video or a sound. See `FileStore.get_media_metadata`."""
+        return self._media.get(key, lambda: self._found((key,)))
+
+    @cached_property
+    def _media(self) -> MediaTable:
+        return MediaTable(self.get_path())
 
     @abstractmethod
     def _why_not(self, key: str) -> str:

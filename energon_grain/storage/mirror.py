@@ -150,6 +150,28 @@ class Mirror:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
+    def copy_file(self, name: str, target: Path, size_bytes: int) -> None:
+        """Copy a file that never changes, unless it is there. To be called while `locked`.
+
+        Args:
+            name: Of the file, relative to the mirrored folder.
+            target: Where the copy is to lie. It appears whole or not at all.
+            size_bytes: Of the file.
+
+        Raises:
+            ReadError: It is missing, is of another size, or cannot be read.
+        """
+        if target.is_file() and target.stat().st_size == size_bytes:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            self._copy({temporary: (name, size_bytes)})
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(target.parent)
+
     def fetch_again(self, name: str, size_bytes: int) -> None:
         """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
 

@@ -296,27 +296,41 @@ def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
     return checked
 
 
+def saved_manifest(cursor: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The manifest that a saved cursor has; None: it has none. Raises StateError where it is damaged."""
+    saved = cursor.get("manifest")
+    if isinstance(saved, str):
+        saved = _unpacked_manifest(saved)
+    return cast("Mapping[str, Any]", saved) if isinstance(saved, Mapping) else None
+
+
+def differences(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> list[str]:
+    """A line for each setting that is another than when the cursor was saved; none: it belongs to this stream.
+
+    Where the cursor has no manifest, one line says that something differs. Raises StateError where that is damaged.
+    """
+    if cursor.get("fingerprint") == fingerprint:
+        return []
+    saved = saved_manifest(cursor)
+    now = json.loads(json.dumps(manifest))  # as it would have been saved
+    return (_differences(saved, now, "") if saved is not None else []) or [
+        f"fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
+        f"differs, too)"
+    ]
+
+
 def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> None:
     """Refuse a cursor of another configuration or of other data.
 
     Raises:
         FingerprintError: They differ; the message names each differing setting where the cursor has a manifest.
     """
-    if cursor.get("fingerprint") == fingerprint:
-        return
-    saved = cursor.get("manifest")
-    if isinstance(saved, str):
-        saved = _unpacked_manifest(saved)
-        manifest = json.loads(json.dumps(manifest))  # as it would have been saved
-    lines = _differences(saved, manifest, "") if isinstance(saved, Mapping) else []
-    told = "\n".join(f"  {line}" for line in lines) or (
-        f"  fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
-        f"differs, too)"
-    )
-    raise FingerprintError(
-        f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
-        f"saved with. To go on at the same position of the changed stream, pass allow_changes=True"
-    )
+    if lines := differences(cursor, fingerprint, manifest):
+        told = "\n".join(f"  {line}" for line in lines)
+        raise FingerprintError(
+            f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
+            f"saved with. To go on at the same position of the changed stream, pass allow_changes=True"
+        )
 
 
 def _differences(saved: Any, now: Any, path: str) -> list[str]:

@@ -24,7 +24,7 @@ from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
-from energon_grain.stream.state import Form, Many, Number, Place, Position, positions
+from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
 from energon_grain.stream.statistics import Dropped, raise_if_fatal
 from energon_grain.stream.worker_config import ErrorHandler
 
@@ -193,7 +193,7 @@ class Feed(LaneOperator):
     @property
     def state_form(self) -> Form:
         """Pass and rounds; what was read ahead is read again."""
-        return Number(), Number()
+        return Number(), Rounds(feed=self.index)
 
     @property
     def reference_form(self) -> Form:

@@ -35,6 +35,13 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounds(Number):
+    """How many rounds of a feed a lane took, in the pass that the number before says."""
+
+    feed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A position in the stream of a feed."""
 

@@ -15,6 +15,7 @@ from cli_runs import run
 from metadatasets import write_v2
 from patience import PATIENCE_S
 
+from energon_grain import WorkerConfig, get_savable_loader, get_val_dataset
 from energon_grain.cli.app import app
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
@@ -38,6 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_text_dataset(root / "fresh", n=24, shards=4, prepared=False)
     (root / "lines.jsonl").write_text('{"a": 1}\n')
     (root / "talking.py").write_text(ENCODER)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    with get_savable_loader(get_val_dataset(root / "text", batch_size=2, worker_config=config)) as loader:
+        next(loader)
+        (root / "state.json").write_text(json.dumps(loader.save_state_rank()))
     join = {"join": [{"path": "text"}, {"path": "text"}]}
     write_v2(root, "mix.yaml", train={"blend": [join, {"path": "text"}]})
     return root
@@ -46,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["prepare", "fresh", "--non-interactive", "--split-ratio", "1", "--crude"], {"samples": 24, "root": "fresh"}),
     (["prepare", "text", "--tar-index-only"], {"samples": 24}),
+    (["prepare-media", "text", "--media-metadata-by-header"], {"samples": 24}),
     (["prepare", "lines.jsonl"], {"samples": 1, "path": "lines.jsonl"}),
     (["prepare", "mix.yaml"], {"removed": []}),
     (["convert", "text", "records"], {"samples": 24, "container": "array-record", "target": "records"}),
@@ -53,6 +59,8 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["info", "mix.yaml", "--plot", "mix.svg"], {"samples": 36, "endless": True}),
     (["lint", "text"], {}),
     (["which", "text", "--step", "0", "--batch-size", "2"], {}),
+    (["preview", "text", "--html", "page.html"], {"path": "text", "html": "page.html"}),
+    (["checkpoint", "info", "state.json"], {"step": 1, "seed": 0}),
     (
         ["bench", "text", "--seconds", "0.01", "--workers", "0", "--task-encoder", "talking:Talking"],
         {"path": "text", "batch_size": 32},

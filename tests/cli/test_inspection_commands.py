@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import run
@@ -68,6 +69,43 @@ def test_which_of_a_later_pass(root: Path) -> None:
     """Every pass over validation data is the same; this one has two steps."""
     steps = [run("which", root, "--step", str(step), "--batch-size", "3", "--validation").output for step in (1, 99)]
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"subset": "25%,75%", "seed-offset": "3"}, {"subset": ["25%", "75%"]}),
+        ({"subset": "[2, end]", "no-repeat": None, "last-batch": "drop"}, {"subset": [2, "end"], "repeat": False}),
+        ({"virtual-epoch-length": "3", "shuffle-over-epochs-multiplier": "3"}, {"virtual_epoch_length": 3}),
+        ({"shuffle-over-epochs-multiplier": "none", "no-repeat": None}, {"repeat": False}),
+        ({"max-samples-per-sequence": "2", "parallel-shard-iters": "3", "lanes": "2"}, {"lanes": 2}),
+        ({"validation": None, "limit": "2", "split-part": "train", "last-batch": "keep"}, {"limit": 2}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_which_takes_the_settings_of_the_run(root: Path, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Whatever decides the order is an option: the batches are those of a program with these settings."""
+    numbers = {
+        "shuffle-over-epochs-multiplier": "shuffle_over_epochs_multiplier",
+        "max-samples-per-sequence": "max_samples_per_sequence",
+        "parallel-shard-iters": "parallel_shard_iters",
+    }
+    given = dict(arguments)
+    for option, name in numbers.items():
+        if option in options:
+            given[name] = None if options[option] == "none" else int(options[option])
+    given |= {"last_batch": options["last-batch"]} if "last-batch" in options else {}
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=int(options.get("seed-offset", 0)))
+    if "validation" in options:
+        make: Any = get_val_dataset
+    else:
+        make, given = get_train_dataset, {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **given}
+    dataset = make(root, split_part="train", batch_size=4, worker_config=config, **given)
+    written = [word for name, value in options.items() for word in (f"--{name}", value) if word is not None]
+    with Stream.of(dataset) as stream:
+        for step in (0, 3, 7):
+            told = json.loads(run("which", root, "--step", str(step), "--batch-size", "4", *written, "--json").stdout)
+            assert [record["key"] for record in told] == [record.key for record in stream.which(step)]
 
 
 def test_which_says_what_is_no_state(root: Path, tmp_path: Path) -> None:

@@ -36,9 +36,14 @@ def test_everything(tmp_path: Path) -> None:
     summary = summarize_dataset(tmp_path)
     assert (summary.shards, summary.samples, summary.payload_bytes) == (5, 10, 50)
     assert summary.shard_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    sizes = [(size.from_bytes, size.below_bytes, size.samples) for size in summary.parts["txt"].sizes]
+    assert sizes == [(0, 1, 1), (1, 2, 1), (2, 4, 2), (4, 8, 4), (8, 16, 2)]
+    (one_byte,) = summary.parts["cls"].sizes
     assert summary.parts == {
-        "txt": PartSummary(count=10, total_bytes=45, smallest_bytes=0, largest_bytes=9),
-        "cls": PartSummary(count=5, total_bytes=5, smallest_bytes=1, largest_bytes=1),
+        "txt": PartSummary(
+            count=10, total_bytes=45, smallest_bytes=0, largest_bytes=9, sizes=summary.parts["txt"].sizes
+        ),
+        "cls": PartSummary(count=5, total_bytes=5, smallest_bytes=1, largest_bytes=1, sizes=(one_byte,)),
     }
     assert summary.splits == {
         "train": SplitSummary(shards=2, samples=4, excluded_samples=1),

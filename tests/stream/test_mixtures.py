@@ -31,6 +31,7 @@ from energon_grain import (
     get_val_dataset,
     merge_cursors,
 )
+from energon_grain.datasets.mixtures import leaf_draws, pass_length
 from energon_grain.testing import make_text_dataset
 
 Folder = Path
@@ -321,3 +322,38 @@ def test_a_blend_needs_a_weight_for_each_part(text_dataset: MakeDataset) -> None
     )
     with pytest.raises(ConfigError, match="2 datasets and 1 weights"):
         BlendDataset(part.dataset, part.dataset, schedule=[(0, [1])])
+
+
+@pytest.mark.parametrize("kind", ["weights", "a schedule", "repetitions", "one after the other", "each in each"])
+def test_what_a_manifest_says_was_drawn_of_each_leaf(folder: Folder, kind: str) -> None:
+    """From weights and lengths alone, without the data: off by the rounding of blends, and nothing else."""
+
+    def leaf(name: str) -> SavableDataset:
+        made: Any = get_train_dataset(
+            folder / name,
+            worker_config=config(),
+            batch_size=None,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            repeat=False,
+        )
+        return made.dataset.dataset if isinstance(made.dataset, EpochizeDataset) else made.dataset
+
+    a, b, c = map(leaf, "abc")
+    dataset = {
+        "weights": lambda: BlendDataset((a, 5), (b, 3), (c, 2)),
+        "a schedule": lambda: BlendDataset(a, b, c, schedule=[(0, [1, 1, 0]), (480, [0, 1, 3])]),
+        "repetitions": lambda: BlendEpochizedDataset((a, 2), (b, 0.5), (c, 3)),
+        "one after the other": lambda: ConcatDataset(a, RepeatDataset(b, repeats=2), c),
+        "each in each": lambda: BlendDataset((ConcatDataset(a, b), 3), (BlendDataset((c, 1), (leaf("b"), 2)), 1)),
+    }[kind]()
+    spec = dataset.compiled()
+    saved = json.loads(json.dumps(spec.manifest()))
+    sizes = [entry["samples"] for entry in sorted(saved["leaves"].values(), key=lambda entry: entry["number"])]
+    if not saved["endless"]:
+        assert pass_length(saved["mixture"], sizes) == pytest.approx(spec.order.length(0), abs=1)
+    for positions in (1, 100, 480, 700, 3000):
+        counted = np.bincount(spec.order.draw_in_stream(np.arange(positions)).leaf, minlength=len(sizes))
+        told = leaf_draws(saved["mixture"], sizes, positions)
+        assert sum(told) == pytest.approx(positions)
+        assert np.abs(counted - told).max() <= 2 * 17, (positions, counted, told)

@@ -181,6 +181,18 @@ def _no_parts() -> PartBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MediaRows:
+    """What is known of the media among the parts of a shard; k of them."""
+
+    part: npt.NDArray[np.int64]  # (k,) row of the part columns, ascending
+    is_av: npt.NDArray[np.bool_]  # (k,) video or sound, rather than an image
+    texts: bytes  # what `serialize_media_metadata` gives for each, with line ends between
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ShardScan:
     """Where every sample and every part of one shard lies; n samples with m parts together."""
 
@@ -194,6 +206,7 @@ class ShardScan:
     key_start: npt.NDArray[np.int64]  # (n+1,) key i is key_bytes[key_start[i]:key_start[i+1]]
     key_bytes: npt.NDArray[np.uint8]  # UTF-8; bytes that are not come back as surrogate escapes
     generation: bytes = b""  # version of the object, of a shard in a store
+    media: MediaRows | None = None  # None: it was not looked for any
 
     def __len__(self) -> int:
         return len(self.sample_start) - 1

@@ -1,0 +1,400 @@
+"""`energon-grain checkpoint info`: what a saved state says, in whatever form it was saved."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.terminal import Answer, counted, significant, table
+from energon_grain.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from energon_grain.stream.cursor import Cursor
+    from energon_grain.stream.spec import StreamSpec
+
+_DEPTH = 3
+"""Folders of a checkpoint below each other: of a step, of an item of it."""
+_MOST_DEPTH = 8
+"""Of dictionaries in a checkpoint, with states in them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafState:
+    """What a run has had of a dataset.
+
+    Attributes:
+        name: Its key in the run.
+        samples: How many it had when the state was saved.
+        share: Of what was asked for so far.
+        draws: About how many of its samples were asked for; None: items are made of samples, and the data are not
+            there to count them.
+        epochs: The same in passes over it.
+    """
+
+    name: str
+    samples: int
+    share: float | None
+    draws: float | None
+    epochs: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateInfo:
+    """What a saved state says.
+
+    Attributes:
+        place: The file, and where in it.
+        version: Of its form.
+        step: Steps delivered since the beginning of the run.
+        pass_number: Pass that the next step is in.
+        pass_step: Steps delivered in this pass.
+        item: Items of all hosts delivered in this pass.
+        ended: Whether the pass is over.
+        batches: (first step, items of all hosts in a step) wherever that changed.
+        host: Who saved it; None: it holds the states of all hosts.
+        hosts: How many there were; 1 where it holds the states of all.
+        lanes: L.
+        dropped: Samples dropped in this pass.
+        held: Lanes that hold samples, or stand where only their states know.
+        skipped: (first step, steps) of ranges that were jumped over.
+        fits_hosts: Numbers of hosts that it can go on on; None: any.
+        seed: Of the run; None: the state does not say, as is the case of all that follows.
+        seed_offset: Of the run.
+        endless: Whether there are no passes.
+        leaves: In the order of the run.
+        differences: Lines that say what is another now; None: nothing was compared.
+    """
+
+    place: str
+    version: int
+    step: int
+    pass_number: int
+    pass_step: int
+    item: int
+    ended: bool
+    batches: list[tuple[int, int]]
+    host: int | None
+    hosts: int
+    lanes: int
+    dropped: int
+    held: int
+    skipped: list[tuple[int, int]]
+    fits_hosts: list[int] | None
+    seed: int | None
+    seed_offset: int | None
+    endless: bool | None
+    leaves: list[LeafState]
+    differences: list[str] | None
+
+
+@of_a_run
+def checkpoint_info(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A state as JSON, a list of those of all hosts, a folder that Orbax or Grain wrote, or a file of "
+            "torch.save with a state in it."
+        ),
+    ],
+    run: Run,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Dataset or metadataset to compare with, read with the options of the run below: says what differs."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: one that fits the state.")
+    ] = None,
+) -> Answer:
+    """Say what a saved state says: where the run stands, what it had of each dataset, and what it needs to go on.
+
+    With --dataset, also what is another here than when it was saved. Status 1 says that something is.
+    """
+    states = saved_states(file)
+    spec = None
+    if dataset is not None:
+        sizes = {cursor["history"][-1][4] for cursor in states.values()}
+        size = batch_size or (min(sizes) // run.world_size or 1)
+        spec = run.dataset(dataset, batch_size=size).compiled()
+    elif run != Run():
+        raise ConfigError("options of the run are there to compare with: add --dataset")
+    found = [_info(place, cursor, spec) for place, cursor in states.items()]
+    lines = [line for number, info in enumerate(found) for line in ([""] if number else []) + _lines(info)]
+    differs = any(info.differences for info in found)
+    return Answer(document=found[0] if len(found) == 1 else found, lines=lines, failed=differs)
+
+
+def read_saved(file: Path) -> Cursor:
+    """The one state that a file or folder holds.
+
+    Raises:
+        StateError: It holds none, or several, or it is damaged.
+    """
+    states = saved_states(file)
+    if len(states) > 1:
+        raise StateError(f"{file} holds several states: {', '.join(states)}; give one of them")
+    [cursor] = states.values()
+    return cursor
+
+
+def saved_states(file: Path) -> dict[str, Cursor]:
+    """The states that a file or folder holds, each of all hosts that it has, by place.
+
+    Raises:
+        StateError: It holds none, or one is damaged.
+    """
+    from energon_grain.stream.cursor import check_cursor, merge_cursors
+
+    if not file.exists():
+        raise StateError(f"{file}: there is no such file or folder")
+    if file.is_dir():
+        found = dict(_in_folder(file, _DEPTH))
+    else:
+        found: dict[str, Cursor] = {}
+        for place, value in _in_value(_loaded(file), str(file), 0):
+            try:
+                found[place] = merge_cursors(value) if isinstance(value, list) else check_cursor(value)
+            except StateError as error:
+                raise StateError(f"{place}: {error}") from error
+    if not found:
+        raise StateError(
+            f"{file} holds no state of a loader: expected what save_state_rank, save_state_global, state_dict or a "
+            f"checkpoint handler of ours wrote. Of torch.distributed.checkpoint, load the loader's part and write it "
+            f"as JSON"
+        )
+    return found
+
+
+def _in_folder(folder: Path, depth: int) -> Iterator[tuple[str, Cursor]]:
+    from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
+
+    entries = sorted(folder.iterdir())
+    if any(entry.name == FILE_NAME or GRAIN_FILE.fullmatch(entry.name) for entry in entries):
+        yield str(folder), read_state(folder)
+    elif depth:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _in_folder(entry, depth - 1)
+
+
+def _loaded(file: Path) -> Any:
+    with file.open("rb") as opened:
+        head = opened.read(2)
+    if head in (b"PK", b"\x80\x02"):  # of torch.save, and of older ones
+        try:
+            torch = importlib.import_module("torch")
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{file} is a file of torch.save, and torch is not installed") from error
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=head == b"PK")
+        except Exception as error:  # of unpickling: it tells of what is in the file
+            raise StateError(
+                f"{file}: cannot be read without running code of its own ({type(error).__name__}); save the loader's "
+                f"state as JSON, or by itself"
+            ) from error
+    try:
+        return json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file}: expected a saved state as JSON, or a list of those of all hosts: {error}") from error
+
+
+def _in_value(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """States inside of dictionaries, as a checkpoint of a trainer has them; and of the torch adapter, as texts."""
+    if isinstance(value, list) and not depth:
+        yield place, value
+    elif isinstance(value, Mapping) and depth < _MOST_DEPTH:
+        given = cast("Mapping[Any, Any]", value)
+        flat = "energon_grain" not in given and not any(isinstance(each, Mapping) for each in given.values())
+        if {"version", "fingerprint", "history"} <= set(given) or (flat and not depth):  # damaged, perhaps
+            yield place, given
+        else:
+            for name, below in given.items():
+                if name == "energon_grain" and isinstance(below, str):
+                    try:
+                        yield place, json.loads(below)
+                    except (ValueError, RecursionError) as error:
+                        raise StateError(f"{place}: the text under {name!r} is no JSON: {error}") from error
+                else:
+                    yield from _in_value(below, f"{place}: {name}", depth + 1)
+
+
+def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
+    from energon_grain.stream.cursor import differences, saved_manifest
+    from energon_grain.stream.passes import Share
+    from energon_grain.stream.state import unpack_integers
+
+    host, hosts = cursor["host"]
+    manifest = saved_manifest(cursor) or {}
+    dropped = sum(unpack_integers(cursor["drops"])) if cursor["drops"] else 0
+    share = Share(0, 1, cursor["lanes"])
+    compared = None if spec is None else differences(cursor, spec.fingerprint(), spec.manifest())
+    return StateInfo(
+        place=place,
+        version=cursor["version"],
+        step=cursor["step"],
+        pass_number=cursor["pass"],
+        pass_step=cursor["pass_step"],
+        item=cursor["item"],
+        ended=cursor["ended"],
+        batches=[(segment[0], segment[4]) for segment in cursor["history"]],
+        host=None if hosts == 1 else host,
+        hosts=hosts,
+        lanes=cursor["lanes"],
+        dropped=dropped,
+        held=cursor["lanes"] // hosts if cursor["held"] else 0,
+        skipped=[(first, steps) for first, steps in cursor["skipped"]],
+        fits_hosts=[hosts]
+        if hosts > 1 and (dropped or cursor["held"])
+        else share.fitting_hosts
+        if dropped or cursor["held"]
+        else None,
+        seed=manifest.get("seed"),
+        seed_offset=manifest.get("seed_offset"),
+        endless=manifest.get("endless"),
+        leaves=_leaves(cursor, manifest, dropped * hosts, spec if not compared else None),
+        differences=compared,
+    )
+
+
+def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
+    from energon_grain.datasets.mixtures import leaf_draws, pass_length
+
+    said: Mapping[str, Any] = manifest.get("leaves", {})
+    leaves = sorted(said.items(), key=lambda entry: entry[1]["number"])
+    if not leaves:
+        return []
+    sizes = [leaf["samples"] for _, leaf in leaves]
+    before = _items_before(cursor)
+    if not manifest["endless"]:
+        before = min(before, cursor["pass"] * pass_length(manifest["mixture"], sizes))
+    draws: Sequence[float] | None = leaf_draws(manifest["mixture"], sizes, before + cursor["item"] + dropped)
+    total = sum(draws)
+    shares = [count / total if total else None for count in draws]
+    if cursor["held"]:  # items are made of samples; the lanes know how far each dataset was read
+        draws = None if spec is None else _drawn_by_lanes(cursor, spec)
+    return [
+        LeafState(
+            name=name,
+            samples=size,
+            share=share,
+            draws=None if draws is None else draws[number],
+            epochs=None if draws is None else draws[number] / size,
+        )
+        for number, ((name, _), size, share) in enumerate(zip(leaves, sizes, shares, strict=True))
+    ]
+
+
+def _items_before(cursor: Cursor) -> int:
+    """Items in passes before this one, as far as the history tells."""
+    first = cursor["step"] - cursor["pass_step"]
+    edges = [*(segment[0] for segment in cursor["history"][1:]), first]
+    found, step = 0, 0
+    for (*_, size), stop in zip(cursor["history"], edges, strict=True):
+        found += max(0, min(stop, first) - step) * size
+        step = max(step, min(stop, first))
+    return found
+
+
+def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
+    """Samples of each leaf that were taken, as the lanes' states count them; None: only one host's are there."""
+    import numpy as np
+
+    from energon_grain.cli.plot import count_leaves
+    from energon_grain.samplers.share_tree import RUN
+    from energon_grain.stream.cursor import from_cursor
+    from energon_grain.stream.passes import Share
+
+    if cursor["host"][1] != 1 or spec.program is None:
+        return None
+    taken = [0.0] * len(spec.program.feeds)
+    for state in from_cursor(cursor, Share(0, 1, spec.lanes), spec.program).lanes or ():
+        for feed, pass_number, rounds in _rounds(spec.program.root.state_form, state):
+            taken[feed] += spec.program.feeds[feed].order.start(pass_number) / spec.lanes + rounds
+    draws = [0.0] * len(spec.leaves)
+    for feed, count in zip(spec.program.feeds, taken, strict=True):
+        if count:
+            edges = np.array([0, math.ceil(count)], np.int64)
+            [counts] = count_leaves(feed.order, len(feed.leaf_sizes), edges, unit=RUN * spec.lanes)
+            for number, own in enumerate((counts * (count / counts.sum())).tolist()):
+                draws[feed.first_leaf + number] += own
+    return draws
+
+
+def _rounds(form: Any, state: Any) -> Iterator[tuple[int, int, int]]:
+    """(feed, pass, rounds taken) of the feeds below, from a lane's state."""
+    from energon_grain.stream.state import Rounds
+
+    if isinstance(form, tuple):
+        parts = cast("tuple[Any, ...]", form)
+        if isinstance(parts[-1], Rounds):
+            yield parts[-1].feed, *state
+        else:
+            for part, value in zip(parts, state, strict=True):
+                yield from _rounds(part, value)
+
+
+def _lines(info: StateInfo) -> list[str]:
+    batches = ", ".join(
+        f"{counted(size, 'item')}{f' from step {first:,} on' if len(info.batches) > 1 else ''}"
+        for first, size in info.batches
+    )
+    where = "over" if info.ended else f"step {info.pass_step:,} of it"
+    if info.endless:
+        where = "endless"
+    rows = [
+        ("next step", f"{info.step:,}"),
+        ("pass", f"{info.pass_number:,}, {where}; item {info.item:,}"),
+        ("steps have", f"{batches}, of all hosts together"),
+        ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes alone"),
+        ("restores on", _hosts(info)),
+        ("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")),
+    ]
+    if info.held:
+        rows.append(("lanes hold", "samples or places of their own (filters, groups, packs, generators)"))
+    if info.skipped:
+        jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
+        rows.append(("jumped over", jumps))
+    if info.seed is not None:
+        rows.append(("seed", f"{info.seed}" + (f", offset {info.seed_offset}" if info.seed_offset else "")))
+    lines = [f"{info.place}: a state, version {info.version}", *table(rows, "<<"), ""]
+    if info.leaves:
+        lines += _leaf_lines(info.leaves)
+    else:
+        lines.append("It has no manifest (as get_state gives it): datasets are named in states of save_state_rank.")
+    if info.differences is not None:
+        lines += ["", "It belongs to this dataset as it is read here." if not info.differences else "Differs here:"]
+        lines += [f"  {line}" for line in info.differences]
+    return lines
+
+
+def _hosts(info: StateInfo) -> str:
+    if info.fits_hosts is None:
+        return f"any number of hosts, with lanes={info.lanes}"
+    if info.host is not None:
+        return (
+            f"host {info.host} of {info.hosts} only, with lanes={info.lanes}; the states of all hosts restore on others"
+        )
+    return f"{', '.join(map(str, info.fits_hosts))} hosts, with lanes={info.lanes}"
+
+
+def _leaf_lines(leaves: Sequence[LeafState]) -> list[str]:
+    rows = [("Datasets", "samples", "share so far", "drawn", "epochs")]
+    for leaf in leaves:
+        share = "" if leaf.share is None else f"{leaf.share:.2%}"
+        drawn = "?" if leaf.draws is None else f"{leaf.draws:,.0f}"
+        epochs = "?" if leaf.epochs is None else significant(leaf.epochs)
+        name = leaf.name.partition("/")[2].rpartition("/")[0].rstrip("/")  # without kind, and number among equals
+        rows.append((name, f"{leaf.samples:,}", share, drawn, epochs))
+    lines = table(rows, "<>>>>")
+    if any(leaf.draws is None for leaf in leaves):
+        lines.append("Items are made of samples here: with --dataset and the options of the run, they are counted.")
+    return lines

@@ -1,0 +1,142 @@
+"""A run that a command is about: the settings that decide its order, as options, and its dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder
+from energon_grain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_grain.datasets.dataset import SavableDataset
+
+_PANEL = "The run"
+_TRAINING = "As in get_train_dataset."
+
+
+def _option(text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=_PANEL, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What `get_train_dataset` or `get_val_dataset` was called with, as far as the order of samples depends on it.
+
+    Attributes are options of the commands that `of_a_run` makes, and described there.
+    """
+
+    split_part: Annotated[str | None, _option("Split part. Default: train, or val with --validation.")] = None
+    validation: Annotated[
+        bool, typer.Option("--validation", help="As get_val_dataset: in order, not endless.", rich_help_panel=_PANEL)
+    ] = False
+    world_size: Annotated[int, _option("Number of hosts.", min=1)] = 1
+    seed: Annotated[int, _option("Seed of the run.")] = 0
+    seed_offset: Annotated[int, _option("As in WorkerConfig.")] = 0
+    lanes: Annotated[int | None, _option("Lanes of the run, if they were given.", min=1)] = None
+    shuffle_buffer_size: Annotated[int | None, _option(_TRAINING, min=0)] = None
+    max_samples_per_sequence: Annotated[int | None, _option(_TRAINING, min=1)] = None
+    parallel_shard_iters: Annotated[int | None, _option(_TRAINING, min=1)] = None
+    shuffle_over_epochs_multiplier: Annotated[str, _option(f"{_TRAINING} `none` keeps the order.")] = "1"
+    virtual_epoch_length: Annotated[int, _option(_TRAINING, min=0)] = 0
+    repeat: Annotated[bool, _option("Endless, or pass by pass: as repeat=False.")] = True
+    last_batch: Annotated[Literal["keep", "drop", "pad"] | None, _option(_TRAINING)] = None
+    limit: Annotated[int | None, _option("With --validation: batches of each pass.", min=1)] = None
+    packing_buffer_size: Annotated[int | None, _option(_TRAINING, min=1)] = None
+    subset: Annotated[str | None, _option("Range of samples, as 0%,50% or 100,200.")] = None
+    dataset_config: Annotated[str, _option("Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml"
+    split_config: Annotated[str | None, _option("Name of the split file in .nv-meta.")] = None
+    task_encoder: Annotated[
+        str | None, _option("Task encoder of the run, as module:Class. It is imported and made anew.")
+    ] = None
+    trust_module: Annotated[list[str] | None, _option("Module whose sample types may be imported. Repeatable.")] = None
+
+    def dataset(self, path: str, *, batch_size: int | None) -> SavableDataset:
+        """The dataset of the run, for host 0.
+
+        Raises:
+            ConfigError: Options contradict each other, or a configuration is wrong.
+        """
+        from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+        from energon_grain.stream.worker_config import WorkerConfig
+
+        settings: dict[str, Any] = {
+            # Nobody is asked: all hosts are gone through here.
+            "worker_config": WorkerConfig(
+                rank=0, world_size=self.world_size, num_workers=0, seed_offset=self.seed_offset, any_host=bool
+            ),
+            "batch_size": batch_size,
+            "packing_buffer_size": self.packing_buffer_size,
+            "last_batch": self.last_batch,
+            "task_encoder": None if self.task_encoder is None else own_task_encoder(self.task_encoder),
+            "seed": self.seed,
+            "lanes": self.lanes,
+            "subset": self._range(),
+            "dataset_config": self.dataset_config,
+            "split_config": self.split_config,
+            "trusted_modules": own_modules(self.trust_module),
+        }
+        if self.validation:
+            for name in _OF_TRAINING:
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
+            return get_val_dataset(path, split_part=self.split_part or "val", limit=self.limit, **settings)
+        if self.limit is not None:
+            raise ConfigError("--limit cuts the passes of validation: add --validation")
+        return get_train_dataset(
+            path,
+            split_part=self.split_part or "train",
+            shuffle_over_epochs_multiplier=self._multiplier(),
+            **{name: getattr(self, name) for name in _OF_TRAINING if name != "shuffle_over_epochs_multiplier"},
+            **settings,
+        )
+
+    def _range(self) -> list[int | str] | None:
+        if self.subset is None:
+            return None
+        bounds = [bound.strip() for bound in self.subset.strip("[] ").split(",")]
+        return [int(bound) if bound.isdecimal() else bound for bound in bounds]
+
+    def _multiplier(self) -> int | None:
+        written = self.shuffle_over_epochs_multiplier
+        if written == "none":
+            return None
+        try:
+            return int(written)
+        except ValueError:
+            raise ConfigError(
+                f"--shuffle-over-epochs-multiplier {written}: expected a number of passes, -1 or none"
+            ) from None
+
+
+_OF_TRAINING = (
+    *("shuffle_buffer_size", "max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs_multiplier"),
+    *("virtual_epoch_length", "repeat"),
+)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Run)}
+
+
+def of_a_run(command: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Give a command that takes a `run` the options of `Run` in its place."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Answer:
+        return command(run=Run(**{name: given.pop(name) for name in _DEFAULTS}), **given)
+
+    hints = get_type_hints(command, include_extras=True)
+    own = [each for each in inspect.signature(command).parameters.values() if each.name != "run"]
+    parameters = [each.replace(annotation=hints[each.name]) for each in own]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=annotation)
+        for name, annotation in get_type_hints(Run, include_extras=True).items()
+    ]
+    last = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    vars(call)["__signature__"] = inspect.Signature(last, return_annotation=Answer)
+    call.__annotations__ = {each.name: each.annotation for each in last}
+    return call

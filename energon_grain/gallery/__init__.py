@@ -1,0 +1,1 @@
+"""Looking at data: samples with their fields, in a terminal and as a page."""

@@ -1,0 +1,430 @@
+"""What a part of a sample shows: a picture, a sound, a film, words; or why it cannot be shown.
+
+What a part is goes by the end of its name, as decoding does, and by its first bytes where the name says nothing.
+Pictures and values go through the loader's own decoder, so that what it refuses is refused here. Bytes are kept for a
+page only as far as a bound allows; what is kept besides is small: a thumbnail, an outline, a few frames.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from rich.filesize import decimal
+
+from energon_grain.errors import DecodingError, MissingPackageError
+from energon_grain.media.av_decoder import AV_EXTENSIONS
+from energon_grain.media.container import MAX_PART_BYTES, Bounds, opened, require_av
+from energon_grain.media.file_kind import media_extension
+from energon_grain.transforms.decode import SampleDecoder, gunzip
+from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
+
+THUMBNAIL_PIXELS = 640
+"""Longest side of a picture that is made smaller."""
+FRAMES = 6
+"""Of a film strip."""
+_FRAME_PIXELS = 320
+_PICTURE_BYTES = 250_000
+"""Larger files of pictures are not kept: a thumbnail says as much, and a page has many."""
+_PEAKS = 400
+_FRAMES_DECODED = 600
+"""Of a video, on the way to those that are shown: where key frames are rare, some come from before their place."""
+_SECONDS_HEARD = 600
+_MOST_LETTERS = 20_000
+_MOST_NUMBERS = 8
+_ONE_LINE = 60
+_AUDIO = frozenset({"aac", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"})
+_VIDEO = (AV_EXTENSIONS - _AUDIO) | {"m4v", "mpeg", "mpg", "ogv"}
+_MIME = {
+    "apng": "image/apng",
+    "bmp": "image/bmp",
+    "mpo": "image/jpeg",
+    "gif": "image/gif",
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "oga": "audio/ogg",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "m4v": "video/mp4",
+    "mov": "video/mp4",
+    "mp4": "video/mp4",
+    "ogv": "video/ogg",
+    "webm": "video/webm",
+}
+"""What browsers show and play, by the end of a name, or by the name of a format of Pillow's."""
+_PLAYED = frozenset({"h264", "vp8", "vp9", "av1", "theora"})
+"""Codecs of videos that browsers play."""
+_DECODER = SampleDecoder(image_decode="pilrgba")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A part, as far as it is shown.
+
+    Attributes:
+        name: Of the part.
+        note: What it is: sizes, lengths, formats.
+        field: What of the sample it becomes, where a field map says so.
+    """
+
+    name: str
+    note: str
+    field: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What to call it."""
+        return f"{self.name} → {self.field}" if self.field else self.name
+
+    def summary(self) -> dict[str, str]:
+        """What it is, as JSON."""
+        said = {"name": self.name, "field": self.field, "kind": type(self).__name__.lower(), "note": self.note}
+        match self:
+            case Words():
+                return {**said, "kind": self.form, "text": self.text}
+            case Failed():
+                return {**said, "error": self.error}
+            case _:
+                return said
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture(Shown):
+    """A picture.
+
+    Attributes:
+        image: RGB or RGBA, `THUMBNAIL_PIXELS` long at most.
+        data: The file, where a browser shows it and it is small enough; else None.
+        mime: Of the file.
+        left_out: Why it is not there, where it is not.
+    """
+
+    image: Image.Image
+    data: bytes | None
+    mime: str
+    left_out: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sound(Shown):
+    """A sound.
+
+    Attributes:
+        peaks: (n,) the loudest of each stretch of it, 0 to 1; none where it could not be decoded.
+        data: The file, where a browser plays it and it is small enough; else None.
+        mime: Of the file.
+        left_out: Why it is not there, where it is not.
+    """
+
+    peaks: npt.NDArray[np.float32]
+    data: bytes | None
+    mime: str
+    left_out: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Film(Shown):
+    """A video.
+
+    Attributes:
+        frames: Some, evenly spread; none where it could not be decoded.
+        data: The file, where a browser plays it and it is small enough; else None.
+        mime: Of the file.
+        left_out: Why it is not there, where it is not.
+    """
+
+    frames: tuple[Image.Image, ...]
+    data: bytes | None
+    mime: str
+    left_out: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words(Shown):
+    """A text, or a value written as one.
+
+    Attributes:
+        text: Its beginning.
+        form: What it is.
+    """
+
+    text: str
+    form: Literal["text", "json", "numbers", "bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed(Shown):
+    """A part that does not decode.
+
+    Attributes:
+        error: Why.
+    """
+
+    error: str
+
+
+def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
+    """What a part shows.
+
+    Args:
+        name: Of the part, as `jpg` or `left.png.gz`.
+        value: Its bytes, or a row of an array.
+        most_bytes: A file is kept for a page up to this size.
+    """
+    size = len(value) if isinstance(value, bytes) else value.nbytes
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            if not isinstance(value, bytes):
+                return _array(name, value, "")
+            return _file(name, value, most_bytes)
+    except MemoryError:
+        raise
+    except Exception as error:  # of a decoder: bad data makes them raise anything
+        return Failed(name=name, note=decimal(size), error=f"{type(error).__name__}: {error}")
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""A text with nothing in it that acts on a terminal or on the order of letters: such characters are written out.
+
+    Args:
+        text: Any, lone surrogates too.
+        lines: Whether ends of lines and tabs stay.
+
+    >>> visible("a\x1b[31mb\n\u202ec")
+    'a␛[31mb␊\\u202ec'
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text)) if not lines else "".join(c if c in "\n\t" else _visible(c) for c in text)
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if character.isspace() and code not in (0x85, 0x2028, 0x2029):
+        return " "
+    return "␡" if code == 0x7F else f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _file(name: str, data: bytes, most_bytes: int) -> Shown:
+    plain, unpacked = name, data
+    if name.lower().endswith(".gz"):
+        plain, unpacked = name[:-3], gunzip(data, MAX_PART_BYTES)
+    ending = plain.rpartition(".")[2].lower()
+    known = ending in IMAGE_EXTENSIONS or ending in _AUDIO or ending in _VIDEO or _DECODER.decoder_for(plain)
+    if not known:
+        ending = media_extension(unpacked) or ending
+    if ending in _VIDEO:
+        return _film(name, unpacked, ending, most_bytes)
+    if ending in _AUDIO:
+        return _sound(name, unpacked, ending, most_bytes)
+    if ending in IMAGE_EXTENSIONS:
+        return _picture(name, unpacked, most_bytes)
+    return _words(name, plain, unpacked)
+
+
+def _picture(name: str, data: bytes, most_bytes: int) -> Picture:
+    with Image.open(io.BytesIO(data)) as header:
+        width, height = header.size
+        check_size(width, height, MAX_PIXELS)
+        kind = (header.format or "").lower()
+        image = _grey(np.asarray(header)) if header.mode[0] in "IF" else None
+    if image is None:
+        image = cast("Image.Image", cast("Callable[[bytes], Any]", _DECODER.decoder_for("png"))(data))
+    kept, left_out = _kept(data, kind, min(most_bytes, _PICTURE_BYTES))
+    return Picture(
+        name=name,
+        note=f"{width} × {height}, {kind}, {decimal(len(data))}",
+        image=_small(image, THUMBNAIL_PIXELS),
+        data=kept,
+        mime=_MIME.get(kind, ""),
+        left_out=f"shown at {THUMBNAIL_PIXELS} pixels" if left_out and max(width, height) > THUMBNAIL_PIXELS else "",
+    )
+
+
+def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> tuple[bytes | None, str]:
+    """A file for a page, or why there is none."""
+    if kind not in _MIME or (codec and codec not in _PLAYED):
+        return None, f"not played by browsers: {f'{codec} in ' if codec else ''}{kind}"
+    if len(data) > most_bytes:
+        return None, f"not in this page: larger than {decimal(most_bytes)}"
+    return data, ""
+
+
+def _small(image: Image.Image, longest: int) -> Image.Image:
+    if image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
+        image = image.convert("RGB")
+    image.thumbnail((longest, longest))
+    return image
+
+
+def _grey(pixels: npt.NDArray[Any]) -> Image.Image:
+    """Of numbers of any range, from black to white."""
+    low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
+    scaled = (pixels.astype(np.float64) - low) * (255 / (high - low if high > low else 1))
+    return Image.fromarray(np.nan_to_num(scaled).astype(np.uint8))
+
+
+def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Sound:
+    kept, left_out = _kept(data, ending, most_bytes)
+    file: dict[str, Any] = {"data": kept, "left_out": left_out, "mime": _MIME.get(ending, "")}
+    try:
+        with opened(io.BytesIO(data), Bounds()) as container:
+            if not container.streams.audio:
+                raise DecodingError("the file has no audio stream")
+            context = container.streams.audio[0].codec_context
+            rate, channels, codec = context.sample_rate, context.channels, context.name
+            peaks, samples = _outline(container, rate)
+            known = container.duration
+    except MissingPackageError as error:
+        return Sound(name=name, note=f"{decimal(len(data))}; {error}", peaks=np.zeros(0, np.float32), **file)
+    seconds = max(samples / rate, known / 1e6 if known else 0)
+    said = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
+    note = f"{_seconds(seconds)}, {rate / 1000:g} kHz, {said}, {codec}, {decimal(len(data))}"
+    return Sound(name=name, note=note, peaks=peaks, **file)
+
+
+def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
+    """The loudest of each of `_PEAKS` stretches at most, and how many samples were decoded."""
+    resampler = require_av().AudioResampler(format="fltp")
+    block = 64
+    found: list[npt.NDArray[np.float32]] = []
+    samples = 0
+    for frame in container.decode(audio=0):
+        for piece in resampler.resample(frame):
+            loud = np.abs(piece.to_ndarray()).max(axis=0)
+            padded = np.pad(loud, (0, -len(loud) % block))
+            found.append(padded.reshape(-1, block).max(axis=1))
+            samples += len(loud)
+        if samples > _SECONDS_HEARD * rate:
+            break
+    if not samples:
+        raise DecodingError("the audio stream has no samples")
+    loud = np.nan_to_num(np.concatenate(found)).clip(0, 1)
+    cuts = np.linspace(0, len(loud), min(_PEAKS, len(loud)) + 1).astype(np.int64)
+    return np.maximum.reduceat(loud, cuts[:-1]).astype(np.float32), samples
+
+
+def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
+    mime = _MIME.get(ending, "")
+    try:
+        with opened(io.BytesIO(data), Bounds()) as container:
+            if not container.streams.video:
+                raise DecodingError("the file has no video stream")
+            stream = container.streams.video[0]
+            codec, rate = stream.codec_context.codec.canonical_name, stream.average_rate
+            width, height = stream.codec_context.width, stream.codec_context.height
+            seconds = float(container.duration / 1e6) if container.duration else 0.0
+            frames = tuple(_frames(container, stream, seconds))
+    except MissingPackageError as error:
+        kept, left_out = _kept(data, ending, most_bytes)
+        note = f"{decimal(len(data))}; {error}"
+        return Film(name=name, note=note, frames=(), data=kept, mime=mime, left_out=left_out)
+    if not frames:
+        raise DecodingError("the video stream has no frames")
+    kept, left_out = _kept(data, ending, most_bytes, codec)
+    note = f"{_seconds(seconds)}, {width} × {height}, " if seconds else f"{width} × {height}, "
+    note += f"{float(rate):.4g} frames/s, " if rate else ""
+    return Film(
+        name=name,
+        note=f"{note}{codec}, {decimal(len(data))}",
+        frames=frames,
+        data=kept,
+        mime=mime,
+        left_out=f"frames only; {left_out}" if left_out else "",
+    )
+
+
+def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image]:
+    """Frames at the middle of each of `FRAMES` equal stretches; of unknown length, the first frame."""
+    left = _FRAMES_DECODED
+    begin = float((stream.start_time or 0) * stream.time_base)
+    for number in range(FRAMES):
+        at = begin + seconds * (number + 0.5) / FRAMES
+        if seconds:
+            container.seek(int(at / stream.time_base), stream=stream)
+        last = None
+        for frame in container.decode(stream):
+            last, left = frame, left - 1
+            if frame.time is None or frame.time >= at or left <= _FRAMES_DECODED * (FRAMES - 1 - number) // FRAMES:
+                break
+        if last is not None:
+            scale = min(1, _FRAME_PIXELS / max(last.width, last.height))
+            yield last.to_image(width=max(1, round(last.width * scale)), height=max(1, round(last.height * scale)))
+        if not seconds:
+            return
+
+
+def _words(name: str, plain: str, data: bytes) -> Shown:
+    codec = _DECODER.decoder_for(plain)
+    value = data if codec is None else codec(data)
+    note = decimal(len(data))
+    if isinstance(value, np.ndarray):
+        return _array(name, value, note)
+    if isinstance(value, bytes):
+        head = value[:_MOST_LETTERS]
+        try:
+            text = head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")
+        except UnicodeDecodeError:
+            text = "\0"
+        if any(ord(letter) < 9 for letter in text[:1000]):
+            return Words(name=name, note=note, text=value[:64].hex(" "), form="bytes")
+        return Words(name=name, note=note, text=text, form="text")
+    if isinstance(value, str):
+        letters = f"{len(value):,} letters, " if len(value) > 200 else ""
+        return Words(name=name, note=letters + note, text=_cut(value), form="text")
+    text = json.dumps(value, ensure_ascii=False, default=_summary)
+    if len(text) > _ONE_LINE:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=_summary)
+    return Words(name=name, note=note, text=_cut(text), form="json")
+
+
+def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
+    note = ", ".join([*([note] if note else []), f"{array.dtype.name} {list(array.shape)}"])
+    planes = array.ndim == 3 and array.shape[2] in (3, 4)
+    if array.dtype == np.uint8 and min(array.shape[:2], default=0) >= 8 and (array.ndim == 2 or planes):
+        image = Image.fromarray(np.ascontiguousarray(array))
+        return Picture(name=name, note=note, image=_small(image, THUMBNAIL_PIXELS), data=None, mime="", left_out="")
+    return Words(name=name, note=note, text=_summary(array), form="numbers")
+
+
+def _summary(value: Any) -> str:
+    """Of what JSON has no word for."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or not value.size:
+        return _cut(repr(value))
+    array = cast("npt.NDArray[Any]", value)
+    first = ", ".join(f"{number:.6g}" for number in array.reshape(-1)[:_MOST_NUMBERS].tolist())
+    more = ", …" if array.size > _MOST_NUMBERS else ""
+    if array.size <= _MOST_NUMBERS or array.dtype.kind == "c":
+        return f"[{first}{more}]"
+    with np.errstate(all="ignore"):
+        low, mean, high = array.min(), array.mean(dtype=np.float64), array.max()
+    return f"[{first}{more}]\nmin {low:.6g}, mean {mean:.6g}, max {high:.6g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text):,} letters)"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    return f"{int(seconds) // 60}:{math.floor(seconds) % 60:02d} min"

@@ -1,0 +1,271 @@
+"""The page: one file that shows samples in a browser and loads nothing from elsewhere.
+
+Whatever comes from data is escaped where it enters the page; and should something slip through, the page's policy runs
+no script but its own and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from rich.filesize import decimal
+
+from energon_grain._version import __version__
+from energon_grain.gallery.cards import Card, Column, Contents
+from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words, visible
+
+_PAGE_BYTES = 64_000_000
+"""Of all files in a page; further ones are shown small."""
+_COLOURS = 10
+_STRIP_HEIGHT = 90
+_FAILED = "does not decode"
+_FIELD_ORDER = (Picture, Film, Sound, Failed, Words)
+
+
+def page(contents: Contents) -> str:
+    """The page of some samples."""
+    template = resources.files("energon_grain.gallery").joinpath("page.html").read_text(encoding="utf-8")
+    [script] = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    names = sorted({_part(field) for card in contents.cards for field in card.fields})
+    parts = {name: number for number, name in enumerate(names)}
+    several = len(contents.datasets) > 1
+    files = _Files()
+    filled = {
+        "script_hash": f"sha256-{digest}",
+        "title": _text(contents.title),
+        "subtitle": _text(contents.subtitle),
+        "version": _text(__version__),
+        "mixture": "".join(_mixture(contents)) if several else "",
+        "parts": "".join(_chip(name, number, "part", "") for name, number in parts.items()) if len(parts) > 1 else "",
+        "cards": "\n".join("".join(_card(contents, card, parts, files)) for card in contents.cards),
+        "columns": "".join(_columns(contents.columns)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
+
+
+def framed(contents: Contents, height: int) -> str:
+    """The page inside of another one, as a notebook's: by itself, with no way out of its frame."""
+    return (
+        f'<iframe sandbox="allow-scripts" title="{_text(contents.title)}" srcdoc="{html.escape(page(contents))}" '
+        f'style="width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 8px"></iframe>'
+    )
+
+
+def _text(text: str, *, lines: bool = False) -> str:
+    return html.escape(visible(text, lines=lines))
+
+
+def _part(field: Shown) -> str:
+    return _FAILED if isinstance(field, Failed) else field.name
+
+
+def _chip(label: str, number: int, kind: str, more: str) -> str:
+    return (
+        f'<button type="button" class="chip {_colour(number)}" data-{kind}="{number}" aria-pressed="false">'
+        f"{'<i></i>' if kind == 'dataset' else ''}<bdi>{_text(label)}</bdi>{more}</button>"
+    )
+
+
+def _colour(number: int) -> str:
+    return f"c{number}" if number < _COLOURS else "cx"
+
+
+def _mixture(contents: Contents) -> Iterator[str]:
+    """The shares as a bar, and the datasets as what one filters by."""
+    told = _text(", ".join(f"{dataset.label} {dataset.share:.1%}" for dataset in contents.datasets))
+    yield f'<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label="Shares: {told}">'
+    ends = list(accumulate(dataset.share for dataset in contents.datasets))
+    for number, (dataset, end) in enumerate(zip(contents.datasets, ends, strict=True)):
+        begin = 1000 * (end - dataset.share)
+        yield (
+            f'<rect class="{_colour(number)}" data-of="{number}" x="{begin:.2f}" width="{1000 * dataset.share:.2f}" '
+            f'height="10"><title>{_text(dataset.label)} {dataset.share:.2%}</title></rect>'
+        )
+    yield '</svg><ul class="chips" aria-label="Datasets">'
+    for number, dataset in enumerate(contents.datasets):
+        more = f" <b>{dataset.share:.1%}</b> <span>{_counted(dataset.samples)}</span>"
+        chip = _chip(dataset.label, number, "dataset", more)
+        yield f'<li title="{_text(dataset.path)}">{chip}</li>'
+    yield "</ul>"
+
+
+def _card(contents: Contents, card: Card, parts: dict[str, int], files: _Files) -> Iterator[str]:
+    own = " ".join(str(number) for number in sorted({parts[_part(field)] for field in card.fields}))
+    yield f'<article class="card {_colour(card.dataset)}" data-of="{card.dataset}" data-parts="{own}">'
+    fields = sorted(card.fields, key=lambda field: _FIELD_ORDER.index(type(field)))
+    below: list[str] = []  # what is said of the pictures stands under the key
+    for field in fields:
+        if isinstance(field, Picture | Film):
+            shot, why = _shot(card, field, files)
+            yield shot
+            below.append(f'<section class="field said">{_heading(field)}{why}</section>')
+        else:
+            below.append("".join(_field(field, files)))
+    yield f'<h3><button type="button" class="open"><bdi>{_text(card.key)}</bdi></button></h3><p class="place">'
+    if len(contents.datasets) > 1:
+        yield f"<i></i><bdi>{_text(contents.datasets[card.dataset].label)}</bdi> · "
+    yield f"<bdi>{_text(card.shard)}</bdi> · <span>{_text(card.place)}</span></p>"
+    yield from below
+    yield "</article>"
+
+
+def _heading(field: Shown) -> str:
+    return f"<h4><bdi>{_text(field.heading)}</bdi> <small>{_text(field.note)}</small></h4>"
+
+
+def _shot(card: Card, field: Picture | Film, files: _Files) -> tuple[str, str]:
+    """What is to be seen, and why it is less than there is."""
+    called = f"{_text(field.name)} of {_text(card.key)}"
+    kept = files.take(field.data, field.mime)
+    why = "" if kept else _why(field, files)
+    if isinstance(field, Picture):
+        width, height = field.image.size
+        tiny = ' class="tiny"' if max(width, height) <= 64 else ""
+        source = kept or _image(field.image)
+        shown = f'<img{tiny} src="{source}" alt="{called}" width="{width}" height="{height}" loading="lazy">'
+        return f'<div class="shot">{shown}</div>', why
+    shown = ""
+    if kept:
+        poster = f' poster="{_image(field.frames[0])}"' if field.frames else ""
+        shown = f'<video controls playsinline preload="none" src="{kept}"{poster} aria-label="{called}"></video>'
+    if field.frames:
+        strip = _image(_strip(field.frames))
+        shown += f'<img class="strip" src="{strip}" alt="Frames of {called}" loading="lazy">'
+    return f'<div class="shot">{shown}</div>', why
+
+
+def _why(field: Picture | Sound | Film, files: _Files) -> str:
+    why = field.left_out or ("" if field.data is None else files.full)
+    return f'<p class="why">{_text(why)}</p>' if why else ""
+
+
+def _field(field: Shown, files: _Files) -> Iterator[str]:
+    match field:
+        case Sound():
+            yield f'<section class="field sound">{_heading(field)}'
+            if len(field.peaks):
+                yield _wave(field.peaks)
+            if kept := files.take(field.data, field.mime):
+                yield f'<audio controls preload="none" src="{kept}" aria-label="{_text(field.name)}"></audio>'
+            else:
+                yield _why(field, files)
+        case Words():
+            tag = "p" if field.form == "text" else "pre"
+            yield f'<section class="field">{_heading(field)}<{tag} dir="auto">{_text(field.text, lines=True)}</{tag}>'
+        case _:
+            assert isinstance(field, Failed)
+            name = f"{field.heading}: {_FAILED}" if field.name else "not read"
+            yield f'<section class="field bad"><h4><bdi>{_text(name)}</bdi> <small>{_text(field.note)}</small></h4>'
+            yield f"<pre>{_text(field.error, lines=True)}</pre>"
+    yield "</section>"
+
+
+class _Files:
+    """The files that a page holds, up to `_PAGE_BYTES`."""
+
+    full = f"shown small: the files of this page have {decimal(_PAGE_BYTES)} already"
+
+    def __init__(self) -> None:
+        self._left = _PAGE_BYTES
+
+    def take(self, data: bytes | None, mime: str) -> str:
+        """A file as a link; none where there is no room."""
+        if data is None or len(data) > self._left:
+            return ""
+        self._left -= len(data)
+        return _link(data, mime)
+
+
+def _link(data: bytes, mime: str) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def _image(image: Image.Image) -> str:
+    written = io.BytesIO()
+    if image.mode == "RGBA" or max(image.size) <= 128:
+        image.save(written, "PNG")
+        return _link(written.getvalue(), "image/png")
+    image.convert("RGB").save(written, "JPEG", quality=85)
+    return _link(written.getvalue(), "image/jpeg")
+
+
+def _strip(frames: Sequence[Image.Image]) -> Image.Image:
+    """Frames side by side."""
+    small = [
+        frame.convert("RGB").resize((max(1, round(frame.width * _STRIP_HEIGHT / frame.height)), _STRIP_HEIGHT))
+        for frame in frames
+    ]
+    ends = list(accumulate(frame.width + 2 for frame in small))
+    strip = Image.new("RGB", (ends[-1] - 2, _STRIP_HEIGHT))
+    for frame, end in zip(small, ends, strict=True):
+        strip.paste(frame, (end - 2 - frame.width, 0))
+    return strip
+
+
+def _wave(peaks: npt.NDArray[np.float32]) -> str:
+    """The outline of a sound, as bars around its middle."""
+    loud = np.maximum.reduceat(peaks, np.linspace(0, len(peaks), min(120, len(peaks)) + 1).astype(np.int64)[:-1])
+    scaled = loud / max(float(loud.max()), 1e-6)
+    bars = "".join(
+        f"M{4 * number},{23 - height:.1f}h2.6v{2 * height:.1f}h-2.6z"
+        for number, height in enumerate((0.6 + 21 * scaled).tolist())
+    )
+    return (
+        f'<svg class="wave" viewBox="0 0 {4 * len(loud)} 46" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path d="{bars}"/></svg>'
+    )
+
+
+def _columns(columns: Sequence[Column]) -> Iterator[str]:
+    if columns:
+        yield '<h2>What is known of samples</h2><div class="charts">'
+        yield from map(_chart, columns)
+        yield "</div>"
+
+
+def _chart(column: Column) -> str:
+    """A histogram, the datasets upon each other."""
+    totals = column.counts.sum(axis=0)
+    most, bins = max(int(totals.max()), 1), len(totals)
+    say = (lambda value: decimal(round(value))) if column.name.startswith("bytes") else _number
+    rects: list[str] = []
+    gap, one = (0.06, "") if bins > 1 else (0.45, " one")  # all have one value
+    for place in range(bins):
+        top = 100.0
+        extent = f"{say(column.edges[place])} to {say(column.edges[place + 1])}"
+        for number, count in enumerate(column.counts[:, place].tolist()):
+            if count:
+                height = max(100 * count / most, 0.7)
+                top -= height
+                rects.append(
+                    f'<rect class="{_colour(number)}" data-of="{number}" x="{place + gap:.2f}" y="{top:.2f}" '
+                    f'width="{1 - 2 * gap:.2f}" height="{height:.2f}"><title>{_text(extent)}: {count:,}</title></rect>'
+                )
+    mean = (column.edges[0], column.edges[bins // 2], column.edges[-1]) if bins > 1 else (column.edges.mean(),)
+    count = _counted(int(totals.sum())) + (" looked up" if column.of is not None else "")
+    axis = "".join(f"<span>{_text(say(value))}</span>" for value in mean)
+    return (
+        f'<figure class="chart"><figcaption><bdi>{_text(column.name)}</bdi><span>{count}, up to {most:,} a bar</span>'
+        f'</figcaption><svg viewBox="0 0 {bins} 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="Histogram of {_text(column.name)}">{"".join(rects)}</svg>'
+        f'<div class="axis{one}">{axis}</div></figure>'
+    )
+
+
+def _counted(samples: int) -> str:
+    return f"{samples:,} sample{'' if samples == 1 else 's'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.3g}"

@@ -1,0 +1,249 @@
+"""Gathering what is known of media: from the headers of files in tars and folders, and into columns.
+
+Of a file its first 16 KiB are read, and more only where its header goes on behind these. A file whose header is damaged
+has no metadata; how many these are, and a few of them, is told with the scan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import DecodingError, RangeError, StaleIndexError
+from energon_grain.formats.tar.scan import MediaRows, ShardScan
+from energon_grain.formats.tar.walk import TarBytes
+from energon_grain.forms import Form
+from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
+from energon_grain.media.metadata import AVMetadata, serialize_media_metadata
+from energon_grain.storage.location import is_url, join
+from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.settings import storage_settings
+
+LISTED_FAILURES = 5
+_MOST_PARTS = 16
+"""With media in more kinds of parts than so many, none of these has columns of its own."""
+_ReadAt = Callable[[int, int], bytes]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was found so far."""
+
+    part: list[int] = field(default_factory=list)
+    is_av: list[bool] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    failures: int = 0
+    listed: list[str] = field(default_factory=list)
+
+    def look(self, row: int, name: str, size_bytes: int, head: bytes, read_at: _ReadAt, by: MediaFilterConfig) -> None:
+        """Look at the file that is row `row` of the parts."""
+        try:
+            metadata = read_header(head, size_bytes, read_at, name, by)
+        except DecodingError as error:
+            self.failures += 1
+            if len(self.listed) < LISTED_FAILURES:
+                self.listed.append(f"{name} {error}")
+            return
+        if metadata is not None:
+            self.part.append(row)
+            self.is_av.append(isinstance(metadata, AVMetadata))
+            self.texts.append(serialize_media_metadata(metadata)[1])
+
+    def rows(self) -> MediaRows:
+        """All of it."""
+        texts = "\n".join(self.texts).encode()
+        return MediaRows(part=np.array(self.part, np.int64), is_av=np.array(self.is_av, np.bool_), texts=texts)
+
+
+def media_in_tar(path: str, scan: ShardScan, by: MediaFilterConfig) -> tuple[MediaRows, int, list[str]]:
+    """Look for media among the parts of a tar that was scanned.
+
+    Returns:
+        What is known of them, how many have damaged headers, and what is wrong with the first few.
+
+    Raises:
+        OSError: The tar cannot be read.
+        StaleIndexError: It changed since it was scanned.
+    """
+    found = _Found()
+    with TarBytes(path) as tar:
+        data = tar.data
+        if tar.size_bytes != scan.size_bytes or data.generation != scan.generation:
+            raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
+        mean_bytes = scan.size_bytes / max(len(scan.part_offset), 1)
+        read = data.alone if mean_bytes >= data.pass_over_bytes else data.near
+        for row, name, offset, size_bytes in _candidates(scan, by):
+            head = read(offset, min(size_bytes, HEADER_BYTES))
+
+            def read_at(at: int, count: int, offset: int = offset) -> bytes:
+                return data.alone(offset + at, count)
+
+            found.look(row, name, size_bytes, head, read_at, by)
+    return found.rows(), found.failures, found.listed
+
+
+def _candidates(scan: ShardScan, by: MediaFilterConfig) -> Iterator[tuple[int, str, int, int]]:
+    """Row, name, offset and size of each part that the filter takes by its name."""
+    keys = scan.keys()
+    sample = np.repeat(np.arange(len(scan)), np.diff(scan.part_start))
+    if by.patterns:
+        rows = np.arange(len(sample))
+    else:
+        takes = np.array([by.may_take(f"a.{part}") for part in scan.part_names], np.bool_)
+        rows = np.flatnonzero(takes[scan.part_name])
+    columns = (rows, sample[rows], scan.part_name[rows], scan.part_offset[rows], scan.part_size[rows])
+    for row, place, part, offset, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
+        name = f"{keys[place]}.{scan.part_names[part]}"
+        if not by.patterns or by.may_take(name):
+            yield row, name, offset, size_bytes
+
+
+def media_in_files(root: str, names: Sequence[str], by: MediaFilterConfig) -> tuple[ShardScan, int, list[str]]:
+    """Look for media among files of a folder or below a URL, which are samples of one part with the names as keys.
+
+    Returns:
+        A scan of them; how many have damaged headers, and what is wrong with the first few.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    found, sizes = _Found(), list[int]()
+    for row, (name, (size_bytes, head, read_at)) in enumerate(zip(names, _opened(root, names), strict=True)):
+        sizes.append(size_bytes)
+        found.look(row, name, size_bytes, head, read_at, by)
+    keys = [name.encode("utf-8", "surrogateescape") for name in names]
+    rows, zeros = np.arange(len(names) + 1), np.zeros(len(names), np.int64)
+    scan = ShardScan(
+        size_bytes=sum(sizes),
+        sample_start=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+        part_start=rows,
+        part_names=("",),
+        part_name=zeros.astype(np.int32),
+        part_offset=zeros,
+        part_size=np.array(sizes, np.int64),
+        key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64),
+        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        media=found.rows(),
+    )
+    return scan, found.failures, found.listed
+
+
+def _opened(root: str, names: Sequence[str]) -> Iterator[tuple[int, bytes, _ReadAt]]:
+    """Size, first bytes, and what reads others, of each file."""
+    if is_url(root):
+        client = shared_client(storage_settings())
+
+        def begin(name: str) -> tuple[int, bytes, _ReadAt]:
+            url = join(root, name)
+
+            def read_at(at: int, count: int) -> bytes:
+                found = client.read(ObjectRange(url, at, at + count))
+                return found.data or b"" if found is not None else b""
+
+            try:
+                found = client.read(ObjectRange(url, 0, HEADER_BYTES))
+            except RangeError:
+                found = client.read(ObjectRange(url))  # it is smaller than that
+            if found is None or found.data is None or found.size_bytes is None:
+                raise FileNotFoundError(f"{url}: there is no such object any more")
+            return found.size_bytes, found.data, read_at
+
+        yield from client.map(begin, names)
+        return
+    for name in names:
+        descriptor = os.open(join(root, name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+
+            def read_at(at: int, count: int, descriptor: int = descriptor) -> bytes:
+                return os.pread(descriptor, count, at)
+
+            yield size_bytes, os.pread(descriptor, HEADER_BYTES, 0), read_at
+        finally:
+            os.close(descriptor)
+
+
+class _Facts(msgspec.Struct):
+    """What `serialize_media_metadata` gives, as far as it is numbers."""
+
+    width: float | None = None
+    height: float | None = None
+    video_width: float | None = None
+    video_height: float | None = None
+    video_num_frames: float | None = None
+    video_fps: float | None = None
+    video_duration: float | None = None
+    audio_duration: float | None = None
+    audio_sample_rate: float | None = None
+    audio_channels: float | None = None
+
+
+_FACTS = Form(list[_Facts])
+_COLUMNS: dict[str, Callable[[_Facts], float | None]] = {
+    "width": lambda facts: facts.width if facts.width is not None else facts.video_width,
+    "height": lambda facts: facts.height if facts.height is not None else facts.video_height,
+    "frames": lambda facts: facts.video_num_frames,
+    "fps": lambda facts: facts.video_fps,
+    "duration": lambda facts: facts.video_duration if facts.video_duration is not None else facts.audio_duration,
+    "sample_rate": lambda facts: facts.audio_sample_rate,
+    "channels": lambda facts: facts.audio_channels,
+}
+"""By name, what each holds."""
+
+
+def write_media_columns(
+    root: Path, staging: Path, scans: Iterable[ShardScan], parts: Sequence[str], content_id: str
+) -> tuple[list[str], list[str]]:
+    """Write what is known of media as columns of a dataset; those that would hold nothing are left out.
+
+    `width` is that of the first part of a sample that has one. Where media are in parts of several names, but not of
+    hundreds, each has columns of its own as well, `width.jpg`.
+
+    Args:
+        root: The dataset.
+        staging: A folder that mirrors it.
+        scans: Of all shards; consumed one by one.
+        parts: Names of the parts that media are in.
+        content_id: Of the new index.
+
+    Returns:
+        What a commit is to put, and to remove.
+    """
+    from energon_grain.formats.columns import ColumnStage  # a process that scans files needs none of it
+
+    own = {part: number for number, part in enumerate(parts)} if 1 < len(parts) <= _MOST_PARTS else {}
+    stage = ColumnStage(root, staging, function=HEADER_FUNCTION, version=HEADER_VERSION)
+    names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
+    writers = {name: stage.new(name) for name in names}
+    known = dict.fromkeys(names, 0)
+    for scan in scans:
+        assert scan.media is not None
+        values = _values(scan.media)
+        sample = np.searchsorted(scan.part_start, scan.media.part, side="right") - 1
+        part = np.array([own.get(name, -1) for name in scan.part_names], np.int64)[scan.part_name[scan.media.part]]
+        for owner, number in [("", None), *own.items()]:
+            chosen = slice(None) if number is None else part == number
+            for place, name in enumerate(_COLUMNS):
+                rows, column = sample[chosen], values[chosen, place]
+                there = ~np.isnan(column)
+                full = np.full(len(scan), np.nan)
+                full[rows[there][::-1]] = column[there][::-1]  # of several the first
+                named = f"{name}.{owner}" if owner else name
+                writers[named].append(full)
+                known[named] += int(there.sum())
+    for name in [name for name in names if not known[name]]:
+        stage.drop(name)
+    return stage.finish(content_id, fill=True)
+
+
+def _values(media: MediaRows) -> npt.NDArray[np.float64]:
+    """(k, number of columns) NaN for what is not known."""
+    facts = _FACTS.from_json(b"[" + media.texts.replace(b"\n", b",") + b"]")
+    rows = [[np.nan if (value := get(each)) is None else value for get in _COLUMNS.values()] for each in facts]
+    return np.array(rows, np.float64).reshape(len(facts), len(_COLUMNS))

@@ -1,0 +1,199 @@
+"""What headers say of media, against what decoding the whole files says."""
+
+from __future__ import annotations
+
+import io
+import random
+import tracemalloc
+import wave
+from typing import Any
+
+import av
+import pytest
+from media_kinds import PICTURES, picture, saved, sound, video
+from PIL import Image
+
+from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.media.headers import HEADER_BYTES, MAX_HEADER_BYTES, MediaFilterConfig, read_header
+from energon_grain.media.metadata import AVMetadata, ImageMetadata
+
+BY_HEADER = MediaFilterConfig.parse(None, True, False)
+BY_EXTENSION = MediaFilterConfig.parse(None, False, True)
+
+
+class Reads:
+    """A file in memory, and which of its bytes were asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.asked_bytes = data, 0
+
+    def __call__(self, at: int, count: int) -> bytes:
+        assert 0 < count <= len(self.data) - at
+        self.asked_bytes += count
+        return self.data[at : at + count]
+
+
+def look(data: bytes, name: str, by: MediaFilterConfig = BY_HEADER) -> Any:
+    return read_header(data[:HEADER_BYTES], len(data), Reads(data), name, by)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_what_decoding_them_says(name: str) -> None:
+    data = PICTURES[name]()
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        expected = ImageMetadata(width=image.width, height=image.height, format=str(image.format), mode=image.mode)
+    for by in (BY_HEADER, BY_EXTENSION, MediaFilterConfig.parse("*.JPG,*.*", False, False)):
+        assert by.may_take(name)
+        assert look(data, name, by) == expected
+
+
+def test_of_most_pictures_the_first_bytes_are_enough() -> None:
+    data = saved(picture(size=(900, 700)), "JPEG", quality=95)
+    reads = Reads(data)
+    assert len(data) > 10 * HEADER_BYTES
+    assert read_header(data[:HEADER_BYTES], len(data), reads, "a.jpg", BY_EXTENSION).width == 900
+    assert reads.asked_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "codec", "voice"),
+    [
+        ("mp4", "mpeg4", "aac"),
+        ("mov", "mpeg4", None),
+        ("matroska", "mpeg4", "aac"),
+        ("webm", "libvpx", None),
+        ("avi", "mpeg4", None),
+    ],
+)
+def test_videos_are_described(form: str, codec: str, voice: str | None) -> None:
+    found = look(video(form, codec, voice=voice), "a.bin")
+    assert isinstance(found, AVMetadata)
+    assert (found.video_width, found.video_height, found.video_num_frames, found.video_fps) == (64, 48, 20, 25.0)
+    assert found.video_duration == pytest.approx(0.8, abs=1e-3)
+    assert found.audio_sample_rate == (None if voice is None else 16000)
+    if voice is not None:
+        assert found.audio_channels == 1
+        assert found.audio_duration == pytest.approx(0.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "codec", "rate", "exact"),
+    [
+        ("a.wav", "wav", "pcm_s16le", 16000, True),
+        ("b.wav", "wav", "pcm_f32le", 8000, True),
+        ("a.flac", "flac", "flac", 44100, True),
+        ("a.mp3", "mp3", "libmp3lame", 44100, False),
+        ("a.ogg", "ogg", "libopus", 48000, False),
+        ("a.m4a", "ipod", "aac", 44100, False),
+        ("a.aac", "adts", "aac", 44100, False),
+    ],
+)
+def test_sounds_are_described(name: str, form: str, codec: str, rate: int, exact: bool) -> None:
+    data = sound(form, codec, rate)
+    with av.open(io.BytesIO(data)) as container:
+        decoded = sum(frame.samples for frame in container.decode(audio=0))
+    for by in (BY_HEADER, BY_EXTENSION):
+        found = look(data, name, by)
+        assert (found.audio_sample_rate, found.audio_channels) == (rate, 2)
+        assert found.video_width is None
+        # What a codec adds at the ends is no more than two of its frames.
+        assert abs(found.audio_num_samples - decoded) <= (0 if exact else 2 * 1152)
+        assert found.audio_duration == pytest.approx(found.audio_num_samples / rate, abs=1e-4)
+
+
+def test_a_wav_file_needs_no_package_and_may_be_cut_short() -> None:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(4 * 1000))
+    data = buffer.getvalue()
+    expected = AVMetadata(audio_duration=0.125, audio_channels=2, audio_sample_rate=8000, audio_num_samples=1000)
+    assert look(data, "a.wav") == expected
+    assert look(data[:-400], "a.wav").audio_num_samples == 900
+
+
+def test_what_is_no_medium_is_passed_over() -> None:
+    assert look(b"a text", "a.txt") is None
+    assert look(b"", "a.json") is None
+    assert not BY_EXTENSION.may_take("a.txt")
+    assert not MediaFilterConfig.parse("*.png, b/*", False, False).may_take("c/a.jpg")
+
+
+def test_the_first_bytes_decide_unless_the_ending_is_asked_for() -> None:
+    data = saved(picture(), "PNG")
+    assert look(data, "a.txt").format == "PNG"
+    assert look(data, "a.jpg", BY_EXTENSION).format == "PNG"
+    with pytest.raises(DecodingError, match="no readable header of a medium"):
+        look(data[:40] + b"?", "a.mp4", BY_EXTENSION)
+    with pytest.raises(DecodingError, match="no readable header of an image"):
+        look(video("mp4", "mpeg4", 2), "a.jpg", BY_EXTENSION)
+
+
+def test_filters_are_checked() -> None:
+    for given in [(None, False, False), ("*.jpg", True, False), (None, True, True)]:
+        with pytest.raises(ConfigError, match="exactly one"):
+            MediaFilterConfig.parse(*given)
+    with pytest.raises(ConfigError, match="holds no pattern"):
+        MediaFilterConfig.parse(",", False, False)
+    with pytest.raises(ConfigError, match="expected a MediaFilterConfig"):
+        MediaFilterConfig.of("*.jpg")
+
+
+def test_a_failure_to_read_is_no_fault_of_the_file() -> None:
+    data = PICTURES["exif.jpg"]()
+
+    def fail(at: int, count: int) -> bytes:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        read_header(data[:HEADER_BYTES], len(data), fail, "a.jpg", BY_HEADER)
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    new = bytearray(data)
+    for _ in range(dice.randint(1, 8)):
+        at = min(int(dice.expovariate(1 / 60)), len(new) - 1)
+        new[at] = dice.choice((0, 0xFF, 0x7F, dice.randrange(256)))
+    return bytes(new[: dice.randint(1, len(new))] if dice.random() < 0.3 else new)
+
+
+def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
+    """Whatever the bytes are, the answer is metadata or a DecodingError, from little memory."""
+    dice = random.Random(7)
+    files = [(name, make()) for name, make in PICTURES.items() if "large" not in name]
+    files += [("a.wav", sound("wav", "pcm_s16le", 8000)), ("a.flac", sound("flac", "flac", 16000))]
+    files += [("a.mp4", video("mp4", "mpeg4", 5)), ("a.mkv", video("matroska", "mpeg4", 5))]
+    failed = 0
+    tracemalloc.start()
+    try:
+        for round in range(25):
+            for name, data in files:
+                if name.endswith(("mp4", "mkv", "flac")) and round > 5:
+                    continue
+                try:
+                    found = look(mutated(data, dice), name, dice.choice((BY_HEADER, BY_EXTENSION)))
+                except DecodingError as error:
+                    failed += str(error).startswith("has no readable header")
+                else:
+                    assert found is None or found.to_dict()
+        assert tracemalloc.get_traced_memory()[1] < MAX_HEADER_BYTES
+    finally:
+        tracemalloc.stop()
+    assert failed > 50
+
+
+def test_a_header_without_end_is_given_up() -> None:
+    """Segments that a JPEG may skip, as many as its file has."""
+    segment = b"\xff\xe0\xff\xff" + bytes(0xFFFD)
+    size_bytes = 1 << 40
+
+    def read_at(at: int, count: int) -> bytes:
+        start = (at - 2) % len(segment)
+        return (segment * (count // len(segment) + 2))[start : start + count]
+
+    head = (b"\xff\xd8" + segment)[:HEADER_BYTES]
+    with pytest.raises(DecodingError, match="not within 64 MiB"):
+        read_header(head, size_bytes, read_at, "a.jpg", BY_HEADER)
