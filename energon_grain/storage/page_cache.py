@@ -292,9 +292,11 @@ class CachedObject:
     def has_checked(self, first: int, stop: int) -> bool:
         """Whether this process has found pages [first, stop) to be there; it looks at a file once a minute."""
         pages, now = self._cache.stretch_pages, time.monotonic()
-        for page in range(first, stop):
-            known = self._cache.known(self._path_of(page // pages))
-            if known.sum_of(page % pages) == _NO_SUM or (now > known.touch_at and self.missing(page, page + 1)):
+        for number in range(first // pages, -(-stop // pages)):
+            known = self._cache.known(self._path_of(number))
+            begin, end = max(first, number * pages), min(stop, (number + 1) * pages)
+            wanted = _bits(begin - number * pages, end - number * pages)
+            if known.checked & wanted != wanted or (now > known.touch_at and self.missing(begin, end)):
                 return False
         return True
 
@@ -344,8 +346,7 @@ class CachedObject:
         except OSError as error:
             self._cache.give_up(error)
             return False
-        stretch.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
-        stretch.there |= (1 << page + len(sums) // _SUM_BYTES) - (1 << page)
+        stretch.has(page, sums)
         return True
 
     def _path_of(self, number: int) -> str:
@@ -363,7 +364,7 @@ class CachedObject:
 
     def _has(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
         """Whether pages [first, stop) of a stretch are there. Those that were not checked before are now."""
-        wanted = (1 << stop) - (1 << first)
+        wanted = _bits(first, stop)
         try:
             return stretch.there & wanted == wanted or self._check(stretch, number, first, stop)
         except OSError:
@@ -384,8 +385,7 @@ class CachedObject:
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
                 if len(data) != size or _sum(data) != found:
                     return False
-                stretch.known.sums[place] = found
-            stretch.there |= 1 << page
+            stretch.has(page, found)
         return True
 
 
@@ -431,10 +431,12 @@ class _Known:
 
     Attributes:
         sums: Of the pages that it has found to be right, or has written.
+        checked: Bit p: page p is one of them.
         touch_at: When to say again that the file is being read.
     """
 
     sums: bytearray
+    checked: int = 0
     touch_at: float = 0.0
 
     def sum_of(self, page: int) -> bytes:
@@ -468,6 +470,13 @@ class _Stretch:
         except OSError:  # another user's, or in a file system that may only be read
             self.writable = False
             self.descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+
+    def has(self, page: int, sums: bytes) -> None:
+        """Note that pages from `page` on are right, and have these sums."""
+        pages = _bits(page, page + len(sums) // _SUM_BYTES)
+        self.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
+        self.known.checked |= pages
+        self.there |= pages
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone when programs end
         if self.descriptor >= 0:
@@ -511,6 +520,10 @@ def _made(path: str, size_bytes: int) -> int:
 def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     if os.pwrite(descriptor, data, offset) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _bits(first: int, stop: int) -> int:
+    return (1 << stop) - (1 << first)
 
 
 def _sum(page: bytes | memoryview) -> bytes:
