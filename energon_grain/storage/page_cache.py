@@ -13,8 +13,7 @@ stays right, also when it is evicted.
 
 The sum is that of a page's 64-bit words, each times an odd number of its own: a change in one word is never missed, and
 what a power cut or another program does to several is missed once in 2^32 at most, but for changes in nothing else than
-the upper halves of words. It runs at 15 GB/s, where CRC-32, as Python has it, runs at 1.6 and took a third of all that
-a first pass over a bucket costs.
+the upper halves of words. It runs at 15 GB/s, and CRC-32, as Python has it, at 1.6.
 
 Why not a file a page: on ext4 making and removing a file takes as long as writing a megabyte. A GB takes 1.3
 core-seconds to write in files of 256 KiB and 0.3 in files of 8 MiB, and 32 times as many pages stay open for reading.
