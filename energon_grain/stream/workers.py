@@ -109,8 +109,7 @@ class UnderWay:
 
 
 _open: set[UnderWay] = set()
-"""What `close_with` took in, until its workers have ended. A forked child has neither their threads nor their
-processes, so waiting for those would never end."""
+"""What `close_with` took in, until its workers have ended. A forked child would wait for those for ever."""
 os.register_at_fork(after_in_child=_open.clear)
 
 
@@ -124,8 +123,7 @@ def close_with(owner: object, under_way: UnderWay) -> None:
 
 
 def _close_all() -> None:
-    # Also those of whom a thread takes care: it may not have begun, and then nobody waits for it.
-    for under_way in tuple(_open):
+    for under_way in tuple(_open):  # also what a thread is to close: it may not have begun, and nobody waits for it
         under_way.close()
 
 
