@@ -79,47 +79,69 @@ def own_cache(cache_mb: float | None) -> Iterator[None]:
         yield
 
 
-def passes(
+def first_pass(
     programs: str,
     url: str,
     program: str,
     samples: int,
     latency_s: float = 0.0,
-    warm: int = 0,
-    count: int = 1,
     workers: int = 0,
     cache_mb: float | None = None,
     limit_s: float = 20.0,
 ) -> dict[str, Any]:
-    """Rate of `count` passes over a data set after `warm` others, from the first batch on.
+    """Rate of a first pass over a data set, opening and first batch included.
 
-    They end after `limit_s`: the rate is then that of the samples until there.
+    What is read ahead before the first batch comes would be for nothing else. It ends after `limit_s`: the rate is then
+    that of the samples until there.
     """
     module = importlib.import_module(programs)
     server = server_here()
-    answer: dict[str, Any] = {}
     with own_cache(cache_mb):
         begin_measurement(server, latency_s)
         begin = time.perf_counter()
         batches = iter(module.build_loader(url, program, workers))
-        first, _ = module.weigh(next(batches))
-        answer["first_batch_s"] = time.perf_counter() - begin
-        seen = first
+        seen, payload = module.weigh(next(batches))
+        first_batch_s = time.perf_counter() - begin
+        measured = _rate(module, batches, begin, begin + limit_s, samples, seen, payload)
+    return {"first_batch_s": first_batch_s, **measured}
+
+
+def passes(
+    programs: str,
+    url: str,
+    program: str,
+    samples: int,
+    warm: int,
+    count: int,
+    workers: int = 0,
+    cache_mb: float | None = None,
+    limit_s: float = 20.0,
+) -> dict[str, Any]:
+    """Rate of `count` passes over a data set after `warm` others; as `first_pass`."""
+    module = importlib.import_module(programs)
+    server = server_here()
+    with own_cache(cache_mb):
+        begin_measurement(server)
+        batches = iter(module.build_loader(url, program, workers))
+        seen = 0
         while seen < warm * samples:
             seen += module.weigh(next(batches))[0]
-        if warm:
-            server.reset()
-            server.delay(latency_s)
-            first = 0
-        begin, seen, payload = time.perf_counter(), 0, 0
-        while seen < count * samples - first and time.perf_counter() < begin + limit_s:
-            more, size = module.weigh(next(batches))
-            seen, payload = seen + more, payload + size
-        elapsed = time.perf_counter() - begin
-        requests = server.requests(".tar")
         server.reset()
+        begin = time.perf_counter()
+        return _rate(module, batches, begin, begin + limit_s, count * samples)
+
+
+def _rate(
+    module: Any, batches: Iterator[Any], begin: float, end: float, samples: int, seen: int = 0, payload: int = 0
+) -> dict[str, Any]:
+    server = server_here()
+    while seen < samples and time.perf_counter() < end:
+        more, size = module.weigh(next(batches))
+        seen, payload = seen + more, payload + size
+    elapsed = time.perf_counter() - begin
+    requests = server.requests(".tar")
+    server.reset()
     return {
-        **answer,
         "samples_per_s": seen / elapsed,
         "payload_mb_per_s": payload / elapsed / 1e6,
         "requests": len(requests),
@@ -128,4 +150,4 @@ def passes(
 
 
 if __name__ == "__main__":
-    serve(passes=passes)
+    serve(first_pass=first_pass, passes=passes)

@@ -24,11 +24,6 @@ if _register is not None and executor_threads:
     _register(_ended.set)
 
 
-def program_ends() -> bool:
-    """Whether the main thread has come to its end: no request begins any more, and those under way are given up."""
-    return _ended.is_set() or not threading.main_thread().is_alive()
-
-
 class GivenUp(BaseException):
     """Nobody waits any more for what this thread makes.
 
@@ -115,9 +110,9 @@ def require_wanted() -> None:
 
 
 def given_up() -> bool:
-    """Whether nobody waits any more for what this thread reads."""
+    """Whether nobody waits any more for what this thread reads; nobody does once the main thread is at its end."""
     over = _of_thread.over
-    return program_ends() or (over is not None and over.is_set())
+    return _ended.is_set() or not threading.main_thread().is_alive() or (over is not None and over.is_set())
 
 
 def pause(seconds: float) -> None:

@@ -197,7 +197,7 @@ class Mirror:
             name, size = files[path]
             wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
             found = self._client.read(wanted)
-            if found is None or found.view is None:
+            if found is None:
                 raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
             if found.size_bytes != size:
                 raise ReadError(
@@ -206,7 +206,7 @@ class Mirror:
                 )
             # Opened anew: after a failure nobody waits for this, and the files are gone.
             with open(path, "r+b", opener=open_unlinked) as file:
-                if os.pwrite(file.fileno(), found.view, start) != len(found.view):  # no more room on the disk
+                if os.pwritev(file.fileno(), found.pieces, start) != found.came_bytes:  # no more room on the disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])

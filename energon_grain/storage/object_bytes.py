@@ -9,6 +9,7 @@ time that each of these requests takes.
 from __future__ import annotations
 
 import io
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,14 +74,14 @@ class ObjectBytes(ScannedBytes):
         there = self._window[offset - self._window_at :] if offset >= self._window_at else b""
         begin = offset + len(there)
 
-        def read(at: int) -> memoryview:
-            return self._files.versions.read(self._url, self._version, at, min(at + _PIECE_BYTES, stop))
+        def read(at: int) -> list[bytes]:
+            return self._files.versions.read(self._url, self._version, at, min(at + _PIECE_BYTES, stop), list)
 
         if keep:
-            fetched: Any = [_read(self._files, self._url, begin, max(begin, stop))]
+            fetched = [[_read(self._files, self._url, begin, max(begin, stop))]]
         else:
             fetched = shared_client(self._files.settings).map(read, range(begin, stop, _PIECE_BYTES))
-        self._window, self._window_at = b"".join([there, *fetched]), offset
+        self._window, self._window_at = b"".join(chain([there], *fetched)), offset
 
 
 def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
@@ -188,4 +189,4 @@ def create_object(url: str, *, text: bool = False) -> io.BytesIO | io.TextIOWrap
 def is_unchanged(url: str, generation: bytes) -> bool:
     """Whether an object still is the version that it was. Raises ReadError where that cannot be told."""
     found = shared_client(storage_settings()).read(ObjectRange(url, 0, 1, known=generation))
-    return found is not None and found.view is None
+    return found is not None and found.pieces is None

@@ -30,6 +30,7 @@ from energon_grain.storage.object_stores import (
     LateAnswerError,
     ObjectError,
     ObjectStores,
+    in_list,
     is_forked,
 )
 from energon_grain.storage.settings import StorageSettings
@@ -109,12 +110,12 @@ class ObjectClient:
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
 
-    def read(self, wanted: ObjectRange, begin: Begin | None = None) -> Fetched | None:
+    def read(self, wanted: ObjectRange, begin: Begin = in_list) -> Fetched | None:
         """Read one range; None where there is no such object.
 
         Args:
             wanted: The range.
-            begin: Gives what takes the bytes as they come; None: they come as a whole.
+            begin: Gives what takes the bytes as they come.
 
         Raises:
             RangeError: The object ends before.

@@ -44,9 +44,18 @@ class Pieces(Protocol):
 Begin = Callable[[bytes], Pieces]
 """Told the generation of an object before its first byte, gives what takes the bytes of this one answer: a request that
 is made again begins anew, and one that is given up may go on for a while. May raise: then none are read."""
-_PIECE_BYTES = 1 << 20
-"""An answer of 8 MiB in one piece is put together in memory that must be had from the system, and cold when it is
-summed and written: half as much again a byte. Of smaller pieces than this each wakes a thread."""
+
+
+def in_list(generation: bytes) -> Pieces:
+    """A `Begin`: a list takes the bytes."""
+    del generation
+    return []
+
+
+_PIECE_BYTES = 1 << 18
+"""What comes together from the network is about as much as this, and is handed on as it is. Larger pieces are put
+together in memory that must be had from the system, and are cold when they are summed and written; of smaller ones each
+wakes a thread."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +63,21 @@ class Fetched:
     """What a read gave.
 
     Attributes:
-        view: The bytes where the store's client put them; None where the object is the version that the caller has, or
-            where they went into `pieces`.
+        pieces: What took the bytes as they came; None where the object is the version that the caller has.
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store tells none.
         size_bytes: Of the whole object; None where no bytes came.
-        pieces: What took the bytes as they came, where the caller wanted that.
         came_bytes: How many came.
     """
 
-    view: memoryview | None
+    pieces: Any
     generation: bytes
     size_bytes: int | None = None
-    pieces: Pieces | None = None
     came_bytes: int = 0
 
     @functools.cached_property
     def data(self) -> bytes | None:
-        """A copy of the bytes. It costs more than fetching them where memory must be had from the system."""
-        return None if self.view is None else bytes(self.view)
+        """The bytes in one, where a list took them; they are copied."""
+        return None if self.pieces is None else b"".join(self.pieces)
 
 
 class LateAnswerError(Exception):
@@ -195,7 +201,7 @@ class ObjectStores:
         start: int | None,
         stop: int | None,
         known: bytes | None,
-        begin: Begin | None = None,
+        begin: Begin = in_list,
         answered: Answered = _nothing,
     ) -> Fetched | None:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
@@ -205,7 +211,7 @@ class ObjectStores:
             start: Negative: counted from the end (then without `stop`).
             stop: None: to the end.
             known: The generation that the caller has: where it still is that one, no bytes come.
-            begin: Gives what takes the bytes; None: they come as a whole.
+            begin: Gives what takes the bytes.
             answered: See `Answered`.
         """
         from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
@@ -230,15 +236,10 @@ class ObjectStores:
                     return Fetched(None, generation)
                 if stop is not None and stop > size:
                     raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-                view = pieces = None
-                if begin is None:
-                    view = memoryview(found.bytes())
-                    came = len(view)
-                else:
-                    came, pieces = 0, begin(generation)
-                    for piece in found.stream(min_chunk_size=_PIECE_BYTES):
-                        came += len(piece)
-                        pieces.append(piece)
+                came, pieces = 0, begin(generation)
+                for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+                    came += len(piece)
+                    pieces.append(piece)
             except FileNotFoundError as error:
                 if _is_no_bucket(str(error)):
                     raise
@@ -261,7 +262,7 @@ class ObjectStores:
         first, last = found.range
         if came != last - first:
             raise ObjectError(f"{came} bytes came instead of {last - first}", passing=True)
-        return Fetched(view, generation, size, pieces, came)
+        return Fetched(pieces, generation, size, came)
 
     def look(self, url: str) -> Fetched | None:
         """Size and generation of an object, without its bytes; None: there is none."""

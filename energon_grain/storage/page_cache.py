@@ -1,7 +1,7 @@
 """Pages of remote objects on a local disk, shared by all processes of a host, without locks to read or write by.
 
     <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, a file by itself:
-        4096 bytes        the CRC-32 of each page, 4 bytes each; 0: the page is not there
+        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there
         32 x 256 KiB      the pages, each at its place; where one is not there the file has a hole
 
 An object is named by its URL, its version and its size, so another version has other files. A page is written before
@@ -11,6 +11,10 @@ and the same sum to the same place. A file has its full length from the beginnin
 is not filled up, which would put zeros under those who have checked it, but takes another's place. So an open file
 stays right, also when it is evicted.
 
+The sum is that of a page's 64-bit words, each times an odd number of its own: a change in one word is never missed, and
+what a power cut or another program does to several is missed once in 2^32 at most, but for changes in nothing else than
+the upper halves of words. It runs at 15 GB/s, and CRC-32, as Python has it, at 1.6.
+
 Why not a file a page: on ext4 making and removing a file takes as long as writing a megabyte. A GB takes 1.3
 core-seconds to write in files of 256 KiB and 0.3 in files of 8 MiB, and 32 times as many pages stay open for reading.
 """
@@ -19,7 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -27,16 +33,17 @@ import resource
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from energon_grain.errors import ConfigError
 
 _logger = logging.getLogger("energon_grain")
-_SUM_BYTES = 4
+_SUM_BYTES = 8
 _HEADER_BYTES = 4096
 _DISK_BLOCK = 4096
 _NO_SUM = bytes(_SUM_BYTES)
@@ -98,7 +105,7 @@ class PageCache:
 
     def open(self, name: str, version: bytes, size_bytes: int) -> CachedObject:
         """The pages of a version of an object."""
-        identity = json.dumps([3, name, version.hex(), size_bytes, self.page_bytes, self.stretch_pages])
+        identity = json.dumps([4, name, version.hex(), size_bytes, self.page_bytes, self.stretch_pages])
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return CachedObject(self, os.path.join(self.folder, digest[:2], digest[2:]), size_bytes)
 
@@ -247,9 +254,9 @@ class CachedObject:
                     found.append(None if None in parts else b"".join(parts))  # type: ignore[arg-type]
                     continue
                 first, end = (start - base) // self.page_bytes, -((base - stop) // self.page_bytes)
-                stretch = self._checked(number, first, end)
-                if stretch is None:
-                    low = high = 0
+                stretch = self._open(number)
+                if stretch is None or not self._has(stretch, number, first, end):
+                    stretch, low, high = None, 0, 0
                     found.append(None)
                     continue
                 absent = ~stretch.there >> end
@@ -270,15 +277,25 @@ class CachedObject:
 
     def missing(self, first: int, stop: int) -> list[int]:
         """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
-        size = self.page_bytes
-        return [page for page in range(first, stop) if self.read(page * size, page * size + 1) is None]
+        return self._missing(range(first, stop))
+
+    def _missing(self, pages: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for number, own in itertools.groupby(pages, lambda page: page // self._cache.stretch_pages):
+            stretch = self._open(number)
+            places = [page - number * self._cache.stretch_pages for page in own]
+            lost = [at for at in places if stretch is None or not self._has(stretch, number, at, at + 1)]
+            found += [number * self._cache.stretch_pages + at for at in lost]
+        return found
 
     def has_checked(self, first: int, stop: int) -> bool:
         """Whether this process has found pages [first, stop) to be there; it looks at a file once a minute."""
         pages, now = self._cache.stretch_pages, time.monotonic()
-        for page in range(first, stop):
-            known = self._cache.known(self._path_of(page // pages))
-            if known.sum_of(page % pages) == _NO_SUM or (now > known.touch_at and self.missing(page, page + 1)):
+        for number in range(first // pages, -(-stop // pages)):
+            known = self._cache.known(self._path_of(number))
+            begin, end = max(first, number * pages), min(stop, (number + 1) * pages)
+            wanted = _bits(begin - number * pages, end - number * pages)
+            if known.checked & wanted != wanted or (now > known.touch_at and self.missing(begin, end)):
                 return False
         return True
 
@@ -299,7 +316,7 @@ class CachedObject:
                     claimed.append(page)
                 else:
                     others.add(event)
-            yield [page for page in claimed if self.missing(page, page + 1)], others
+            yield self._missing(claimed), others
         finally:
             for page in claimed:
                 del coming[process, self._path, page]
@@ -328,7 +345,7 @@ class CachedObject:
         except OSError as error:
             self._cache.give_up(error)
             return False
-        stretch.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
+        stretch.has(page, sums)
         return True
 
     def _path_of(self, number: int) -> str:
@@ -337,16 +354,21 @@ class CachedObject:
             found = self._paths[number] = f"{self._path}-{number:06x}"
         return found
 
-    def _checked(self, number: int, first: int, stop: int) -> _Stretch | None:
-        """A stretch of which pages [first, stop) are there, or None."""
-        path = self._path_of(number)
+    def _open(self, number: int) -> _Stretch | None:
         try:
-            stretch = self._cache.stretch(path)
-            wanted = (1 << stop) - (1 << first)
-            return stretch if stretch.there & wanted == wanted or self._check(stretch, number, first, stop) else None
+            return self._cache.stretch(self._path_of(number))
         except OSError:
-            self._cache.forget(path)
+            self._cache.forget(self._path_of(number))
             return None
+
+    def _has(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
+        """Whether pages [first, stop) of a stretch are there. Those that were not checked before are now."""
+        wanted = _bits(first, stop)
+        try:
+            return stretch.there & wanted == wanted or self._check(stretch, number, first, stop)
+        except OSError:
+            self._cache.forget(self._path_of(number))
+            return False
 
     def _check(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
         """Whether pages [first, stop) of a stretch are there. A page is summed once a process, whatever is reopened."""
@@ -362,8 +384,7 @@ class CachedObject:
                 data = os.pread(stretch.descriptor, size, _HEADER_BYTES + page * self.page_bytes)
                 if len(data) != size or _sum(data) != found:
                     return False
-                stretch.known.sums[place] = found
-            stretch.there |= 1 << page
+            stretch.has(page, found)
         return True
 
 
@@ -387,13 +408,20 @@ class PageWriter:
         self._rest = b""
 
     def append(self, piece: bytes, /) -> None:
-        """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
-        data, size = self._rest + piece, self._pages.page_bytes
-        is_end = self._page * size + len(data) == self._pages.size_bytes
-        whole = len(data) if is_end else len(data) - len(data) % size
-        if whole:
-            self.kept = self._pages.put(self._page, memoryview(data)[:whole]) and self.kept
-        self._page, self._rest = self._page + whole // size, data[whole:]
+        """Take what comes next, in pieces of any length, and keep the pages that are whole now.
+
+        Only a page of which parts came in several pieces is copied together first.
+        """
+        parts, size = [memoryview(piece)], self._pages.page_bytes
+        if self._rest:
+            cut = size - len(self._rest)
+            parts = [memoryview(b"".join((self._rest, parts[0][:cut]))), parts[0][cut:]]
+        for data in filter(len, parts):
+            is_end = self._page * size + len(data) == self._pages.size_bytes
+            whole = len(data) if is_end else len(data) - len(data) % size
+            if whole:
+                self.kept = self._pages.put(self._page, data[:whole]) and self.kept
+            self._page, self._rest = self._page + whole // size, data[whole:]
 
 
 @dataclass(slots=True)
@@ -402,10 +430,12 @@ class _Known:
 
     Attributes:
         sums: Of the pages that it has found to be right, or has written.
+        checked: Bit p: page p is one of them.
         touch_at: When to say again that the file is being read.
     """
 
     sums: bytearray
+    checked: int = 0
     touch_at: float = 0.0
 
     def sum_of(self, page: int) -> bytes:
@@ -439,6 +469,13 @@ class _Stretch:
         except OSError:  # another user's, or in a file system that may only be read
             self.writable = False
             self.descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+
+    def has(self, page: int, sums: bytes) -> None:
+        """Note that pages from `page` on are right, and have these sums."""
+        pages = _bits(page, page + len(sums) // _SUM_BYTES)
+        self.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
+        self.known.checked |= pages
+        self.there |= pages
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone when programs end
         if self.descriptor >= 0:
@@ -484,5 +521,19 @@ def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _bits(first: int, stop: int) -> int:
+    return (1 << stop) - (1 << first)
+
+
 def _sum(page: bytes | memoryview) -> bytes:
-    return (zlib.crc32(page) or 1).to_bytes(_SUM_BYTES, "little")
+    if len(page) % _SUM_BYTES:
+        page = bytes(page) + bytes(-len(page) % _SUM_BYTES)
+    words = np.frombuffer(page, "<u8")
+    factors = _odd_numbers(1 << len(words).bit_length())[: len(words)]
+    return (int(np.dot(words, factors)) or 1).to_bytes(_SUM_BYTES, "little")
+
+
+@functools.cache
+def _odd_numbers(count: int) -> npt.NDArray[np.uint64]:
+    """The same ones in all processes; of two lengths, the shorter is the beginning of the longer."""
+    return np.random.PCG64(0).random_raw(count) | np.uint64(1)

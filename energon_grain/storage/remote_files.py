@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import shutil
 import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +31,21 @@ import numpy.typing as npt
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Begin, Fetched
+from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 
 BLOCK_BYTES = 256 << 10
 """A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
 _UNLIMITED = 1 << 62
+_STRETCHED = 1.25
+"""A request may be so much longer than the settings say: better than another one for a page or two."""
 _ROUNDS = 5
 """So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
 _ADVICE = "begin anew, and let nothing write to a dataset that is being read"
 _marks = itertools.count()
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
+_Pieces = TypeVar("_Pieces", bound=Pieces)
 
 
 class RemoteFiles:
@@ -94,7 +98,7 @@ class RemoteFiles:
 
         def look(at: tuple[str, int]) -> bytes:
             path, start = at
-            return bytes(self.versions.read(path, self.versions.of(path), start, start + size_bytes))
+            return b"".join(self.versions.read(path, self.versions.of(path), start, start + size_bytes, list))
 
         return self._client.map(look, list(zip(paths, starts, strict=True)))
 
@@ -132,7 +136,7 @@ class RemoteFiles:
             self._fetch(paths, versions, ranges, found)
         for place, (number, begin, end) in enumerate(ranges):
             if found[place] is None:  # what one page of it brings evicts another
-                found[place] = bytes(self.versions.read(paths[number], versions[number], begin, end))
+                found[place] = b"".join(self.versions.read(paths[number], versions[number], begin, end, list))
         return found  # type: ignore[return-value]
 
     @property
@@ -171,7 +175,7 @@ class RemoteFiles:
         if version.pages is None:
             gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
-                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end))
+                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end, list))
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
                 self._held.discard(mark)
             return True
@@ -180,7 +184,7 @@ class RemoteFiles:
         with version.pages.fetching(missing) as (mine, _):
             for _, begin, end in self._requests([(0, *version.extent(page)) for page in mine], 0):
                 writing = functools.partial(PageWriter, version.pages, begin // BLOCK_BYTES)
-                kept = self.versions.read_into(path, version, begin, end, writing).kept and kept
+                kept = self.versions.read(path, version, begin, end, writing).kept and kept
         return kept
 
     def close(self) -> None:
@@ -200,11 +204,13 @@ class RemoteFiles:
 
         def fetch(request: _Range) -> None:
             number, begin, end = request
-            data = self.versions.read(paths[number], versions[number], begin, end)
+            pieces = self.versions.read(paths[number], versions[number], begin, end, list)
             pages = versions[number].pages
             if pages is not None:
-                pages.put(begin // BLOCK_BYTES, data)
-            fetched.add(paths[number], begin, data)
+                writer = PageWriter(pages, begin // BLOCK_BYTES)
+                for piece in pieces:
+                    writer.append(piece)
+            fetched.add(paths[number], begin, pieces)
 
         with ExitStack() as claims:
             missing: list[_Range] = []
@@ -230,16 +236,19 @@ class RemoteFiles:
                     raise ReadError(f"reading {paths[wanted[0][0]]} failed: {GIVEN_UP}")
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
-        """What to ask for: ranges with what lies between them, none of more bytes than a request may have."""
-        longest = max(self.settings.request_bytes // BLOCK_BYTES, 1) * BLOCK_BYTES
-        requests: list[_Range] = []
+        """What to ask for: ranges with what lies between them, in even parts of about the bytes of a request."""
+        runs: list[_Range] = []
         for number, begin, end in sorted(ranges):
-            if requests and requests[-1][0] == number:
-                _, start, stop = requests[-1]
-                if begin - stop <= gap_bytes and max(stop, end) - start <= longest:
-                    requests[-1] = (number, start, max(stop, end))
-                    continue
-            requests += [(number, at, min(at + longest, end)) for at in range(begin, end, longest)]
+            if runs and runs[-1][0] == number and begin - runs[-1][2] <= gap_bytes:
+                runs[-1] = (number, runs[-1][1], max(runs[-1][2], end))
+            else:
+                runs.append((number, begin, end))
+        longest = self.settings.request_bytes * _STRETCHED
+        requests: list[_Range] = []
+        for number, begin, end in runs:
+            blocks = -(-(end - begin) // BLOCK_BYTES)
+            step = -(-blocks // max(1, math.ceil((end - begin) / longest))) * BLOCK_BYTES
+            requests += [(number, at, min(at + step, end)) for at in range(begin, end, step)]
         return requests
 
 
@@ -291,15 +300,7 @@ class ObjectVersions:
         self._cache = cache
         self._known: dict[str, Version] = {}
 
-    def read(self, path: str, version: Version, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a version, past the cache. Raises as `read_into`."""
-        view = self._read(path, version, start, stop, None).view
-        assert view is not None
-        return view
-
-    def read_into(
-        self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], PageWriter]
-    ) -> PageWriter:
+    def read(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Pieces]) -> _Pieces:
         """Read bytes [start, stop) of a version in pieces as they come, past the cache.
 
         Args:
@@ -307,7 +308,7 @@ class ObjectVersions:
             version: Of it.
             start: First byte.
             stop: One past the last.
-            pieces: Makes what takes the pieces of one answer.
+            pieces: Makes what takes the pieces of one answer: `list`, say.
 
         Returns:
             What `pieces` made for the answer that came whole.
@@ -319,23 +320,17 @@ class ObjectVersions:
             StaleIndexError: It was replaced.
         """
 
-        def begin(generation: bytes) -> PageWriter:
+        def begin(generation: bytes) -> _Pieces:
             if generation != version.generation:
                 raise _changed(path, version.generation, generation)
             return pieces()
 
-        return self._read(path, version, start, stop, begin).pieces  # type: ignore[return-value]
-
-    def _read(self, path: str, version: Version, start: int, stop: int, begin: Begin | None) -> Fetched:
         try:
-            fetched = _there(path, self._client.read(ObjectRange(path, start, stop), begin))
+            return _there(path, self._client.read(ObjectRange(path, start, stop), begin)).pieces
         except RangeError as error:
             if stop > version.size_bytes:
                 raise
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
-        if fetched.generation != version.generation:
-            raise _changed(path, version.generation, fetched.generation)
-        return fetched
 
     def known(self, path: str) -> Version | None:
         """What was learnt of an object."""
@@ -414,14 +409,17 @@ class HeldRanges:
         self._order: deque[tuple[str, int]] = deque()
         self.size_bytes = 0
 
-    def add(self, name: str, start: int, data: memoryview) -> None:
-        """Hold the bytes of an object from `start` on, as far as they are not held already."""
+    def add(self, name: str, start: int, pieces: Iterable[bytes]) -> None:
+        """Hold the bytes of an object from `start` on, one piece behind the other, as far as they are not held yet."""
         with _holding:
             ranges = self._held.setdefault(name, [])
-            for begin, end in _gaps(ranges, start, start + len(data)):
-                ranges.insert(bisect_left(ranges, begin, key=_start), (begin, data[begin - start : end - start]))
-                self._order.append((name, begin))
-                self.size_bytes += end - begin
+            for piece in pieces:
+                data = memoryview(piece)
+                for begin, end in _gaps(ranges, start, start + len(data)):
+                    ranges.insert(bisect_left(ranges, begin, key=_start), (begin, data[begin - start : end - start]))
+                    self._order.append((name, begin))
+                    self.size_bytes += end - begin
+                start += len(data)
             while self.size_bytes > self._limit_bytes and len(self._order) > 1:
                 self._drop(*self._order.popleft())
 

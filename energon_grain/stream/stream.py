@@ -8,7 +8,6 @@ import logging
 import operator
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -164,7 +163,6 @@ class Stream:
         self._steps: Iterator[Step] | None = None
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
-        self._end: weakref.finalize[Any, Any] | None = None
         self._starting = threading.RLock()  # for `close`, from another thread
         self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
@@ -405,7 +403,7 @@ class Stream:
                 self._workers = 0
             else:
                 self._under_way.pool = self._pool
-                self._end = close_with(self, self._under_way.close)
+                close_with(self, self._under_way)
         return self._pool
 
     def _stop(self) -> None:
@@ -579,8 +577,6 @@ class Stream:
             self._steps = None
             self._coming.clear()
             self._under_way.close()
-            if self._end is not None:
-                self._end.detach()
             self._stage.close()
 
     def __enter__(self) -> Stream:

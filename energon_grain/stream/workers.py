@@ -18,6 +18,7 @@ waits for nothing; it begins a thread that does.
 from __future__ import annotations
 
 import _thread
+import atexit
 import dataclasses
 import os
 import pickle
@@ -37,7 +38,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import GivenUp, Over, program_ends, wanted_until
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -97,40 +98,43 @@ class UnderWay:
             self._ends.clear()
 
     def close(self) -> None:
-        """End the workers too."""
+        """End the workers too. Who calls it while another thread does waits for that one."""
         if self.elsewhere:
             return
-        with interrupts_held():
+        with interrupts_held(), self._stopping:
             self.stop()
             if self.pool is not None:
                 self.pool.close()
+            _open.discard(self)
 
 
-def close_with(owner: object, close: Callable[[], object]) -> weakref.finalize[..., Any]:
-    """Call `close` when `owner` is collected, in a thread of its own, or when the program ends.
-
-    Only in this process: a forked child has copies of what is held, but neither its threads nor its processes, so
-    waiting for those would never end.
-
-    Args:
-        owner: Whose life counts. `close` must not refer to it.
-        close: What ends threads and processes; it may have been called before.
-    """
-    return weakref.finalize(owner, _close_aside, close, os.getpid())
+_open: set[UnderWay] = set()
+"""What `close_with` took in, until its workers have ended. A forked child would wait for those for ever."""
+os.register_at_fork(after_in_child=_open.clear)
 
 
-def _close_aside(close: Callable[[], object], process: int) -> None:
-    if os.getpid() != process:
-        return
-    if program_ends() and threading.get_ident() == threading.main_thread().ident:
-        close()  # called by `atexit`: the collector is off, and threads that begin now would be cut off
-    else:
+def close_with(owner: object, under_way: UnderWay) -> None:
+    """Close `under_way` when `owner`, to which it must not refer, is collected, or when the program ends."""
+    if not _open:  # anew, before the ends of libraries that hooks may use: what is registered last is called first
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _open.add(under_way)
+    weakref.finalize(owner, _close_aside, under_way).atexit = False
+
+
+def _close_all() -> None:
+    for under_way in tuple(_open):  # also what a thread is to close: it may not have begun, and nobody waits for it
+        under_way.close()
+
+
+def _close_aside(under_way: UnderWay) -> None:
+    if under_way in _open:
         # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
-        _thread.start_new_thread(_begin_thread, (close,))
+        _thread.start_new_thread(_begin_thread, (under_way.close,))
 
 
 def _begin_thread(close: Callable[[], object]) -> None:
-    # The program waits for it when it ends.
+    # The program waits for it before it calls what is registered with `atexit`.
     threading.Thread(target=close, name="energon-grain-closing", daemon=False).start()
 
 

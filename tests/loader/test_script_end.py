@@ -136,3 +136,30 @@ def orphans(done: Any) -> list[psutil.Process]:
         if str(script) in (process.info["cmdline"] or [])
         or (process.info["cwd"] == str(script.parent) and "worker_process" in " ".join(process.info["cmdline"] or []))
     ]
+
+
+LATE = """
+import atexit, threading
+
+def left():  # registered first, so called last; the thread that closes may begin late, and find nothing left to do
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("energon-grain")}
+    print("left:", *names - {"energon-grain-closing"})
+
+atexit.register(left)
+"""
+NOT_YET_BEGUN = """
+from types import SimpleNamespace
+from energon_grain.stream import workers
+workers._thread = SimpleNamespace(start_new_thread=lambda *_: None)  # as if the system had not come to it
+"""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_loader_let_go_of_just_before_the_end_is_waited_for(
+    text_dataset: Callable[..., Path], run_script: RunScript, worker_type: str, begun: bool
+) -> None:
+    script = LATE + SCRIPT.replace("MODULE", "energon_grain") + ("" if begun else NOT_YET_BEGUN) + "\nmain()\n"
+    done = run_script(script, text_dataset(53), worker_type, 2, "", "deleted")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left:\n", "")
+    assert orphans(done) == []

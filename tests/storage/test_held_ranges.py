@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def test_what_is_held_and_what_is_missing_make_the_whole(added: list[tuple[int, 
     there: set[int] = set()
     for start, stop in added:
         assert all(there.isdisjoint(range(begin, end)) for begin, end in held.missing("a", start, stop))
-        held.add("a", start, memoryview(CONTENT)[start:stop])
+        held.add("a", start, [CONTENT[start:stop][:7], CONTENT[start:stop][7:]])
         there.update(range(start, stop))
     start, stop = wanted
     missing = {byte for begin, end in held.missing("a", start, stop) for byte in range(begin, end)}
@@ -38,14 +39,14 @@ def test_what_is_held_and_what_is_missing_make_the_whole(added: list[tuple[int, 
 def test_the_oldest_go_first_and_one_always_stays() -> None:
     held = HeldRanges(100)
     for start in range(0, 160, 40):
-        held.add("a", start, memoryview(CONTENT)[start : start + 40])
+        held.add("a", start, [CONTENT[start : start + 40]])
     assert held.missing("a", 0, 160) == [(0, 80)]
-    held.add("b", 0, memoryview(CONTENT))
+    held.add("b", 0, [CONTENT])
     assert held.read("b", 5, 190) == CONTENT[5:190]
     assert held.read("a", 150, 160) is None
     held.discard("b")
     assert held.missing("b", 0, 200) == [(0, 200)]
-    held.add("c", 0, memoryview(CONTENT)[:100])
+    held.add("c", 0, [CONTENT[:100]])
     assert held.read("c", 0, 100) == CONTENT[:100]
 
 
@@ -59,7 +60,7 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
     began, go = threading.Event(), threading.Event()
     read = files.versions.read
 
-    def waiting(*args: Any) -> memoryview:
+    def waiting(*args: Any) -> Any:
         began.set()
         go.wait(PATIENCE_S)
         return read(*args)
@@ -81,25 +82,22 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
 
 
 class _Slow:
-    """Bytes that take until a test lets them be had."""
+    """Pieces that take until a test lets them be had."""
 
     def __init__(self) -> None:
         self.asked, self.may_come = threading.Event(), threading.Event()
 
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, part: slice) -> memoryview:
+    def __iter__(self) -> Iterator[bytes]:
         self.asked.set()
         assert self.may_come.wait(PATIENCE_S)
-        return memoryview(CONTENT)[part]
+        yield CONTENT[:10]
 
 
 @may_fork
 def test_a_fork_while_a_thread_adds_does_not_wait_for_it() -> None:
     held = HeldRanges(100)
-    held.add("a", 0, memoryview(CONTENT)[:10])
-    slow: Any = _Slow()
+    held.add("a", 0, [CONTENT[:10]])
+    slow = _Slow()
     adding = threading.Thread(target=held.add, args=("b", 0, slow))
     adding.start()
     assert slow.asked.wait(PATIENCE_S)

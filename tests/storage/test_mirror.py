@@ -213,8 +213,7 @@ def test_a_disk_that_becomes_full_in_the_middle_of_a_write_is_an_error(
     """The kernel then writes what fits, and says how much that was."""
     bucket.put("set/columns/a", b"text")
     mirror = mirror_of(f"{bucket.url}/set")
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, data, start: pwrite(file, data[:2], start))
+    monkeypatch.setattr(os, "pwritev", lambda file, pieces, start: os.pwrite(file, b"".join(pieces)[:2], start))
     with pytest.raises(ConfigError, match=r"cannot be mirrored.*No space left on device"), mirror.locked():
         mirror.copy_folder("columns", {"a": 4})
     assert files(mirror) == {}

@@ -242,7 +242,7 @@ def test_a_second_request_that_is_refused_does_not_end_the_first(
             time.sleep(PATIENCE_S)
         assert refused.wait(PATIENCE_S)
         time.sleep(0.2)
-        return Fetched(memoryview(b"text"), b"1", 4)
+        return Fetched([b"text"], b"1", 4)
 
     monkeypatch.setattr(ObjectStores, "read", answer)
     reader = client(attempts=1, timeout_s=PATIENCE_S)

@@ -127,7 +127,7 @@ def test_long_ranges_come_in_several_requests_at_a_time(
     bucket.server.delay(0.4)
     assert read(files, url, [(0, SIZE)]) == [CONTENT]
     requests = bucket.server.requests("tar")
-    assert max(request.sent_bytes for request in requests) == 4 * BLOCK_BYTES
+    assert max(request.sent_bytes for request in requests) <= 5 * BLOCK_BYTES
     assert sum(request.sent_bytes for request in requests) == SIZE
     assert max(request.concurrent for request in requests) == 3
 
