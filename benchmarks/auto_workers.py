@@ -5,9 +5,9 @@
 between the samples), blobs of 100 KB (memory), photographs (decoding, side by side), a hook in Python (the
 interpreter's lock), and a store that takes 30 ms to answer (waiting).
 
-All loaders of a workload stay open in one process and are measured in turns: a round runs every one of them once, so
-that a machine that is busy for a moment is busy for all. The best of a grid is the highest of several medians, which
-flatters it where rates waver.
+They are measured in turns in one process: a round runs every one of them once, each opened for it, with the one that
+has settled at both ends, so that a machine that is busy for a moment is busy for all. What was made ahead while others
+ran is taken first. The best of a grid is the highest of several medians, which flatters it where rates waver.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_l
 TARGET = 0.95
 PREFETCH = (1, 2, 4)
 LATENCY_S = 0.03
-WARM_S = 0.3
+WARM_S = 1.0
 
 DATA_SETS["remote"] = DataSet(
     name="remote", contents=contents.blob, samples=2_000, shards=4, sample_type="CrudeWebdataset"
@@ -120,16 +120,19 @@ def measure(name: str, cache: Path, settle_s: float, rounds: int, seconds: float
         end = time.perf_counter() + settle_s
         while time.perf_counter() < end:
             next(auto)
-        grid = {
-            (workers, factor): opened.enter_context(open_loader(path, encoder, workers, factor))
+        grid = [
+            (workers, factor)
             for workers in sorted({0, 1, 2, 4, 8, 16, cores} & set(range(cores + 1)))
             for factor in (PREFETCH if workers else (1,))
-        }
-        rates: dict[Any, list[float]] = {"auto": [], **{key: [] for key in grid}}
+        ]
+        rates: dict[Any, list[float]] = {key: [] for key in ["auto", *grid]}
         used: list[int] = []
         for _ in range(rounds):
-            for key, loader in [*grid.items(), ("auto", auto)]:
-                rates[key].append(rate(loader, seconds))
+            rates["auto"].append(rate(auto, seconds))
+            for key in grid:
+                with open_loader(path, encoder, *key) as loader:
+                    rates[key].append(rate(loader, seconds))
+            rates["auto"].append(rate(auto, seconds))
             used.append(auto.stream.workers)
     medians = {key: statistics.median(found) for key, found in rates.items()}
     best = max(grid, key=medians.__getitem__)

@@ -31,7 +31,7 @@ class WorkerConfig(worker_config.WorkerConfig):
 
     def __post_init__(self) -> None:
         if self.num_workers == "auto" and self.worker_type == "dataloader":
-            self.worker_type = "thread"
+            self.worker_type = "thread"  # pyright: ignore[reportIncompatibleVariableOverride]
         super().__post_init__()
 
     @classmethod

@@ -3,12 +3,13 @@
 What is best depends on the data, the hooks and the machine: threads that decode images do so side by side, threads that
 run Python take turns at the interpreter's lock and hand it over at a price, and where nothing but short texts are made
 the loop itself is the fastest worker. So it is measured. The loop's own rate is taken over windows of about a second,
-in which the loop waited for data; what is compared is one number of threads with the next one up or down, in the order
+in which the loop waited for data; what is compared is one number of threads with twice or half as many, in the order
 here, there, there, here, so that a machine that is busy for a while is busy for both. A clear answer needs the first
-two windows alone. From two threads to 64 it is then ten clear steps up a ladder of 2, 3, 4, 6, 8, 12, …: about 15 s.
+two windows alone. Numbers in between, none at all, and more batches that wait are tried at the end. From two threads
+to 64 that takes about 15 s.
 
-    threads  2    3    3    2 (no gain: 1 is tried)  1 (clearly worse)   2 2 2 2 …
-    rate    100  101  103  102                       55                  rest
+    threads  2    4    4    2 (no gain: 1 is tried)  1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
+    rate    100  101  99   103                       50                  102  99   101             48
 
 After that it rests, and looks again after half a minute, a minute, two, … or as soon as the rate has fallen. A loop
 that does not wait is left alone: nothing can make it faster.
@@ -22,7 +23,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from energon_grain.stream.workers import Background, ThreadPool
@@ -34,14 +35,14 @@ _WARM_SECONDS = 0.5
 """Chunks begin small and grow; that is left out."""
 _GAIN = 1.03
 """A change must bring this much, or the other number would be taken one time and left the next."""
-_CLEAR = 1.25
+_CLEAR = 1.5
 """So much is no accident, in whatever direction."""
 _ENOUGH = 0.03
 """A loop that waits for a smaller share of its time is not held up by its data."""
 _FALLEN = 0.7
 _REST_WINDOWS, _LONGEST_REST_WINDOWS = 32, 1024
 _UNEVEN = 0.05
-"""A loop that waits for such a share of its time, and is waited for as long, needs more batches that wait."""
+"""A loop that waits for such a share of its time, and is waited for as long, may need more batches that wait."""
 _DEEPEST = 16
 _ONE_CORE = (0.8, 1.3)
 
@@ -68,63 +69,80 @@ class Window(NamedTuple):
         """Whether the loop is not held up."""
         return self.waited < _ENOUGH
 
+    @property
+    def uneven(self) -> bool:
+        """Whether the loop and who makes its batches wait for each other by turns."""
+        return min(self.waited, self.full) > _UNEVEN
+
 
 class Setting(NamedTuple):
     """What to measure next.
 
     Attributes:
         threads: So many; 0: the loop makes its batches itself.
+        depth: So many times `prefetch_factor` batches may wait for each thread.
         chosen: Whether it is what a search came to.
     """
 
     threads: int
+    depth: int = 1
     chosen: bool = False
 
 
-def ladder(most: int) -> list[int]:
-    """The numbers of threads that are tried.
+def climb(most: int, first: int) -> Generator[Setting, Window, None]:
+    """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it.
 
-    >>> ladder(20)
-    [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]
+    Args:
+        most: Threads, at most.
+        first: To begin with.
     """
-    steps = {(2 + half) << shift >> 1 for shift in range(most.bit_length()) for half in (0, 1)}
-    return [0, *sorted(step for step in steps if step < most), most]
+    here = Setting(first)
+    now, rest = (yield here), _REST_WINDOWS
 
+    def better(*others: Setting) -> Generator[Setting, Window, bool]:
+        """Whether one of some settings is better, and then the present one."""
+        nonlocal here, now
+        for other in others:
+            if other != here and not now.enough:
+                won, now = yield from _compared(here, other, now)
+                if won:
+                    here = other
+                    return True
+        return False
 
-def climb(steps: Sequence[int], first: int) -> Generator[Setting, Window, None]:
-    """Looks for the number of threads with the highest rate: yields what to measure, and is sent what came of it."""
-    here, now, rest = steps.index(first), (yield Setting(first)), _REST_WINDOWS
     while True:
         before = here
-        for way in (1, -1):
-            while not now.enough and 0 <= here + way < len(steps):
-                won, now = yield from _compared(steps[here], steps[here + way], now)
-                if not won:
-                    break
-                here += way
-        if not now.enough and here > 1:  # without threads nothing is handed over: that is no step like the others
-            won, now = yield from _compared(steps[here], 0, now)
-            here = 0 if won else here
+        while (yield from better(here._replace(threads=min(2 * here.threads or 1, most)))):
+            pass
+        while (yield from better(here._replace(threads=here.threads // 2))):
+            pass
+        threads = here.threads
+        between = {min(threads + threads // 2, most), threads - threads // 4} if threads > 1 else set[int]()
+        yield from better(*(here._replace(threads=number) for number in sorted(between, reverse=True)))
+        while now.uneven and here.depth < _DEEPEST and (yield from better(here._replace(depth=2 * here.depth))):
+            pass
+        yield from better(here._replace(threads=0))  # nothing is handed over then: that is no step like the others
         rest = min(2 * rest, _LONGEST_REST_WINDOWS) if here == before else _REST_WINDOWS
         usual, slow = now.rate, 0
         for _ in range(rest):
-            now = yield Setting(steps[here], chosen=True)
+            now = yield here._replace(chosen=True)
             slow = slow + 1 if now.rate < _FALLEN * usual and not now.enough else 0
             if slow == 2:
                 rest = _REST_WINDOWS
                 break
 
 
-def _compared(here: int, there: int, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
-    """Whether another number of threads is better than the present one, and the last window of the better one."""
-    first = yield Setting(there)
+def _compared(here: Setting, there: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
+    """Whether another setting is better than the present one, and the last window of the better one."""
+    first = yield there
     ratio = first.rate / now.rate
     if first.enough or not 1 / _CLEAR < ratio < _CLEAR:
         won = first.enough or ratio > 1
         return won, first if won else now
-    second = yield Setting(there)
-    again = yield Setting(here)
-    won = math.sqrt(first.rate * second.rate / (now.rate * again.rate)) > _GAIN
+    second = yield there
+    again = yield here
+    other = second.rate / again.rate
+    won = math.sqrt(ratio * other) > _GAIN and min(ratio, other) > 1
     return won, second if won else again
 
 
@@ -132,21 +150,16 @@ class AutoWorkers:
     """Sets the number of threads of a pool, and of batches that wait, by what the loop in front of it gets.
 
     Args:
-        prefetch_factor: Batches that are made ahead for each thread, at first. Where the loop and the threads wait for
-            each other by turns there will be more, up to 16 times as many, as far as they fit into
-            `WorkerConfig.prefetch_bytes`.
-
-    Attributes:
-        threads: How many there are now, or will be when they begin.
+        prefetch_factor: Batches that are made ahead for each thread, at first. Where it helps there will be more, up to
+            16 times as many, as far as they fit into `WorkerConfig.prefetch_bytes`.
     """
 
     def __init__(self, prefetch_factor: int) -> None:
         most = usable_cores()
-        self.threads = min(FIRST_THREADS, most)
-        self._search = climb(ladder(most), self.threads)
-        next(self._search)
         self._most = most
-        self._prefetch_factor, self._deep = prefetch_factor, 1
+        self._search = climb(most, min(FIRST_THREADS, most))
+        self._setting = next(self._search)
+        self._prefetch_factor = prefetch_factor
         self._pool: ThreadPool | None = None
         self._ahead: Background[Any] | None = None
         self._said: int | None = None
@@ -156,9 +169,14 @@ class AutoWorkers:
         self._window: _Measuring | None = None
 
     @property
+    def threads(self) -> int:
+        """How many there are now, or will be when they begin."""
+        return self._setting.threads
+
+    @property
     def capacity(self) -> int:
         """Batches that may wait to be taken."""
-        return self._prefetch_factor * self._deep * self.threads
+        return self._prefetch_factor * self._setting.depth * self._setting.threads
 
     def runs(self, pool: ThreadPool, ahead: Background[Any] | None) -> None:
         """These begin to work; `ahead`: batches are made in a thread of its own."""
@@ -181,27 +199,19 @@ class AutoWorkers:
         if window.interrupted:
             return
         found = window.result(now, self._full_s)
-        if min(found.waited, found.full) > _UNEVEN and self._deep < _DEEPEST:
-            self._deep *= 2
-            self._resize(self.threads)
-        setting = self._search.send(found)
-        if setting.threads != self.threads:
-            self._resize(setting.threads)
+        before, self._setting = self._setting, self._search.send(found)
+        if self._setting[:2] != before[:2]:
             self._window = None
-        elif setting.chosen:
+            pool.resize(self.threads)
+            if self._ahead is not None:
+                self._waiting = self._ahead.waiting
+                self._ahead.resize(self.capacity)
+        elif self._setting.chosen:
             self._say(found)
 
     @property
     def _full_s(self) -> float:
         return 0.0 if self._ahead is None else self._ahead.full_s
-
-    def _resize(self, threads: int) -> None:
-        self.threads = threads
-        assert self._pool is not None
-        self._pool.resize(threads)
-        if self._ahead is not None:
-            self._waiting = self._ahead.waiting
-            self._ahead.resize(self.capacity)
 
     def _say(self, found: Window) -> None:
         if self.threads != self._said:

@@ -16,7 +16,7 @@ import energon_grain_torch
 from energon_grain import ConfigError, TaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.storage.given_up import Over
 from energon_grain.stream import auto_workers
-from energon_grain.stream.auto_workers import Window, climb, ladder
+from energon_grain.stream.auto_workers import Window, climb
 from energon_grain.stream.workers import Background
 
 SECONDS = 30.0
@@ -26,13 +26,14 @@ SECONDS = 30.0
 def chosen(rate: Callable[[int], float], most: int, noise: float, seed: int, waited: float = 1.0) -> int:
     """What is chosen for a machine with these rates, when time is up."""
     chance = random.Random(seed)
-    search = climb(ladder(most), min(auto_workers.FIRST_THREADS, most))
-    threads, used = next(search).threads, 0.0
+    search = climb(most, min(auto_workers.FIRST_THREADS, most))
+    threads, used, settled = next(search).threads, 0.0, 0
     while used < SECONDS:
         setting = search.send(Window(rate(threads) * chance.gauss(1, noise), waited))
         used += auto_workers.WINDOW_SECONDS + (0.4 if setting.threads != threads else 0)
         threads = setting.threads
-    return threads
+        settled = threads if setting.chosen else settled
+    return settled
 
 
 MACHINES: dict[str, Callable[[int], float]] = {
@@ -49,7 +50,7 @@ MACHINES: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("machine", MACHINES)
 def test_nearly_the_best_number_is_found_in_time(machine: str, most: int) -> None:
     rate = MACHINES[machine]
-    best = max(rate(threads) for threads in ladder(most))
+    best = max(rate(threads) for threads in range(most + 1))
     found = [rate(chosen(rate, most, 0.03, seed)) / best for seed in range(20)]
     assert sorted(found)[2] >= 0.95, found
 
@@ -58,8 +59,20 @@ def test_a_loop_that_is_not_held_up_is_left_alone() -> None:
     assert chosen(lambda threads: 100.0 * max(1, threads), 64, 0.0, 0, waited=0.01) == auto_workers.FIRST_THREADS
 
 
+def test_more_batches_wait_where_that_helps() -> None:
+    def depth(gain: float) -> int:
+        search = climb(2, 2)
+        setting = next(search)
+        while not setting.chosen:
+            rate = (100.0 if setting.threads == 2 else 50.0) * min(gain, setting.depth)
+            setting = search.send(Window(rate, waited=0.5, full=0.2))
+        return setting.depth
+
+    assert [depth(gain) for gain in (1, 2, 4, 100)] == [1, 2, 4, 16]
+
+
 def test_it_looks_again_when_the_rate_falls() -> None:
-    search = climb(ladder(8), 2)
+    search = climb(8, 2)
     setting = next(search)
     while not setting.chosen:
         setting = search.send(Window(100.0))
@@ -72,12 +85,12 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Another number of threads every few steps; gives the numbers that were used."""
     seen: set[int] = set()
 
-    def wander(steps: Any, first: int) -> Any:
+    def wander(most: int, first: int) -> Any:
         threads = first
         while True:
             seen.add(threads)
             yield auto_workers.Setting(threads)
-            threads = (threads + 2) % 5
+            threads = (threads + 2) % (most + 3)
 
     monkeypatch.setattr(auto_workers, "climb", wander)
     monkeypatch.setattr(auto_workers, "WINDOW_SECONDS", 0.0)
