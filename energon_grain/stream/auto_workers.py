@@ -152,9 +152,10 @@ class AutoWorkers:
     Args:
         prefetch_factor: Batches that are made ahead for each thread, at first. Where it helps there will be more, up to
             16 times as many, as far as they fit into `WorkerConfig.prefetch_bytes`.
+        hooks: Whether the program has hooks on samples, which may hold the interpreter's lock.
     """
 
-    def __init__(self, prefetch_factor: int) -> None:
+    def __init__(self, prefetch_factor: int, *, hooks: bool) -> None:
         most = usable_cores()
         self._most = most
         self._search = climb(most, min(FIRST_THREADS, most))
@@ -163,7 +164,7 @@ class AutoWorkers:
         self._pool: ThreadPool | None = None
         self._ahead: Background[Any] | None = None
         self._said: int | None = None
-        self._advised = False
+        self._advises = hooks and most > 1
         self._waiting = 0  # batches of before the last change
         self._not_before = time.perf_counter() + _WARM_SECONDS
         self._window: _Measuring | None = None
@@ -222,8 +223,8 @@ class AutoWorkers:
                 *(self.threads, self.capacity, found.rate, round(100 * found.waited)),
             )
         one_core = _ONE_CORE[0] < found.cores < _ONE_CORE[1]
-        if one_core and self._most > 1 and found.waited > 0.5 and not self._advised:
-            self._advised = True
+        if one_core and self._advises and found.waited > 0.5:
+            self._advises = False
             _logger.warning(
                 "num_workers='auto': the loop waits for %d%% of its time while one of %d cores is busy, and more "
                 "threads than %d do not help: hooks hold the interpreter's lock, or run one at a time. If they spend "

@@ -143,7 +143,10 @@ class Stream:
         self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
-        self._auto = AutoWorkers(self._prefetch_factor) if config.num_workers == "auto" else None
+        self._auto = None
+        if config.num_workers == "auto":
+            hooks = any(leaf.cook is not None or leaf.hooks for leaf in spec.leaves)
+            self._auto = AutoWorkers(self._prefetch_factor, hooks=hooks)
         self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None

@@ -167,9 +167,10 @@ def test_where_the_lock_is_held_it_says_what_would_help(
     text_dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(auto_workers, "usable_cores", lambda: 8)
-    auto = auto_workers.AutoWorkers(2)
-    auto._say(Window(100.0, waited=0.9, cores=1.0))
-    auto._say(Window(100.0, waited=0.9, cores=1.0))
+    for hooks in (False, True):
+        auto = auto_workers.AutoWorkers(2, hooks=hooks)
+        for _ in range(2):
+            auto._say(Window(100.0, waited=0.9, cores=1.0))
     assert caplog.text.count("worker_type='process', num_workers=8") == 1
     assert "thread_safe = True" in caplog.text
 
