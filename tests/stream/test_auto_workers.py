@@ -117,7 +117,7 @@ def test_the_stream_does_not_depend_on_it(text_dataset: Any, restless: set[int],
             return samples[0]
 
     def loader(num_workers: Any) -> Any:
-        given = {"batch_size": 4, "shuffle_buffer_size": 20, "max_samples_per_sequence": 4, **options}
+        given: dict[str, Any] = {"batch_size": 4, "shuffle_buffer_size": 20, "max_samples_per_sequence": 4, **options}
         return get_loader(
             get_train_dataset(
                 text_dataset(53, broken={7}),
