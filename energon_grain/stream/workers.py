@@ -401,16 +401,15 @@ class OrderedWorkers(Generic[T]):
                 held = sum(task.chunk.size_bytes for task in self._under_way) + self._next.size_bytes
                 if self._expansion is None or held * self._expansion > self._budget_bytes:
                     return
-            elif not self._at_work:
-                task = _Task(self._next)
-                self._next = None
-                self._under_way.append(task)
-                task.do(self._run_chunk, self._over)
-                return
             task = _Task(self._next)
             self._next = None
             self._under_way.append(task)
-            self._tasks.put(task)
+            with self._changing:  # behind a thread's end nobody would find it
+                handed_out = self._at_work > 0
+                if handed_out:
+                    self._tasks.put(task)
+            if not handed_out:
+                task.do(self._run_chunk, self._over)
 
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""

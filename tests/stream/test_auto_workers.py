@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from patience import PATIENCE_S
 
@@ -17,7 +19,9 @@ from energon_grain import ConfigError, TaskEncoder, WorkerConfig, get_loader, ge
 from energon_grain.storage.given_up import Over
 from energon_grain.stream import auto_workers
 from energon_grain.stream.auto_workers import Window, climb
-from energon_grain.stream.workers import Background
+from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.workers import Background, OrderedWorkers
 
 SECONDS = 30.0
 """In which it is to have found its number."""
@@ -183,6 +187,40 @@ def test_only_threads_are_chosen() -> None:
     with pytest.raises(ConfigError, match="a whole number"):
         WorkerConfig(0, 1, "many")  # type: ignore[arg-type]
     assert energon_grain_torch.WorkerConfig(0, 1, "auto").worker_type == "thread"
+
+
+def test_threads_come_and_go_while_chunks_are_taken() -> None:
+    zeros = np.zeros(1, np.int64)
+    draws = Draws(leaf=zeros.astype(np.int32), child=zeros, index=zeros, epoch=zeros)
+    chunks = (Chunk(number=number, draws=draws, size_bytes=1) for number in range(3000))
+
+    def run(chunk: Chunk) -> Encoded:
+        return Encoded(outcomes=[chunk.number], restore_keys=[()], drops=0, size_bytes=1)
+
+    workers = OrderedWorkers(run, 2, chunks, 1 << 30, 5)
+    found: list[int] = []
+    done = threading.Event()
+
+    def take() -> None:
+        for encoded in workers:
+            found.extend(encoded.outcomes)
+        done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threading.Thread(target=take, daemon=True).start()
+        chance, until = random.Random(1), time.monotonic() + PATIENCE_S
+        while not done.is_set():
+            assert time.monotonic() < until
+            threads = chance.randrange(4)
+            workers.resize(threads, 2 * threads + 1)
+            done.wait(0.0003)
+    finally:
+        sys.setswitchinterval(interval)
+        workers.close()
+    assert found == list(range(3000))
+    assert not [thread for thread in threading.enumerate() if thread in workers._threads]
 
 
 def test_who_takes_an_entry_makes_it_where_none_may_wait() -> None:
