@@ -91,8 +91,9 @@ class SavableDataLoader(StreamLoader[Item]):
 
     @property
     def num_workers(self) -> int:
-        """Workers of this rank."""
-        return self._stream.config.num_workers
+        """Workers of this rank; of "auto", those of now."""
+        number = self._stream.config.num_workers
+        return self._stream.workers if number == "auto" else number
 
     @property
     def batch_size(self) -> int | None:
@@ -199,7 +200,7 @@ def get_savable_loader(
     config = with_agreement(config, group_processes(config.data_parallel_group))
 
     def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
-        return process_pool(spec, stage.sources, config.num_workers, config.prefetch_bytes, multiprocessing_context)
+        return process_pool(spec, stage.sources, config.most_workers, config.prefetch_bytes, multiprocessing_context)
 
     return SavableDataLoader(
         Stream.of(

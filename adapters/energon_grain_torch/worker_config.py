@@ -17,19 +17,25 @@ class WorkerConfig(worker_config.WorkerConfig):
     As `energon_grain.WorkerConfig`, but for what workers are.
 
     Attributes:
-        num_workers: Workers that read and encode ahead of the training loop; 0: everything happens inside `next`.
+        num_workers: Workers that read and encode ahead of the training loop; 0: everything happens inside `next`;
+            "auto": as many threads as turn out to be best while it runs.
         data_parallel_group: The process group whose ranks read different data; None: all processes.
         worker_type: "dataloader" (default): processes as a `torch.utils.data.DataLoader` starts them. "thread": threads
-            of this process, which suit reading and decoding and hooks that say `thread_safe`. "process": the core's own
-            processes, which need no `__main__` guard.
+            of this process, which suit reading and decoding and hooks that say `thread_safe`; the default with
+            `num_workers="auto"`. "process": the core's own processes, which need no `__main__` guard.
     """
 
     worker_types: ClassVar[tuple[str, ...]] = ("dataloader", "thread", "process")
 
     worker_type: Literal["dataloader", "thread", "process"] = field(default="dataloader", compare=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    def __post_init__(self) -> None:
+        if self.num_workers == "auto" and self.worker_type == "dataloader":
+            self.worker_type = "thread"  # pyright: ignore[reportIncompatibleVariableOverride]
+        super().__post_init__()
+
     @classmethod
-    def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> Self:
+    def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
         """The configuration of this process: rank and world of the group, where `torch.distributed` is initialised.
 
         Without it there is one rank.

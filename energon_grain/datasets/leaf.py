@@ -17,8 +17,8 @@ from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cook
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
-from energon_grain.errors import ConfigError
-from energon_grain.formats.class_ref import resolve_class
+from energon_grain.errors import ConfigError, UntrustedCodeError
+from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
@@ -26,13 +26,14 @@ from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
 from energon_grain.samplers.subset import Subset
+from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_url, join, located
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
@@ -439,7 +440,7 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
     Raises:
         ConfigError: It is wrong.
         FieldMapError: The field map does not fit the sample type.
-        UntrustedCodeError: It names a class of a module that the program did not declare.
+        UntrustedCodeError: It names a class of a module, or code beside the data, that the program did not declare.
     """
     root = leaf.path
     decoder = None if config.raw_bytes else leaf.task_encoder.decoder
@@ -447,13 +448,6 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
         decoder = _declared_decoder(leaf.task_encoder.decoder_type, config.decoder, root)
     if config.kind == "crude":
         return SampleDefinition(decoder=decoder, part_filter=_parts(leaf, config, crude=True))
-    if config.sample_loader is not None:
-        raise ConfigError(
-            f"{root}: `sample_loader` runs code that lies beside the data, which is refused. Import its functions "
-            f"in the program and pass them: StandardWebdatasetFactory({root!r}, sample_type=…, sample_loader=function, "
-            f"part_filter=function, split_part=…, training=…, worker_config=…).build() is the same dataset. Or use a "
-            f"`field_map`; or make the dataset crude (`__class__: CrudeWebdataset`) with a cooker in the task encoder"
-        )
     sample_type = None
     if config.sample_type is not None:
         sample_type = resolve_class(
@@ -462,6 +456,10 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
     if config.kind == "custom":
         definition = _of_factory(leaf, config, sample_type, decoder)
         sample_type = definition.sample_type
+    elif config.sample_loader is not None:
+        assert sample_type is not None
+        load = LoadSample(sample_type, _beside(leaf, config.sample_loader, "sample_loader"), decoder)
+        definition = SampleDefinition(sample_type=sample_type, load=load, part_filter=_parts(leaf, config, crude=False))
     else:
         assert sample_type is not None
         assert config.field_map is not None
@@ -522,8 +520,42 @@ def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilt
     if config.part_filter is None or (crude and leaf.part_filter is not None):
         return leaf.part_filter if crude else None
     if isinstance(config.part_filter, str):
-        raise ConfigError(
-            f"{leaf.path}: `part_filter: {config.part_filter}` names code beside the data, which is not run; list the "
-            f"part names instead"
-        )
+        return _beside(leaf, config.part_filter, "part_filter")
     return frozenset(config.part_filter)
+
+
+def _beside(leaf: LeafDataset, written: str, key: str) -> Callable[..., Any]:
+    """The function that the dataset's configuration names, of a file that lies beside it."""
+    where, folder = f"{leaf.path}: `{key}: {written}`", join(leaf.path, META_FOLDER)
+    try:
+        return function_beside(written, folder, key, trusted_modules=leaf.trusted_modules, where=where)
+    except UntrustedCodeError as error:
+        instead = (
+            f". Or list the names of the parts in {leaf.dataset_config}"
+            if key == "part_filter"
+            else f". Or import its functions in the program and pass them: StandardWebdatasetFactory({leaf.path!r}, "
+            f"sample_type=…, sample_loader=function, part_filter=function, split_part=…, training=…, "
+            f"worker_config=…).build() is the same dataset. Or use a `field_map`; or make the dataset crude "
+            f"(`__class__: CrudeWebdataset`) with a cooker in the task encoder"
+        )
+        raise UntrustedCodeError(f"{error}{instead}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """Makes a sample of a crude one by a function that gives its fields; picklable if that is.
+
+    Attributes:
+        sample_type: Of the samples.
+        fields: Gives them, as a mapping; of the base of all samples those that are to differ.
+        decoder: Decodes the parts before; None leaves them bytes.
+    """
+
+    sample_type: type[Any]
+    fields: Callable[[Any], Mapping[str, Any]]
+    decoder: SampleDecoder | None
+
+    def __call__(self, sample: Any) -> Any:
+        crude = sample if self.decoder is None else CrudeSample(self.decoder(sample))
+        base = {name: crude[name] for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__")}
+        return self.sample_type(**{**base, **self.fields(crude)})

@@ -1,4 +1,4 @@
-"""Classes that a data file names: resolved against our own and what the program declared, never just imported."""
+"""Code that a data file names: resolved against our own and what the program declared, never just imported."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import energon_grain
 from energon_grain.errors import ConfigError, UntrustedCodeError
 from energon_grain.forms import did_you_mean
 from energon_grain.samples.sample import Sample
+from energon_grain.storage.epath import EPath
 
 TRUST_ENVIRONMENT = "ENERGON_GRAIN_TRUSTED_MODULES"
 """Modules that every dataset of the process may name, as `trusted_modules`: for programs that cannot say so."""
@@ -68,8 +69,50 @@ def resolve_function(
     return _resolve(ref, "function", trusted_modules, where)
 
 
+def function_beside(
+    written: str, folder: str, default: str, *, trusted_modules: Collection[str], where: str
+) -> Callable[..., Any]:
+    """Run a file that lies beside the data, and return a function of it.
+
+    Pickles hold the function itself, so that other processes need not have the file.
+
+    Args:
+        written: `file.py`, or `file.py:function`.
+        folder: That the file lies in; a URL is as good.
+        default: Name of the function, where none is written.
+        trusted_modules: The name of the file must be among them.
+        where: The place of the reference, for messages.
+
+    Raises:
+        ConfigError: There is no such file or function, or it cannot be run.
+        UntrustedCodeError: The program does not trust it.
+    """
+    file, _, name = written.partition(":")
+    if file not in _trusted(trusted_modules):
+        raise UntrustedCodeError(
+            f"{where} names code that lies beside the data. It is not run unless the program says so: pass "
+            f"trusted_modules=[{file!r}] (commands: --trust-module {file})"
+        )
+    path = EPath(folder) / file
+    module: dict[str, Any] = {"__name__": os.path.splitext(path.name)[0], "__file__": str(path)}
+    try:
+        if path.parent != EPath(folder):
+            raise ConfigError("it must lie in that folder itself")
+        exec(compile(path.read_bytes(), str(path), "exec"), module)
+        found = module[name or default]
+    except Exception as error:
+        raise ConfigError(f"{where}: the trusted `{written}` in {folder}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{where}: the trusted {file!r} has no function {name or default!r}")
+    return found
+
+
+def _trusted(modules: Collection[str]) -> tuple[str, ...]:
+    return (*modules, *os.environ.get(TRUST_ENVIRONMENT, "").replace(",", " ").split())
+
+
 def _resolve(ref: ClassRef, kind: Literal["class", "function"], trusted_modules: Collection[str], where: str) -> Any:
-    trusted_modules = (*trusted_modules, *os.environ.get(TRUST_ENVIRONMENT, "").replace(",", " ").split())
+    trusted_modules = _trusted(trusted_modules)
     fits = callable if kind == "function" else (lambda found: isinstance(found, type))
     if _is_inside(ref.module, trusted_modules):
         try:

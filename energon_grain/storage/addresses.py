@@ -26,7 +26,7 @@ import msgspec
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
-from energon_grain.storage.settings import StorageSettings, StoreSettings, check_endpoint, storage_settings
+from energon_grain.storage.settings import StorageSettings, StoreSettings, as_msc, check_endpoint, storage_settings
 
 _KINDS = {"gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
 """Schemes that differ from the kind of store that they stand for."""
@@ -177,10 +177,11 @@ def local_path(url: str) -> str | None:
 
 def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
     """Where a URL of any name really lies, how the store there is reached, and credentials of a profile."""
+    url = as_msc(url)
     prefix, store = settings.store(url)
     keys: _Keys = ()
     scheme = scheme_of(url)
-    if store.location is None and scheme in ("msc", "rclone", "dss"):
+    if store.location is None and scheme in ("msc", "dss"):
         name = url.partition("://")[2].partition("/")[0]
         prefix = f"{scheme}://{name}"
         if scheme == "dss":
@@ -313,7 +314,8 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
             return stores.AzureStore(address.bucket, **_azure_options(address, url), **options)
         if not _BUCKET.fullmatch(address.bucket):
             raise ConfigError(f'{url}: Invalid S3 bucket name: "{address.bucket}"')
-        config: Any = {"region": store.region or _region(address.bucket, timeout_s)}
+        # Objects are removed one at a time, and not all that speak S3 know the request for many (DeleteObjects).
+        config: Any = {"region": store.region or _region(address.bucket, timeout_s), "disable_bulk_delete": True}
         if store.endpoint is not None:
             config["endpoint"] = store.endpoint
         if store.requester_pays:

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+from typing import IO, Any, BinaryIO, Literal, NamedTuple, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
-from energon_grain.storage.location import absolute, is_url, located
+from energon_grain.storage.addresses import address_of
+from energon_grain.storage.location import absolute, is_url, located, scheme_of
 from energon_grain.storage.object_bytes import create_object, open_object
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.read_whole import read_whole
@@ -23,12 +25,25 @@ _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
 """The folders that a pattern names before its first sign with a meaning."""
 
 
+class FileStat(NamedTuple):
+    """What is known of a file without reading it.
+
+    Attributes:
+        content_length: Its size in bytes.
+        last_modified: When it was written; of UTC.
+    """
+
+    content_length: int
+    last_modified: datetime
+
+
 @total_ordering
 class EPath:
     """Where a file or folder lies: on this machine, or in an object store. Immutable.
 
     `str(path)` is an absolute path or a URL, and is what all functions and commands here take. A pickle holds that
-    text alone: each process finds settings and credentials by itself.
+    text alone: each process finds settings and credentials by itself. `dss://name@version` is a folder of this machine
+    (`local_path()`, `os.fspath`), and still written so.
 
     An object store has no folders: one is there as long as an object lies below it.
 
@@ -37,63 +52,75 @@ class EPath:
             `file://`, `memory://`, `msc://profile/path`, …
 
     Raises:
-        ConfigError: `..` leads out of the bucket.
+        ConfigError: `..` leads out of the bucket, or nothing says where `dss://` lies.
     """
 
-    __slots__ = ("_location",)
+    __slots__ = ("_location", "_written")
     _location: str
+    _written: str
 
     def __init__(self, initial_path: str | os.PathLike[str]) -> None:
-        location = located(initial_path)
+        text = initial_path._written if isinstance(initial_path, EPath) else os.fspath(initial_path)
+        if scheme_of(text) == "dss":
+            text = absolute(".", text)
+            address_of(text, storage_settings())  # raises, where nothing says what it stands for
+        location = located(text)
         location = absolute(".", location) if is_url(location) else os.path.abspath(location)
+        self._set(location, text if scheme_of(text) == "dss" else location)
+
+    def _set(self, location: str, written: str) -> None:
         object.__setattr__(self, "_location", location)
+        object.__setattr__(self, "_written", written)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"an EPath is immutable: {name} cannot be set")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EPath, (self._location,)
+        return EPath, (self._written,)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # As Energon pickles paths: profiles of the Multi-Storage Client, of which "default" is this machine.
         path, profile = str(state["internal_path"]), state["profile"]
         local = profile in ("default", "__filesystem__")
         location = path if local else f"dss:/{path}" if profile == "dss" else f"msc://{profile}{path}"
-        object.__setattr__(self, "_location", location)
+        self._set(located(location), location)
 
     def __str__(self) -> str:
-        return self._location
+        return self._written
 
     def __fspath__(self) -> str:
         return self._location
 
     def __repr__(self) -> str:
-        return f"EPath({self._location!r})"
+        return f"EPath({self._written!r})"
 
     def __hash__(self) -> int:
-        return hash(self._location)
+        return hash(self._written)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EPath) and other._location == self._location
+        return isinstance(other, EPath) and other._written == self._written
 
     def __lt__(self, other: EPath) -> bool:
-        return self._location < other._location
+        return self._written < other._written
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
         """What lies below; an absolute path or a URL takes the place of this one."""
-        return EPath(absolute(os.fspath(other), self._location))
+        return other if isinstance(other, EPath) else EPath(absolute(os.fspath(other), self._written))
 
     @property
     def url(self) -> str:
         """The absolute path or URL as text."""
-        return self._location
+        return self._written
 
     @property
     def name(self) -> str:
         """The last step."""
         return self._pure.name
 
-    display_name = name
+    @property
+    def display_name(self) -> str:
+        """The last step; of `dss://`, name and version."""
+        return self._root.partition("://")[2] if scheme_of(self._written) == "dss" else self.name
 
     @property
     def stem(self) -> str:
@@ -171,6 +198,21 @@ class EPath:
             ReadError: The store cannot be reached.
         """
         return os.path.getsize(self._location) if self.is_local() else RemoteFiles(storage_settings()).size(str(self))
+
+    def stat(self) -> FileStat:
+        """Size and time of the file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ReadError: The store cannot be reached.
+        """
+        if self.is_local():
+            found = os.stat(self._location)
+            return FileStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+        there = _client().look(self._location)
+        if there is None or there.size_bytes is None or there.modified is None:
+            raise MissingObjectError(f"{self}: there is no such object")
+        return FileStat(there.size_bytes, there.modified)
 
     @overload
     def open(
@@ -322,7 +364,7 @@ class EPath:
             folders: list[str] = []
             for entry in entries:
                 if not entry.is_dir():
-                    yield EPath(os.path.join(folder, entry.name))
+                    yield self._below(f"{inside}{entry.name}")
                 elif enters(f"{inside}{entry.name}/"):
                     folders.append(f"{inside}{entry.name}/")
             waiting += ((each, above | {here}) for each in reversed(folders))
@@ -330,18 +372,24 @@ class EPath:
     @property
     def _root(self) -> str:
         """What no parent goes beyond: the protocol and the bucket, or nothing."""
-        if self.is_local():
+        if not is_url(self._written):
             return ""
-        scheme, _, rest = self._location.partition("://")
+        scheme, _, rest = self._written.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
     @property
     def _pure(self) -> PurePosixPath:
         """The path behind the root."""
-        return PurePosixPath(self._location[len(self._root) :] or "/")
+        return PurePosixPath(self._written[len(self._root) :] or "/")
 
     def _with(self, path: PurePosixPath) -> EPath:
         return EPath(self._root + str(path))
+
+    def _below(self, name: str) -> EPath:
+        """A file below, of this machine."""
+        found = EPath.__new__(EPath)
+        found._set(os.path.join(self._location, name), os.path.join(self._written, name))
+        return found
 
 
 @lru_cache(maxsize=1024)

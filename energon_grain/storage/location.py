@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import warnings
 from urllib.parse import quote
 
 from energon_grain.errors import ConfigError
@@ -87,7 +88,7 @@ def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is.
 
     URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it,
-    such as `msc://default` and `dss://`.
+    such as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning.
 
     Raises:
         ConfigError: As `check_url`.
@@ -97,6 +98,9 @@ def located(path: str | os.PathLike[str]) -> str:
     if url is None:
         return text
     check_url(text)
+    if url[1].lower() == "rclone":
+        warnings.warn(f"{text}: rclone:// is deprecated, write msc:// instead", FutureWarning, stacklevel=2)
+        return located(f"msc{text[len(url[1]) :]}")
     rest = text[url.end() :]
     if url[1].lower() == "file":
         return os.path.abspath(rest)

@@ -131,7 +131,7 @@ class ObjectClient:
         return found
 
     def look(self, url: str) -> Fetched | None:
-        """Size and generation of an object, without its bytes; None: there is none. Raises ReadError."""
+        """Size, generation and time of an object, without its bytes; None: there is none. Raises ReadError."""
         return self._repeated(lambda _: self._stores.look(url), f"looking at {url}", url, twice=True)
 
     def list(self, url: str) -> list[str]:

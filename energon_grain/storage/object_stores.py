@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from energon_grain.errors import WorkerError
@@ -67,12 +68,14 @@ class Fetched:
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store tells none.
         size_bytes: Of the whole object; None where no bytes came.
         came_bytes: How many came.
+        modified: When the object was written; None where nobody asked for that alone.
     """
 
     pieces: Any
     generation: bytes
     size_bytes: int | None = None
     came_bytes: int = 0
+    modified: datetime | None = None
 
     @functools.cached_property
     def data(self) -> bytes | None:
@@ -265,7 +268,7 @@ class ObjectStores:
         return Fetched(pieces, generation, size, came)
 
     def look(self, url: str) -> Fetched | None:
-        """Size and generation of an object, without its bytes; None: there is none."""
+        """Size, generation and time of an object, without its bytes; None: there is none."""
         from obstore.exceptions import GenericError, NotSupportedError
 
         place = self._place(url)
@@ -282,7 +285,7 @@ class ObjectStores:
                 if _is_no_bucket(str(error)):
                     raise
                 return None
-        return Fetched(None, place.generation(told), told["size"])
+        return Fetched(None, place.generation(told), told["size"], modified=told["last_modified"])
 
     def list(self, url: str) -> list[str]:
         """Keys below a folder, relative to it, sorted."""

@@ -117,9 +117,15 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def store(self, url: str) -> tuple[str, StoreSettings]:
         """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
-        fitting = [prefix for prefix in self.stores if f"{url}/".startswith(f"{prefix.rstrip('/')}/")]
+        stores = {as_msc(prefix): store for prefix, store in self.stores.items()}
+        fitting = [prefix for prefix in stores if f"{as_msc(url)}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
-        return ("", StoreSettings()) if best is None else (best, self.stores[best])
+        return ("", StoreSettings()) if best is None else (best, stores[best])
+
+
+def as_msc(url: str) -> str:
+    """A URL with `msc://` in the place of its older name, `rclone://`."""
+    return f"msc:{url[7:]}" if url.startswith("rclone:") else url
 
 
 def check_endpoint(endpoint: str, name: str) -> None:

@@ -8,11 +8,12 @@ import logging
 import operator
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, Wor
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, wanted_until
+from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.passes import (
@@ -67,6 +69,20 @@ class Runnable(Protocol):
     def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
         """Everything that decides what comes out of it."""
         ...
+
+
+class Place(NamedTuple):
+    """A place in a stream.
+
+    Attributes:
+        pass_number: How many passes lie before.
+        step: Steps of this pass before it.
+        endless: Whether the pass has no end.
+    """
+
+    pass_number: int
+    step: int
+    endless: bool
 
 
 def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
@@ -126,7 +142,11 @@ class Stream:
         self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
-        self._workers = min(config.num_workers, os.cpu_count() or 1)
+        self._auto = None
+        if config.num_workers == "auto":
+            hooks = any(leaf.cook is not None or leaf.hooks for leaf in spec.leaves)
+            self._auto = AutoWorkers(self._prefetch_factor, hooks=hooks)
+        self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
         lock = threading.RLock()
@@ -177,7 +197,7 @@ class Stream:
         dataset: Runnable,
         *,
         worker_config: WorkerConfig | None = None,
-        num_workers: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
         prefetch_factor: int = 2,
         cache_pool: CachePool | None = None,
         make_pool: MakePool | None = None,
@@ -272,6 +292,17 @@ class Stream:
             return [step.batch for step in islice(self._coming, count)]
 
     @property
+    def place(self) -> Place:
+        """Where it is: behind the last step that was delivered."""
+        left = self.plan.remaining(self._progress.pass_step, self._progress.item)
+        return Place(self._progress.pass_number, self._progress.pass_step, endless=left is None and self.spec.endless)
+
+    @property
+    def workers(self) -> int:
+        """Threads or processes at work now, or as soon as there is something to do."""
+        return self._workers if self._auto is None else self._auto.threads
+
+    @property
     def _behind(self) -> Progress:
         """The place behind what was read."""
         return self._coming[-1].progress if self._coming else self._progress
@@ -312,8 +343,12 @@ class Stream:
         try:
             with self._starting:
                 steps = self._steps or self._start()
+            began = time.perf_counter()
             with wanted_until(self._under_way.over):
-                return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+                step = next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+            if self._auto is not None:
+                self._auto.took(step.samples, time.perf_counter() - began)
+            return step
         except StopIteration:
             self._none_left = True
             raise
@@ -378,15 +413,19 @@ class Stream:
                     start=self._behind,
                     finish=self._finish,
                 )
+            ahead = None
             if pool is not None and not self.spec.assembly_seeds_globals:
-                capacity = self._prefetch_factor * pool.workers
+                capacity = self._prefetch_factor * pool.workers if self._auto is None else self._auto.capacity
                 with interrupts_held():
                     budget, over = self.config.prefetch_bytes, self._under_way.over
                     ahead = Background(production, capacity, budget, _bytes_of_step, over)
                     self._under_way.add(ahead.stop, ahead.close)
-                self._steps = ahead
-            else:
-                self._steps = iter(production)
+            if self._auto is not None:
+                if isinstance(pool, ThreadPool):
+                    self._auto.runs(pool, ahead)
+                else:
+                    self._auto = None  # hooks may not run in threads
+            self._steps = iter(production) if ahead is None else ahead
         except BaseException:
             self._stop()
             raise

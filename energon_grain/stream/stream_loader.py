@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Self
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn, Self, TextIO
 
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item, OneSubscript
@@ -11,6 +15,10 @@ from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, 
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import StepSamples
+
+_REDRAWN_S = 0.5
+_MARKS = 20
+"""A line on a terminal tells of the last ten seconds, another one of the time since the one before it."""
 
 
 class StreamLoader(OneSubscript[Item]):
@@ -59,6 +67,32 @@ class StreamLoader(OneSubscript[Item]):
             f"{self!r} cannot be pickled or copied, it owns threads and open files: send the dataset, make a loader of "
             f"it there, and give it the state"
         )
+
+    def progress(self, *, every_s: float = 10.0, file: TextIO | None = None) -> Iterator[Item]:
+        """The same batches as `for batch in loader`, with a line that says how far the loop is, and how fast.
+
+        It tells the step and the steps of the pass (of endless streams how often the data came by), samples a second of
+        this host, the share of the time for which the loop waited for data, and what is left. Host 0 alone shows it.
+        The loader is used as by any loop: its state is that behind the last batch that the loop got.
+
+        Args:
+            every_s: Where `file` is no terminal, a line at most that often, in seconds.
+            file: Where to write; default: stderr.
+        """
+        iter(self)
+        line = _ProgressLine(self._stream, every_s, sys.stderr if file is None else file)
+        try:
+            while True:
+                began = time.perf_counter()
+                try:
+                    batch = next(self)
+                except StopIteration:
+                    return
+                line.took(time.perf_counter() - began)
+                yield batch
+                del batch  # or it would live until the next one is made
+        finally:
+            line.end()
 
     @property
     def stream(self) -> Stream:
@@ -166,3 +200,66 @@ class StreamLoader(OneSubscript[Item]):
     def start_prefetch(self) -> None:
         """Begin to read ahead now."""
         self._stream.start_prefetch()
+
+
+class _ProgressLine:
+    """Shows where a stream is: on a terminal a line that stays in place, elsewhere one line after the other."""
+
+    def __init__(self, stream: Stream, every_s: float, file: TextIO) -> None:
+        self._stream = stream
+        self._file = file
+        self._progress: Any = None
+        self._waited_s, self._steps = 0.0, 0
+        terminal = file.isatty()
+        self._every_s = _REDRAWN_S if terminal else every_s
+        self._marks: deque[tuple[float, int, int, float]] = deque([self._mark()], _MARKS if terminal else 1)
+        if stream.config.rank:
+            self._every_s = float("inf")
+        elif terminal:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), console=Console(file=file), auto_refresh=False
+            )  # without a thread, which processes that are forked later would lack
+            self._task = self._progress.add_task("", total=None)
+            self._progress.start()
+
+    def _mark(self) -> tuple[float, int, int, float]:
+        return time.perf_counter(), self._stream.stats()["samples"], self._steps, self._waited_s
+
+    def took(self, waited_s: float) -> None:
+        """The loop waited so long for a batch, and gets it now."""
+        self._waited_s += waited_s
+        self._steps += 1
+        if time.perf_counter() - self._marks[-1][0] >= self._every_s:
+            self._show()
+
+    def _show(self) -> None:
+        now, samples, steps, waited_s = self._mark()
+        then, samples_then, steps_then, waited_then = self._marks[0]
+        self._marks.append((now, samples, steps, waited_s))
+        seconds = max(now - then, 1e-9)
+        place, total = self._stream.place, len(self._stream)
+        if place.endless:
+            text = f"step {place.step:,} (epoch {place.step / total:.2f})"
+        else:
+            text = f"epoch {place.pass_number + 1}, step {place.step:,} of {total:,}"
+        text += (
+            f": {(samples - samples_then) / seconds:,.0f} samples/s, waited {(waited_s - waited_then) / seconds:.0%}"
+        )
+        if not place.endless and steps > steps_then:
+            left_s = (total - place.step) * seconds / (steps - steps_then)
+            text += f", {timedelta(seconds=round(left_s))} left"
+        if self._progress is None:
+            print(text, file=self._file, flush=True)
+        else:
+            done, of = (place.step % total, total) if place.endless else (place.step, total)
+            self._progress.update(self._task, description=text, completed=done, total=of, refresh=True)
+
+    def end(self) -> None:
+        """Show where the loop has come to, and leave the terminal to who writes next."""
+        if self._steps > self._marks[-1][2] and self._every_s < float("inf"):
+            self._show()
+        if self._progress is not None:
+            self._progress.stop()

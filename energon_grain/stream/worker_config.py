@@ -139,7 +139,8 @@ class WorkerConfig:
         rank: This host, in [0, world_size).
         world_size: Number of data-parallel hosts.
         num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens inside
-            `next`. No more than there are cores are started.
+            `next`. No more than there are cores are started. "auto": as many threads as turn out to be best while the
+            loop runs; what is chosen is logged, and how, `energon_grain.stream.auto_workers` says.
         data_parallel_group: Handle of a framework's process group; kept, never used by the core.
         seed_offset: Mixed into the seed of every random choice.
         worker_debug_path: File for what `worker_log` writes, with `{worker_id}` (different in every process of all
@@ -161,7 +162,7 @@ class WorkerConfig:
 
     rank: int
     world_size: int
-    num_workers: int = 0
+    num_workers: int | Literal["auto"] = 0
     data_parallel_group: Any = field(default=None, compare=False, repr=False)
     seed_offset: int = field(default=0, compare=False)
     worker_debug_path: str | None = field(default=None, compare=False, repr=False)
@@ -175,6 +176,8 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         for name in ("rank", "world_size", "num_workers", "seed_offset"):
             value = getattr(self, name)
+            if name == "num_workers" and value == "auto":
+                continue
             if not hasattr(value, "__index__"):
                 raise ConfigError(f"WorkerConfig({name}={value!r}): expected a whole number, such as int(…) of a text")
             setattr(self, name, operator.index(value))
@@ -182,11 +185,17 @@ class WorkerConfig:
             raise ConfigError(
                 f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"
             )
-        if self.num_workers < 0:
-            raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more")
+        if self.num_workers != "auto" and self.num_workers < 0:
+            raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more, or 'auto'")
         if self.worker_type not in self.worker_types:
             raise ConfigError(
                 f"WorkerConfig(worker_type={self.worker_type!r}): expected {' or '.join(map(repr, self.worker_types))}"
+            )
+        if self.num_workers == "auto" and self.worker_type != "thread":
+            raise ConfigError(
+                f"WorkerConfig(num_workers='auto', worker_type={self.worker_type!r}): only the number of threads is "
+                f"chosen while they run; pass worker_type='thread', or a number (this machine has {os.cpu_count()} "
+                f"cores)"
             )
         if self.prefetch_bytes < 1:
             raise ConfigError(
@@ -194,7 +203,7 @@ class WorkerConfig:
             )
 
     @classmethod
-    def default_worker_config(cls, num_workers: int = 4, data_parallel_group: Any = None) -> Self:
+    def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
         """The configuration of this process: rank and world from `jax.distributed` when the program initialised it.
 
         Without it (or without jax) there is one host.
@@ -203,10 +212,15 @@ class WorkerConfig:
         return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
 
     @property
+    def most_workers(self) -> int:
+        """How many there may be: `num_workers`, or with "auto" the cores of this machine."""
+        return (os.cpu_count() or 1) if self.num_workers == "auto" else self.num_workers
+
+    @property
     def log(self) -> WorkerLog:
         """Where `worker_log` writes; picklable, which the rest of a configuration need not be."""
         return WorkerLog(
-            None if self.worker_debug_path is None else str(self.worker_debug_path), self.rank, self.num_workers
+            None if self.worker_debug_path is None else str(self.worker_debug_path), self.rank, self.most_workers
         )
 
     def should_log(self, level: int) -> bool:

@@ -30,7 +30,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -174,51 +174,82 @@ class Background(Generic[T]):
 
     Args:
         entries: What runs.
-        capacity: Entries that wait to be taken at most.
+        capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
         budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
         weigh: Tells the memory of an entry.
         over: Ends it, with `stop`.
+
+    Attributes:
+        full_s: How long it waited so far for somebody to take an entry.
     """
 
     def __init__(
         self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
     ) -> None:
+        self.full_s = 0.0
+        self._entries = iter(entries)
+        self._capacity = capacity
+        self._budget_bytes = budget_bytes
+        self._weigh = weigh
+        self._fitting: int | None = None  # into the budget
         self._waiting: deque[T] = deque()
+        self._making = False
         self._end: BaseException | None = None  # behind those that wait
         self._over = over
         self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(entries, max(1, capacity), budget_bytes, weigh),
-            name="energon-grain-batches",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._run, name="energon-grain-batches", daemon=True)
         self._thread.start()
 
-    def _run(self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int]) -> None:
+    def resize(self, capacity: int) -> None:
+        """Let so many entries wait from now on. Called by who takes them."""
+        with self._changed:
+            self._capacity = capacity
+            self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait to be taken."""
+        return len(self._waiting)
+
+    def _run(self) -> None:
         end: BaseException = StopIteration()
-        measured = False
         try:
             with wanted_until(self._over):
-                for entry in entries:
-                    if not measured:
-                        capacity = max(1, min(capacity, budget_bytes // max(1, weigh(entry))))
-                        measured = True
+                while self._begin():
+                    entry = next(self._entries)
+                    if self._fitting is None:
+                        self._fitting = self._budget_bytes // max(1, self._weigh(entry))
                     with self._changed:
-                        while len(self._waiting) >= capacity and not self._over.is_set():
-                            self._changed.wait()
+                        self._wait_for_room()
                         if self._over.is_set():
                             return
                         self._waiting.append(entry)
+                        self._making = False
                         self._changed.notify_all()
                     del entry  # or it would live until the next one is made
+                return
         except GivenUp:
             return
         except BaseException as error:
             end = error
         with self._changed:
+            self._making = False
             self._end = end
             self._changed.notify_all()
+
+    def _begin(self) -> bool:
+        """Wait until this thread is to make an entry; False: none any more."""
+        with self._changed:
+            while self._capacity == 0 and not self._over.is_set():
+                self._changed.wait()
+            self._making = True
+            return not self._over.is_set()
+
+    def _wait_for_room(self) -> None:
+        began = time.perf_counter()
+        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._over.is_set():
+            self._changed.wait()
+            self.full_s, began = self.full_s + time.perf_counter() - began, time.perf_counter()
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -226,6 +257,8 @@ class Background(Generic[T]):
     def __next__(self) -> T:
         with self._changed:
             while not self._waiting and self._end is None and not self._over.is_set():
+                if self._capacity == 0 and not self._making:
+                    break
                 self._changed.wait()
             if self._over.is_set():
                 raise GivenUp
@@ -233,8 +266,9 @@ class Background(Generic[T]):
                 entry = self._waiting.popleft()
                 self._changed.notify_all()
                 return entry
-            end, self._end = self._end, StopIteration()
-        assert end is not None
+            end, self._end = self._end, None if self._end is None else StopIteration()
+        if end is None:
+            return next(self._entries)
         try:
             raise end
         finally:
@@ -261,44 +295,74 @@ class _Task:
     result: Any = None
     error: BaseException | None = None
 
+    def do(self, run: Callable[[Chunk], Any], over: Over) -> None:
+        try:
+            with wanted_until(over):
+                self.result = run(self.chunk)
+        except BaseException as error:
+            self.error = error
+
 
 class OrderedWorkers(Generic[T]):
     """An iterator over encoded chunks, computed by several threads; `taken` makes them of what those return.
 
-    As many chunks are under way as `most` and fit into `budget_bytes`, what they will hold being
+    As many chunks are under way as `resize` says and fit into `budget_bytes`, what they will hold being
     estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
     larger decoding makes it. Iterating may end and later go on, as iterating over `chunks` did.
 
     Args:
-        runs: One function a thread.
+        run: What a thread does with a chunk.
+        threads: How many; see `resize`.
         chunks: In order.
         budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
         most: Bound on their number.
     """
 
     def __init__(
-        self, runs: Sequence[Callable[[Chunk], T]], chunks: Iterator[Chunk], budget_bytes: int, most: int
+        self, run: Callable[[Chunk], T], threads: int, chunks: Iterator[Chunk], budget_bytes: int, most: int
     ) -> None:
+        self._run_chunk = run
         self._chunks = chunks
         self._budget_bytes = budget_bytes
-        self._most = most
         self._under_way: deque[_Task] = deque()
+        self._before_change = 0  # of them
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
         self._done = threading.Condition()
-        self._threads = [
-            threading.Thread(
-                target=_work,
-                args=(run, self._tasks, self._over, self._done),
-                name=f"energon-grain-worker-{n}",
-                daemon=True,
-            )
-            for n, run in enumerate(runs)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._changing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._at_work = 0
+        self.resize(threads, most)
+
+    def resize(self, threads: int, most: int) -> None:
+        """Go on with so many threads, and so many chunks under way. Without threads, who takes a chunk makes it."""
+        with self._changing:
+            if self._over.is_set():
+                return
+            self._most = most
+            self._before_change = len(self._under_way)
+            for _ in range(self._at_work - threads):
+                self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
+            begun = [
+                threading.Thread(
+                    target=_work,
+                    args=(self._run_chunk, self._tasks, self._over, self._done),
+                    name=f"energon-grain-worker-{number}",
+                    daemon=True,
+                )
+                for number in range(self._at_work, threads)
+            ]
+            self._threads = [thread for thread in self._threads if thread.is_alive()] + begun
+            self._at_work = threads
+            for thread in begun:
+                thread.start()
+
+    @property
+    def settled(self) -> bool:
+        """Whether what is taken now was begun behind the last `resize`."""
+        return self._before_change <= 0
 
     def __iter__(self) -> Iterator[Encoded]:
         return self
@@ -314,6 +378,7 @@ class OrderedWorkers(Generic[T]):
         if self._over.is_set():
             raise GivenUp
         self._under_way.popleft()
+        self._before_change -= 1
         if task.error is not None:
             try:
                 raise task.error
@@ -321,7 +386,8 @@ class OrderedWorkers(Generic[T]):
                 del task  # the traceback refers to this frame
         encoded = self.taken(task.chunk, cast("T", task.result))
         self._expansion = max(1.0, encoded.size_bytes / max(1, task.chunk.size_bytes))
-        self._submit()
+        if self._at_work:
+            self._submit()
         return encoded
 
     def taken(self, chunk: Chunk, result: T) -> Encoded:
@@ -342,13 +408,19 @@ class OrderedWorkers(Generic[T]):
             task = _Task(self._next)
             self._next = None
             self._under_way.append(task)
-            self._tasks.put(task)
+            with self._changing:  # behind a thread's end nobody would find it
+                handed_out = self._at_work > 0
+                if handed_out:
+                    self._tasks.put(task)
+            if not handed_out:
+                task.do(self._run_chunk, self._over)
 
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
-        self._over.set()
-        for _ in self._threads:
-            self._tasks.put(None)
+        with self._changing:
+            self._over.set()
+            for _ in self._threads:
+                self._tasks.put(None)
         with self._done:
             self._done.notify_all()
 
@@ -363,11 +435,7 @@ class OrderedWorkers(Generic[T]):
 
 def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
     while (task := tasks.get()) is not None and not over.is_set():
-        try:
-            with wanted_until(over):
-                task.result = run(task.chunk)
-        except BaseException as error:
-            task.error = error
+        task.do(run, over)
         with done:
             done.notify_all()
         del task  # or its samples would live until the next one comes
@@ -411,11 +479,27 @@ class ThreadPool:
         self.workers = workers
         self._stage = stage
         self._budget_bytes = budget_bytes
+        self._running: Callable[[], OrderedWorkers[Encoded] | None] = lambda: None
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         """See `WorkerPool.start`."""
-        runs = [pace.timed(self._stage.run)] * self.workers
-        return OrderedWorkers(runs, chunks, self._budget_bytes, 2 * self.workers + 1)
+        run, most = pace.timed(self._stage.run), 2 * self.workers + 1
+        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most)
+        self._running = weakref.ref(running)
+        return running
+
+    def resize(self, workers: int) -> None:
+        """Go on with so many threads. Without any, who takes a chunk makes it."""
+        self.workers = workers
+        running = self._running()
+        if running is not None:
+            running.resize(workers, 2 * workers + 1)
+
+    @property
+    def settled(self) -> bool:
+        """Whether what is taken now was begun behind the last `resize`."""
+        running = self._running()
+        return running is None or running.settled
 
     def close(self) -> None:
         """Nothing is left: threads end with what they were started for."""
@@ -566,7 +650,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pace = pace
         self._choosing = threading.Lock()
         self._chunks_of = dict.fromkeys(processes, 0)
-        super().__init__([self._run] * (2 * len(processes)), chunks, budget_bytes, 2 * len(processes) + 1)
+        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, 2 * len(processes) + 1)
 
     def _run(self, chunk: Chunk) -> _Answer:
         """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""

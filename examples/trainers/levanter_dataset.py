@@ -31,10 +31,11 @@ class EnergonAsyncDataset(AsyncDataset[Any]):
     async def async_len(self) -> int:
         return len(self._samples)
 
-    async def final_length_is_known(self) -> bool:
+    def is_finite(self) -> bool:
         return True
 
-    def is_finite(self) -> bool:
+    # Of the following two the newest Levanter, which lies in Marin's repository, asks for none.
+    async def final_length_is_known(self) -> bool:
         return True
 
     async def current_len(self) -> int:

@@ -4,6 +4,10 @@ In a training recipe, in place of `GrainDataLoader.Config(...)`:
 
     dataloader=EnergonDataLoader.Config(path="/data/texts", task_encoder="my_project.data:Encoder")
 
+What a batch is, torchtitan says: `({"input": tokens, "positions": …}, labels)`, flat tensors of as many tokens as it
+asks for. Everything but "input" is an argument of the model, so nothing else may stand there; `Tokens` is an encoder
+that makes such batches of texts.
+
 torchtitan saves it with the model, by distributed checkpoints, and restores it on any data-parallel degree. Where
 torchtitan's processors, packing and mixing are wanted above our data instead, `EnergonSource.Config(path=…)` is the
 `source` of a `SingleDatasetConfig`; order and state are Grain's then, and of one data-parallel degree.
@@ -16,16 +20,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torchtitan.components.data.loader import BaseDataLoader
 from torchtitan.config import Configurable
 
 from energon_grain.loader import EnergonDataSource
-from energon_grain_torch import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_grain_torch import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+IGNORED = -100
+"""The label of what is no text, as torchtitan has it."""
+
+
+class Tokens(DefaultTaskEncoder):
+    """Samples with a text as torchtitan's batches, a sequence for each text.
+
+    Args:
+        tokenizer: torchtitan's.
+        length: Tokens of a sequence; longer texts are cut.
+    """
+
+    thread_safe = True
+
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.length = length
+
+    def encode_sample(self, sample: Any) -> dict[str, torch.Tensor]:
+        tokens = torch.tensor(self.tokenizer.encode(sample.text, add_bos=True, add_eos=True)[: self.length + 1])
+        padding = self.length + 1 - len(tokens)
+        return {
+            "input": torch.nn.functional.pad(tokens, (0, padding))[:-1],
+            "labels": torch.nn.functional.pad(tokens, (0, padding), value=IGNORED)[1:],
+        }
+
+    def encode_batch(self, batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        positions = torch.arange(self.length).repeat(len(batch["input"]))
+        return {"input": batch["input"].flatten(), "positions": positions}, batch["labels"].flatten()
 
 
 class EnergonDataLoader(BaseDataLoader):
-    """Batches of this rank, as the task encoder's `encode_batch` makes them: `({"input": …, …}, labels)`.
+    """Batches of this rank, as the task encoder's `encode_batch` makes them.
 
     Args:
         config: See `Config`.
@@ -42,14 +78,14 @@ class EnergonDataLoader(BaseDataLoader):
 
         Attributes:
             path: Prepared dataset or metadataset.
-            task_encoder: `module:Class`, made with (tokenizer, max_context_length).
+            task_encoder: `module:Class`, made with (tokenizer, max_context_length); default: `Tokens`.
             packing_buffer_size: Samples that packs of `max_context_length` tokens are chosen from; None: no packing.
             num_workers: Of each rank.
             seed: Of the order.
         """
 
         path: str
-        task_encoder: str
+        task_encoder: str = f"{__name__}:Tokens"
         packing_buffer_size: int | None = None
         num_workers: int = 2
         seed: int = 42

@@ -115,7 +115,7 @@ def test_excludes_that_name_nothing(root: Path) -> None:
         ("split.yaml", {"split_parts": {}, "more": 1}, "more"),
         ("dataset.yaml", {"colour": "red"}, "there is no such key"),
         ("dataset.yaml", {**CRUDE, "decoder": {"colour": 1}}, "colour"),
-        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code beside the data"),
+        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code that lies beside the data"),
         ("dataset.yaml", {**CRUDE, "__module__": "my.data", "__class__": "Mine"}, "--trust-module my.data"),
     ],
 )
@@ -129,7 +129,10 @@ def test_settings_that_a_loader_refuses(root: Path, name: str, content: dict[str
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:parts"}, "`sample_loader` runs"),
+        (
+            {"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:parts"},
+            "--trust-module sample_loader.py",
+        ),
         ({"field_map": {"text": "none"}}, "none"),
         ({"field_map": {"text": "txt", "colour": "txt"}}, "colour"),
     ],

@@ -13,7 +13,15 @@ import pytest
 import yaml
 from metadatasets import write_v2
 
-from energon_grain import ConfigError, DefaultTaskEncoder, UntrustedCodeError, get_train_dataset, get_val_dataset
+from energon_grain import (
+    ConfigError,
+    DefaultTaskEncoder,
+    UntrustedCodeError,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 IN_ORDER = [f"{i:06d}" for i in range(12)]
@@ -137,14 +145,57 @@ def test_what_is_wrong_names_the_place_that_asks_for_it(dataset: Path, reference
         len(train(path))
 
 
-def test_code_beside_the_data_is_not_run(dataset: Path) -> None:
+BESIDE = """
+PREFIX = "loaded "
+
+def load(sample):
+    assert "json" not in sample
+    return {"text": PREFIX + sample["txt"], "__key__": "k" + sample["__key__"]}
+
+def part_filter(name):
+    return name == "txt"
+"""
+
+
+def test_code_beside_the_data_is_run_where_the_program_trusts_it(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = dataset / ".nv-meta" / "dataset.yaml"
     typed = yaml.safe_load(path.read_text())
-    code = {"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py:wanted"}
+    code = {"sample_loader": "sample_loader.py:load", "part_filter": "sample_loader.py"}
     path.write_text(yaml.safe_dump({"sample_type": typed["sample_type"], **code}))
-    with pytest.raises(ConfigError, match=r"`sample_loader` runs code .*StandardWebdatasetFactory\('.*', sample_"):
+    wanted = r"beside the data.* pass trusted_modules=\['sample_loader.py'\].*StandardWebdatasetFactory\('.*', sample_"
+    with pytest.raises(UntrustedCodeError, match=wanted):
         len(train(dataset))
     path.write_text(yaml.safe_dump(typed))
+    plain = next(iter(get_loader(train(dataset))))
+    path.write_text(yaml.safe_dump({"sample_type": typed["sample_type"], **code}))
+
+    def trusted() -> Any:
+        return train(dataset, trusted_modules=["sample_loader.py"])
+
+    with pytest.raises(ConfigError, match=r"the trusted `sample_loader.py:load` in .*nv-meta: .*No such file"):
+        len(trusted())
+    (dataset / ".nv-meta" / "sample_loader.py").write_text(BESIDE)
+    for worker_type in ("thread", "process"):
+        config = WorkerConfig(0, 1, 1, worker_type=worker_type)  # type: ignore[arg-type]
+        with get_loader(trusted(), worker_config=config) as loader:
+            batch = next(loader)
+        assert batch.text == [f"loaded {text}" for text in plain.text]
+        assert batch.__key__ == [f"k{key}" for key in plain.__key__]
+    monkeypatch.setenv("ENERGON_GRAIN_TRUSTED_MODULES", "sample_loader.py")
+    assert next(iter(get_loader(train(dataset)))).text == batch.text
+    for wrong, said in (
+        ("../sample_loader.py", "must lie in that folder"),
+        ("sample_loader.py:none", "KeyError: 'none'"),
+    ):
+        path.write_text(yaml.safe_dump({"sample_type": typed["sample_type"], **code, "sample_loader": wrong}))
+        with pytest.raises(ConfigError, match=said):
+            len(train(dataset, trusted_modules=[wrong.partition(":")[0]]))
+    path.write_text(yaml.safe_dump(typed))
+
+
+def test_code_that_a_data_file_names_is_not_run(dataset: Path) -> None:
     own = {"__module__": "my_samples", "__class__": "MySample"}
     with pytest.raises(UntrustedCodeError, match=r"trusted_modules=\['my_samples'\]"):
         len(train(say(dataset, sample_type=own)))

@@ -57,7 +57,7 @@ class Meter:
 def test_no_more_is_held_than_allowed(expansion: int, budget_chunks: int) -> None:
     meter = Meter(expansion)
     chunk_bytes = CHUNK_BYTES * expansion
-    workers = OrderedWorkers([meter.run] * 3, chunks(60), budget_chunks * chunk_bytes, 7)
+    workers = OrderedWorkers(meter.run, 3, chunks(60), budget_chunks * chunk_bytes, 7)
     try:
         seen = []
         for encoded in workers:
@@ -77,7 +77,7 @@ def test_what_was_taken_is_let_go() -> None:
     def run(chunk: Chunk) -> Encoded:
         return Encoded(outcomes=[Outcome()], restore_keys=[()], drops=0, size_bytes=1)
 
-    workers = OrderedWorkers([run] * 2, chunks(20), 1 << 30, 5)
+    workers = OrderedWorkers(run, 2, chunks(20), 1 << 30, 5)
     try:
         alive = [weakref.ref(outcome) for encoded in workers for outcome in encoded.outcomes]
         assert len(alive) == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import traceback
 from collections.abc import Iterator
@@ -256,6 +257,8 @@ def test_remotes_of_rclone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(home / "xdg/rclone/rclone.conf", "[team]\ntype = s3\nendpoint = minio:9000\nregion = eu-1\n")
     expected = {"kind": "s3", "bucket": "bucket", "key": "a", "endpoint": "https://minio:9000", "region": "eu-1"}
     assert found("rclone://team/bucket/a") == found("msc://team/bucket/a") == expected
+    with pytest.warns(FutureWarning, match=r"rclone://team/b/\.\./a: rclone:// is deprecated, write msc:// instead"):
+        assert str(EPath("rclone://team/b/../a")) == "msc://team/a"
 
 
 @pytest.mark.parametrize("name", ["default", "__filesystem__"])
@@ -268,7 +271,18 @@ def test_the_profile_of_this_machine_needs_nothing(name: str, monkeypatch: pytes
 
 def test_datasets_of_the_service_lie_below_its_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVDATASET_CACHE_DIR", str(home))
-    assert str(EPath("dss://name@1/x")) == f"{home}/name/1/x"
+    for name in ("name/1/x/b.txt", "name/1/a.txt"):
+        put(home / name, name)
+    folder = EPath("dss://name@1")
+    assert (folder.display_name, str(folder.local_path())) == ("name@1", f"{home}/name/1")
+    assert sorted(map(str, folder.glob("**/*.txt"))) == ["dss://name@1/a.txt", "dss://name@1/x/b.txt"]
+    path = EPath("dss://name@1/y/../x") / "b.txt"
+    assert str(path) == path.url == "dss://name@1/x/b.txt" == str(EPath(path)) == str(pickle.loads(pickle.dumps(path)))
+    assert path.relative_to(folder) == "x/b.txt"
+    assert path.parent == EPath("dss://name@1/x") == folder / "x"
+    assert Path(path).read_text() == path.read_text() == "name/1/x/b.txt"
+    with pytest.raises(ConfigError, match="write dss://name@version/path, with the version"):
+        EPath("dss://name")
 
 
 @pytest.mark.parametrize(

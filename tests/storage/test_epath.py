@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def test_what_is_written_is_read(folder: EPath) -> None:
     file.write_text(TEXT)
     assert file.read_bytes() == TEXT.encode()
     assert file.read_text() == TEXT
-    assert file.size() == len(TEXT.encode())
+    assert file.size() == file.stat().content_length == len(TEXT.encode())
+    assert abs(file.stat().last_modified.timestamp() - time.time()) < PATIENCE_S
     assert (file.is_file(), file.is_dir(), file.exists()) == (True, False, True)
     assert (folder.is_file(), folder.is_dir(), folder.exists()) == (False, True, True)
     (folder / "empty").write_bytes(b"")
@@ -113,7 +115,7 @@ def test_an_object_of_which_writing_fails_stays_as_it_was(bucket: Bucket, mode: 
 
 
 def test_what_is_not_there_is_a_file_not_found(folder: EPath) -> None:
-    for read in (EPath.read_bytes, EPath.size, lambda path: path.open("rb"), lambda path: path.open()):
+    for read in (EPath.read_bytes, EPath.size, EPath.stat, lambda path: path.open("rb"), lambda path: path.open()):
         with pytest.raises(FileNotFoundError, match="nothing"):
             read(folder / "nothing")
 

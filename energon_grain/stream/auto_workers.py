@@ -1,0 +1,270 @@
+"""`num_workers="auto"`: how many threads encode, and how many batches wait, chosen while the loop runs.
+
+What is best depends on the data, the hooks and the machine: threads that decode images do so side by side, threads that
+run Python take turns at the interpreter's lock and hand it over at a price, and where nothing but short texts are made
+the loop itself is the fastest worker. So it is measured. The loop's own rate is taken over windows of about a second,
+in which the loop waited for data; what is compared is one number of threads with twice or half as many, in the order
+here, there, there, here, so that a machine that is busy for a while is busy for both. A clear answer needs the first
+two windows alone. Numbers in between, none at all, and more batches that wait are tried at the end. From two threads
+to 64 that takes about 15 s.
+
+    threads  2    4    4    2 (no gain: 1 is tried)  1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
+    rate    100  101  99   103                       50                  102  99   101             48
+
+After that it rests, and looks again after half a minute, a minute, two, … or as soon as the rate has fallen. A loop
+that does not wait is left alone: nothing can make it faster.
+
+What comes out depends on none of this: threads change the speed, never the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+from energon_grain.stream.workers import Background, ThreadPool
+
+FIRST_THREADS = 2
+WINDOW_SECONDS, WINDOW_STEPS = 0.8, 8
+"""How long it is measured at least."""
+_WARM_SECONDS = 0.5
+"""Chunks begin small and grow; that is left out."""
+_GAIN = 1.03
+"""A change must bring this much, or the other number would be taken one time and left the next."""
+_CLEAR = 1.5
+"""So much is no accident, in whatever direction."""
+_ENOUGH = 0.03
+"""A loop that waits for a smaller share of its time is not held up by its data."""
+_FALLEN = 0.7
+_REST_WINDOWS, _LONGEST_REST_WINDOWS = 32, 1024
+_UNEVEN = 0.05
+"""A loop that waits for such a share of its time, and is waited for as long, may need more batches that wait."""
+_DEEPEST = 16
+_ONE_CORE = (0.8, 1.3)
+
+_logger = logging.getLogger("energon_grain")
+
+
+class Window(NamedTuple):
+    """What a while with one number of threads came to.
+
+    Attributes:
+        rate: Samples a second that the loop took.
+        waited: Share of the time for which it waited for them.
+        full: Share of the time for which batches waited to be taken and no further one was made.
+        cores: Processor time of this process, in cores.
+    """
+
+    rate: float
+    waited: float = 1.0
+    full: float = 0.0
+    cores: float = 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether the loop is not held up."""
+        return self.waited < _ENOUGH
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the loop and who makes its batches wait for each other by turns."""
+        return min(self.waited, self.full) > _UNEVEN
+
+
+class Setting(NamedTuple):
+    """What to measure next.
+
+    Attributes:
+        threads: So many; 0: the loop makes its batches itself.
+        depth: So many times `prefetch_factor` batches may wait for each thread.
+        chosen: Whether it is what a search came to.
+    """
+
+    threads: int
+    depth: int = 1
+    chosen: bool = False
+
+
+def climb(most: int, first: int) -> Generator[Setting, Window, None]:
+    """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it.
+
+    Args:
+        most: Threads, at most.
+        first: To begin with.
+    """
+    here = Setting(first)
+    now, rest = (yield here), _REST_WINDOWS
+
+    def better(*others: Setting) -> Generator[Setting, Window, bool]:
+        """Whether one of some settings is better, and then the present one."""
+        nonlocal here, now
+        for other in others:
+            if other != here and not now.enough:
+                won, now = yield from _compared(here, other, now)
+                if won:
+                    here = other
+                    return True
+        return False
+
+    while True:
+        before = here
+        while (yield from better(here._replace(threads=min(2 * here.threads or 1, most)))):
+            pass
+        while (yield from better(here._replace(threads=here.threads // 2))):
+            pass
+        threads = here.threads
+        between = {min(threads + threads // 2, most), threads - threads // 4} if threads > 1 else set[int]()
+        yield from better(*(here._replace(threads=number) for number in sorted(between, reverse=True)))
+        while now.uneven and here.depth < _DEEPEST and (yield from better(here._replace(depth=2 * here.depth))):
+            pass
+        yield from better(here._replace(threads=0))  # nothing is handed over then: that is no step like the others
+        rest = min(2 * rest, _LONGEST_REST_WINDOWS) if here == before else _REST_WINDOWS
+        usual, slow = now.rate, 0
+        for _ in range(rest):
+            now = yield here._replace(chosen=True)
+            slow = slow + 1 if now.rate < _FALLEN * usual and not now.enough else 0
+            if slow == 2:
+                rest = _REST_WINDOWS
+                break
+
+
+def _compared(here: Setting, there: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
+    """Whether another setting is better than the present one, and the last window of the better one."""
+    first = yield there
+    ratio = first.rate / now.rate
+    if first.enough or not 1 / _CLEAR < ratio < _CLEAR:
+        won = first.enough or ratio > 1
+        return won, first if won else now
+    second = yield there
+    again = yield here
+    other = second.rate / again.rate
+    won = math.sqrt(ratio * other) > _GAIN and min(ratio, other) > 1
+    return won, second if won else again
+
+
+class AutoWorkers:
+    """Sets the number of threads of a pool, and of batches that wait, by what the loop in front of it gets.
+
+    Args:
+        prefetch_factor: Batches that are made ahead for each thread, at first. Where it helps there will be more, up to
+            16 times as many, as far as they fit into `WorkerConfig.prefetch_bytes`.
+        hooks: Whether the program has hooks on samples, which may hold the interpreter's lock.
+    """
+
+    def __init__(self, prefetch_factor: int, *, hooks: bool) -> None:
+        most = usable_cores()
+        self._most = most
+        self._search = climb(most, min(FIRST_THREADS, most))
+        self._setting = next(self._search)
+        self._prefetch_factor = prefetch_factor
+        self._pool: ThreadPool | None = None
+        self._ahead: Background[Any] | None = None
+        self._said: int | None = None
+        self._advises = hooks and most > 1
+        self._waiting = 0  # batches of before the last change
+        self._not_before = time.perf_counter() + _WARM_SECONDS
+        self._window: _Measuring | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many there are now, or will be when they begin."""
+        return self._setting.threads
+
+    @property
+    def capacity(self) -> int:
+        """Batches that may wait to be taken."""
+        return self._prefetch_factor * self._setting.depth * self._setting.threads
+
+    def runs(self, pool: ThreadPool, ahead: Background[Any] | None) -> None:
+        """These begin to work; `ahead`: batches are made in a thread of its own."""
+        self._pool, self._ahead = pool, ahead
+
+    def took(self, samples: int, waited_s: float) -> None:
+        """The loop got a batch, and had waited so long for it."""
+        now = time.perf_counter()
+        pool, window = self._pool, self._window
+        assert pool is not None
+        if window is None:
+            self._waiting -= 1
+            if self._waiting < 0 and pool.settled and now >= self._not_before:
+                self._window = _Measuring(now, self._full_s)
+            return
+        window.add(now, samples, waited_s)
+        if window.steps < WINDOW_STEPS or now - window.began < WINDOW_SECONDS:
+            return
+        self._window = None if window.interrupted else _Measuring(now, self._full_s)
+        if window.interrupted:
+            return
+        found = window.result(now, self._full_s)
+        before, self._setting = self._setting, self._search.send(found)
+        if self._setting[:2] != before[:2]:
+            self._window = None
+            pool.resize(self.threads)
+            if self._ahead is not None:
+                self._waiting = self._ahead.waiting
+                self._ahead.resize(self.capacity)
+        elif self._setting.chosen:
+            self._say(found)
+
+    @property
+    def _full_s(self) -> float:
+        return 0.0 if self._ahead is None else self._ahead.full_s
+
+    def _say(self, found: Window) -> None:
+        if self.threads != self._said:
+            self._said = self.threads
+            _logger.info(
+                "num_workers='auto': %d threads and %d batches ahead: %.3g samples a second; the loop waits for %d%% "
+                "of its time",
+                *(self.threads, self.capacity, found.rate, round(100 * found.waited)),
+            )
+        one_core = _ONE_CORE[0] < found.cores < _ONE_CORE[1]
+        if one_core and self._advises and found.waited > 0.5:
+            self._advises = False
+            _logger.warning(
+                "num_workers='auto': the loop waits for %d%% of its time while one of %d cores is busy, and more "
+                "threads than %d do not help: hooks hold the interpreter's lock, or run one at a time. If they spend "
+                "their time in code that lets go of it, give the task encoder `thread_safe = True`; else take worker "
+                "processes: worker_type='process', num_workers=%d",
+                *(round(100 * found.waited), self._most, self.threads, self._most),
+            )
+
+
+class _Measuring:
+    """A window that is open."""
+
+    def __init__(self, now: float, full_s: float) -> None:
+        self.began = self._last = now
+        self._cpu_s, self._full_s = time.process_time(), full_s
+        self.steps = self._samples = 0
+        self._waited_s = self._longest_s = 0.0
+
+    def add(self, now: float, samples: int, waited_s: float) -> None:
+        self.steps += 1
+        self._samples += samples
+        self._waited_s += waited_s
+        self._longest_s = max(self._longest_s, now - waited_s - self._last)
+        self._last = now
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the loop did something else for most of the time, a validation for instance."""
+        return self._longest_s > (self._last - self.began) / 2
+
+    def result(self, now: float, full_s: float) -> Window:
+        seconds = now - self.began
+        return Window(
+            rate=max(1, self._samples) / seconds,
+            waited=self._waited_s / seconds,
+            full=(full_s - self._full_s) / seconds,
+            cores=(time.process_time() - self._cpu_s) / seconds,
+        )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
