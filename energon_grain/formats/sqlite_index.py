@@ -229,9 +229,10 @@ def _take_over(database: sqlite3.Connection, other: sqlite3.Connection, media: M
     rows = other.execute("SELECT CAST(entry_key AS BLOB), metadata_type, metadata_json FROM media_metadata")
     kept = (row for row in rows if media is None or not media.may_take(_name(row[0])))
     database.executemany("INSERT OR IGNORE INTO media_metadata VALUES (CAST(? AS TEXT), ?, ?)", kept)
+    there = {*database.execute("SELECT strategy, patterns FROM media_filters")}
     filters = other.execute("SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id")
-    into = "INSERT OR IGNORE INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
-    database.executemany(into, filters)
+    into = "INSERT INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
+    database.executemany(into, [row for row in filters if row[:2] not in there])
     database.execute("COMMIT")
 
 
