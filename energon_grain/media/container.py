@@ -281,10 +281,9 @@ class Track:
             return None
         try:
             hours, minutes, seconds = tags["DURATION"].split(":")
-            end = (int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) / self.tick
+            return (int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) / self.tick
         except ValueError:
             return None
-        return end
 
     def stated_count(self) -> int | None:
         """How many packets have frames that are shown, by the header of the file; None where that does not say."""

@@ -42,8 +42,9 @@ Frames = npt.NDArray[np.uint8]
 Clip = tuple[Frames, tuple[float, float]]
 VideoUnit = Literal["frames", "seconds"]
 
-_FAR_S = 10.0
-"""Where keyframes are not known, less than this is decoded rather than skipped."""
+_FAR_S, _NEAR_S = 10.0, 1.0
+"""Where keyframes are not known, less than this is decoded rather than skipped; before the first seek, from which they
+may be known, less than that."""
 _COARSE_TICKS = 4
 _LEAST_TICKS, _MOST_TICKS = -(1 << 62), 1 << 62
 
@@ -78,6 +79,7 @@ class VideoTrack(Track):
         self._pixels = 0
         self._frames: Iterator[_Shown] = self._shown(0)
         self._now: _Shown | None = None
+        self._sought = False
 
     def clips(
         self,
@@ -165,10 +167,12 @@ class VideoTrack(Track):
             return time, True
         # Of some containers, the index has the keyframes that were met, and no others.
         known = self.numbered or (len(self.index) and self.index[-1].timestamp > here)
-        return None if known or place - here < _FAR_S / self.tick else (target, False)
+        far_s = _FAR_S if self._sought or not len(self.index) else _NEAR_S
+        return None if known or place - here < far_s / self.tick else (target, False)
 
     def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
         """Let the next frame be one that is shown at a place or before, and decodes."""
+        self._sought = True
         (time, exact), step = target, 1
         while True:
             self.jump(time, backward=not exact)

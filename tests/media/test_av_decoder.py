@@ -306,7 +306,6 @@ def test_energon_gives_the_same(films: dict[str, bytes], tmp_path: Path) -> None
         "mp4",
         "mp4-reordered",
         "mp4-ntsc",
-        "mp4-hevc",
         "mkv",
         "mkv-reordered",
         "mkv-sound",
@@ -344,8 +343,8 @@ def test_energon_gives_the_same(films: dict[str, bytes], tmp_path: Path) -> None
         mine = decoder.get_metadata(get_audio_num_samples=True).to_dict()
         if path.name == "mkv-reordered":  # theirs is over when the last frame in the file is, which is not shown last
             assert mine.pop("video_duration") - metadata.pop("video_duration") == pytest.approx(0.033)
-        if path.name == "mkv-sound":  # theirs has lost the first frame of samples by seeking
-            assert mine.pop("audio_num_samples") - metadata.pop("audio_num_samples") == 1024
+        if path.name in ("mkv-sound", "webm-vp9"):  # theirs have lost a frame of samples by seeking to the beginning
+            assert 0 < mine.pop("audio_num_samples") - metadata.pop("audio_num_samples") <= 1024
         assert {name: value and round(value, 6) for name, value in mine.items()} == metadata, path.name
         # Theirs skips frames in mp4 with open groups, and takes the frame before or after it in some others.
         if path.name in ("mp4", "mp4-reordered", "avi", "avi-mjpeg"):
