@@ -17,7 +17,9 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
+import tarfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from typing import Any
 from metadatasets import write_v2
 
 from energon_grain.cli import main
-from energon_grain.testing import make_text_dataset, write_tars
+from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
 _CHANGES = {
     f"os.{name}" for name in ("rename", "remove", "mkdir", "rmdir", "link", "symlink", "truncate", "chmod", "utime")
@@ -61,6 +63,15 @@ def _duplicates(root: Path) -> None:
         write_tars(root / "texts", [{"__key__": f"{i}", "txt": f"{name}{i}"} for i in range(2)], name=f"{name}.tar")
 
 
+def _pictures(root: Path) -> None:
+    make_captioning_dataset(root / "pictures", n=6, shards=2)
+    files = root / "files"
+    files.mkdir()
+    for tar in (root / "pictures").glob("*.tar"):
+        with tarfile.open(tar) as archive:
+            archive.extractall(files, filter="data")
+
+
 def _unindexed(root: Path) -> None:
     shutil.rmtree(_texts(root, prepared=True) / ".nv-meta/columnar")
 
@@ -86,6 +97,14 @@ SCENARIOS = {
     ),
     "fix duplicates": Scenario(
         make=_duplicates, arguments=("prepare", ":texts", *_PREPARE, "--crude", "--fix-duplicates"), data="texts"
+    ),
+    "media": Scenario(
+        make=_pictures,
+        arguments=("prepare-media", ":pictures", "--media-metadata-by-header", "--num-workers=0"),
+        data="pictures",
+    ),
+    "media of files": Scenario(
+        make=_pictures, arguments=("prepare-media", ":files", "--media-metadata-by-extension", "--num-workers=0")
     ),
     "join": Scenario(make=_joined, arguments=("prepare", ":meta.yaml"), data="meta.yaml"),
     "lines": Scenario(make=_lines, arguments=("prepare", ":x.jsonl"), data="x.jsonl"),
@@ -149,7 +168,7 @@ def _run(root: Path, arguments: tuple[str, ...], *, kill_at: int | None = None) 
 
 
 def _files(root: Path) -> dict[str, bytes]:
-    """All files and folders below a folder, without what is random: ids, and names of generations of columns."""
+    """All files and folders below a folder, without what is random: ids, times, and names of columns."""
     paths = root.rglob("*")
     found = {path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else b"" for path in paths}
     for name, content in list(found.items()):
@@ -158,6 +177,16 @@ def _files(root: Path) -> dict[str, bytes]:
             found = {key.replace(generation, "generation"): value for key, value in found.items()}
             found[name] = content.replace(generation.encode(), b"generation")
             found[name] = b"" if b"info_stamp" in content else found[name]
+        if name.endswith("columnar/columns.json"):
+            columns = json.loads(content)["columns"]
+            for column, stored in columns.items():
+                found = {key.replace(stored["file"], f"{column}.npy"): value for key, value in found.items()}
+                stored["file"] = ""
+            found[name] = json.dumps(columns).encode()
+        if name.endswith("index.sqlite") and b"media_filters" in content:
+            with contextlib.closing(sqlite3.connect(root / name)) as database:
+                database.execute("UPDATE media_filters SET created_at_utc = NULL")
+                found[name] = "\n".join(database.iterdump()).encode()
     return {name: b"" if name.endswith("index.uuid") else content for name, content in found.items()}
 
 

@@ -185,7 +185,8 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) ->
         media: What chose the files that were looked at anew: of these nothing is taken over. None: there are none.
 
     Returns:
-        Whether the samples are the same, by their number and by sizes and places of their parts.
+        Whether the samples are the same, by their number and by sizes and places of their parts; False too where there
+        is nothing to take over, and nothing was looked at.
 
     Raises:
         OSError: The disk is full.
@@ -194,11 +195,14 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) ->
         try:
             with contextlib.closing(_open_read_only(old)) as other:
                 tables = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                has_media = {"media_metadata", "media_filters"} <= tables
+                if media is None and not has_media:
+                    return False  # nobody needs to know
                 for table in ("samples", "sample_parts"):
                     (new,) = database.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()
                     if (table in tables) != bool(new) or (new and _sums(database, table) != _sums(other, table)):
                         return False
-                if {"media_metadata", "media_filters"} <= tables:
+                if has_media:
                     _take_over(database, other, media)
         except sqlite3.OperationalError as error:
             raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
@@ -209,9 +213,10 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) ->
     return True
 
 
+# Offsets are cut short, because of all of them the sum might be too large for SQLite.
 _SUMMED = {
-    "samples": "COUNT(*), SUM(byte_offset), SUM(byte_size), SUM(LENGTH(sample_key)), MIN(sample_key), MAX(sample_key)",
-    "sample_parts": "COUNT(*), SUM(content_byte_offset), SUM(content_byte_size), MIN(part_name), MAX(part_name)",
+    "samples": "COUNT(*), SUM(byte_offset % 1000003), SUM(LENGTH(sample_key)), MIN(sample_key), MAX(sample_key)",
+    "sample_parts": "COUNT(*), SUM(content_byte_offset % 1000003), SUM(content_byte_size % 1000003), MAX(part_name)",
 }
 
 
@@ -229,9 +234,10 @@ def _take_over(database: sqlite3.Connection, other: sqlite3.Connection, media: M
     rows = other.execute("SELECT CAST(entry_key AS BLOB), metadata_type, metadata_json FROM media_metadata")
     kept = (row for row in rows if media is None or not media.may_take(_name(row[0])))
     database.executemany("INSERT OR IGNORE INTO media_metadata VALUES (CAST(? AS TEXT), ?, ?)", kept)
+    there = {*database.execute("SELECT strategy, patterns FROM media_filters")}
     filters = other.execute("SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id")
-    into = "INSERT OR IGNORE INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
-    database.executemany(into, filters)
+    into = "INSERT INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
+    database.executemany(into, [row for row in filters if row[:2] not in there])
     database.execute("COMMIT")
 
 

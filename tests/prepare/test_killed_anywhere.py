@@ -24,6 +24,8 @@ CHANGES = {
     "prepare": 2,
     "prepare again": 2,
     "fix duplicates": 3,
+    "media": 3,
+    "media of files": 2,
     "join": 2,
     "lines": 1,
     "convert": 3,
