@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
+from energon_grain.stream.clock import Span
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
 from energon_grain.stream.passes import Share
@@ -298,6 +299,11 @@ class LaneProgram:
         for operator, ended in zip(self._operators, self._ended, strict=True):
             if operator is not None and not ended:
                 operator.expect(self._soon)
+
+    def hook_spans(self) -> list[Span]:
+        """What hooks of lanes took since the last time that this was asked for."""
+        spans = [clock.span(hook.name, "main") for hook, clock in self._around.clocks.values()]
+        return [span for span in spans if span is not None]
 
     @property
     def states(self) -> tuple[State, ...]:

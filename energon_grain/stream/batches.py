@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.clock import HookClock, Place, Span
 from energon_grain.stream.hooks import HookSpec, call_hook
 from energon_grain.stream.spec import BatchSpec
 from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
@@ -46,10 +47,11 @@ class BatchMaker:
         spec: Of the batches.
         seed: Of the stream.
         hook_lock: Held around hooks that must not overlap in time with others.
+        place: Where the hooks run.
     """
 
-    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
-        self._lock = hook_lock
+    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
+        self._lock, self._place = hook_lock, place
         self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
 
     def make(
@@ -61,6 +63,7 @@ class BatchMaker:
         pass_number: int,
         step: int,
         valid: npt.NDArray[np.bool_] | None,
+        spans: list[Span],
     ) -> Any:
         """One batch.
 
@@ -71,6 +74,7 @@ class BatchMaker:
             pass_number: For the draw of batch hooks.
             step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
+            spans: What each hook took is added to these.
 
         Raises:
             BatchDropped: A hook raised.
@@ -79,10 +83,12 @@ class BatchMaker:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                lock = _NO_LOCK if hook.concurrent else self._lock
-                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
+                clock = HookClock(_NO_LOCK if hook.concurrent else self._lock)
+                value = call_hook(hook, key, [item], value, clock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error
+            if (span := clock.span(hook.name, self._place, len(samples))) is not None:
+                spans.append(span)
         if valid is not None:
             value = with_validity(value, valid)
         padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
@@ -116,11 +122,14 @@ class BatchStage:
         """
         if self._maker is None:
             return with_restore_key(samples[0], restore_keys[0])
+        spans: list[Span] = []
         try:
-            return self._maker.make(samples, restore_keys, **numbers)
+            return self._maker.make(samples, restore_keys, spans=spans, **numbers)
         except BatchDropped as dropped:
             self._fail(dropped.hook, dropped.error, dropped.value)
             return NO_BATCH
+        finally:
+            self._statistics.took_here(spans)
 
     def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
         raise_if_fatal(error, hook.name, "a batch")

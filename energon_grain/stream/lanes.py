@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.clock import HookClock
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.state import Form, Many, Number, Place, Position, positions
@@ -259,6 +260,7 @@ class Surroundings:
         failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
         replaying: Whether what was made before is made again, so that drops were counted.
         batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
+        clocks: What hooks of lanes took, by their identity.
     """
 
     on_drop: Callable[[Dropped], None]
@@ -274,6 +276,7 @@ class Surroundings:
     failing: bool = False
     replaying: bool = False
     batch: int | None = None
+    clocks: dict[int, tuple[HookSpec, HookClock]] = field(default_factory=dict[int, tuple[HookSpec, HookClock]])
     _forms: dict[int, Form] = field(default_factory=dict[int, Form])
 
     def first_position(self, operator: LaneOperator, reference: Reference) -> Position | None:
@@ -375,8 +378,12 @@ class Lane:
         lock = self._lock(hook)
         return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
-    def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
-        return nullcontext() if hook.concurrent else self.around.hook_lock
+    def _lock(self, hook: HookSpec) -> HookClock:
+        found = self.around.clocks.get(id(hook))
+        if found is None:
+            clock = HookClock(nullcontext() if hook.concurrent else self.around.hook_lock)
+            found = self.around.clocks[id(hook)] = hook, clock
+        return found[1]
 
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.

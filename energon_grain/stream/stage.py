@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
@@ -28,6 +28,7 @@ from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.clock import Clock, Work
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.memory import keep_freed_memory, paused_collection
@@ -586,13 +587,17 @@ class PureStage:
         """
         draws = chunk.draws
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
+        clock = Clock()
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
         with paused_collection(), using_cache(self._spec.cache_pool):
-            for kind, places, own, raw in self.read(draws):
+            parts = self._read(draws)
+            clock.lap("storage", "read", len(draws))
+            for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 flow = kind.load(raw, own, chunk.groups if single else (), chunk.batches_of(places))
+                clock.lap("work", "decode", len(own))
                 for hook in kind.hooks:
-                    self.apply(flow, hook)
+                    self._apply(flow, hook, clock)
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -600,28 +605,33 @@ class PureStage:
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
+        return Encoded(
+            outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=Work(clock.spans)
+        )
 
-    def read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
-        """The first step of `run`: each kind of leaves that is drawn, the places of its draws, these, and the bytes.
+    def read(self, draws: Draws) -> None:
+        """Read what a chunk takes, and do nothing with it: to measure that alone. Raises ReadError."""
+        self._read(draws)
 
-        Raises:
-            ReadError: Bytes could not be read.
-        """
+    def _read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
+        """Each kind of leaves that is drawn, the places of its draws, these, and the bytes."""
         if len(self._kinds) == 1:
             return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
         parts = [(self._kinds[kind], places, own) for kind, places, own in draws.by(self._kind_of[draws.leaf])]
         found = side_by_side(lambda part: part[0].read(part[2]), parts, self._remote_files)
         return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
-    def apply(self, flow: Flow, hook: HookSpec) -> None:
-        """The last step, once for each hook of a kind: call it on every sample.
-
-        Raises:
-            FatalSampleError: The hook raised what no policy may skip.
-        """
-        with nullcontext() if hook.concurrent else self.hook_lock:
+    def _apply(self, flow: Flow, hook: HookSpec, clock: Clock) -> None:
+        """Call a hook on every sample, and take the time without that for the lock."""
+        samples = len(flow.values)
+        if hook.concurrent:
             flow.apply(hook)
+            clock.lap("work", hook.name, samples)
+            return
+        with self.hook_lock:
+            clock.start()
+            flow.apply(hook)
+            clock.lap("work", hook.name, samples, "one worker")
 
     def close(self) -> None:
         """Release file handles."""

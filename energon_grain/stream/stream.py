@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +21,11 @@ import numpy as np
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
 from energon_grain.stream.passes import (
     PassPlan,
     Progress,
@@ -110,6 +113,9 @@ class Stream:
         make_pool: Makes the workers, in place of those that the configuration describes.
         finish: Called on each batch when it is made, maybe in another thread.
         share: Which steps of the host are made here; default: all.
+
+    Attributes:
+        statistics: Counts what happens.
     """
 
     def __init__(
@@ -134,9 +140,18 @@ class Stream:
         self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
         self._finish = finish
-        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
+        names = ["/".join(leaf.key) for leaf in spec.leaves]
+        setup = Setup(
+            host=config.rank,
+            hosts=config.world_size,
+            worker_type=str(config.worker_type),
+            cores=usable_cores(),
+            batch_size=1 if spec.batch is None else spec.batch.size,
+            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in self._stage.sources),
+        )
+        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads)
         self._batches = BatchStage(
-            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
+            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self.statistics
         )
         if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
@@ -162,6 +177,7 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
+        self._starts = True  # nothing was delivered of these
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._end: weakref.finalize[Any, Any] | None = None
@@ -249,7 +265,7 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-        self._statistics.delivered(step.samples, step.drops)
+        self.statistics.delivered(step.samples, step.drops)
         register_value(step.batch)
         return step.batch
 
@@ -294,7 +310,7 @@ class Stream:
         try:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
-            self._statistics.settle()
+            self.statistics.settle()
             self._go_to(self._progress._replace(ended=True))
             raise
         skipped = self._progress.skipped
@@ -315,7 +331,11 @@ class Stream:
             with self._starting:
                 steps = self._steps or self._start()
             with wanted_until(self._under_way.over):
-                return next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+                if self._any_host is not None:
+                    return self._agreed(steps, self._any_host)
+                if (step := self._waited_for(steps)) is None:
+                    raise StopIteration
+                return step
         except StopIteration:
             self._none_left = True
             raise
@@ -326,8 +346,17 @@ class Stream:
                 ) from None
             # What failed is tried again by the next call, from the same place on.
             self._stop()
-            self._statistics.failed()
+            self.statistics.failed()
             raise
+
+    def _waited_for(self, steps: Iterator[Step]) -> Step | None:
+        """The next of some steps, and how long that took; None: there is none."""
+        ready = steps.ready if isinstance(steps, Background) else 0
+        began_ns = perf_counter_ns()
+        step = next(steps, None)
+        self.statistics.waited(began_ns, perf_counter_ns(), starting=self._starts, ready=ready)
+        self._starts = False
+        return step
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it.
@@ -338,7 +367,7 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                step = next(steps, None)
+                step = self._waited_for(steps)
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:
@@ -365,7 +394,10 @@ class Stream:
         if self._closed_at:
             raise GivenUp
         self._empty_steps = 0
+        self._starts = True
         pool = self._workers_ready()
+        workers = 0 if pool is None else pool.workers
+        self.statistics.setup = dataclasses.replace(self.statistics.setup, workers=workers)
         try:
             with wanted_until(self._under_way.over):
                 production = Production(
@@ -373,7 +405,7 @@ class Stream:
                     share=self.share,
                     stage=self._stage,
                     batches=self._batches,
-                    statistics=self._statistics,
+                    statistics=self.statistics,
                     config=self.config,
                     pool=pool,
                     under_way=self._under_way,
@@ -554,11 +586,12 @@ class Stream:
         `read` says which. The stream stays where it is. Raises as `stream.which.History.which`.
         """
         self._require_here("make steps again")
-        return self._history.which(self._progress, step, dropped=self._statistics.dropped)
+        return self._history.which(self._progress, step, dropped=self.statistics.dropped)
 
-    def stats(self) -> dict[str, Any]:
-        """JSON-native counts of what was delivered and of what was dropped and why."""
-        return self._statistics.report()
+    def stats(self) -> LoaderStats:
+        """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        steps = self._steps
+        return self.statistics.report(steps.ready if isinstance(steps, Background) else 0)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

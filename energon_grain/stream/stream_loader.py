@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
+from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import StepSamples
@@ -155,8 +156,8 @@ class StreamLoader(OneSubscript[Item]):
         """
         return self._stream.restore_sample(restore_key)
 
-    def stats(self) -> dict[str, Any]:
-        """What was delivered, and what was dropped and why. See `Stream.stats`."""
+    def stats(self) -> LoaderStats:
+        """What was delivered, where the time went, and what was dropped and why. See `LoaderStats`."""
         return self._stream.stats()
 
     def config(self) -> dict[str, Any]:

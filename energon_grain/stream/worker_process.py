@@ -39,6 +39,7 @@ import numpy as np
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
+from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
 from energon_grain.stream.memory import paused_collection
@@ -270,12 +271,16 @@ class WorkerStage:
         self._cache_pool = spec.cache_pool
         self._maker: BatchMaker | None = None
         if spec.batch is not None:
-            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock)
+            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock, place="workers")
+        self._told = traffic()
 
     def answer(self, chunk: Chunk) -> list[memoryview]:
         """The encoded chunk, or the error that it ended with, as parts for `SampleUnpickler`."""
         try:
             encoded = self._stage.run(chunk)
+            if encoded.work is not None:
+                before, self._told = self._told, traffic()
+                encoded.work.traffic = self._told - before
             with paused_collection(), using_cache(self._cache_pool):
                 result: Any = self._with_batches(chunk, encoded)
                 if result is not encoded:
@@ -289,8 +294,8 @@ class WorkerStage:
 
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches in place of samples, where that is possible."""
-        numbers, maker = chunk.numbers, self._maker
-        if numbers is None or maker is None or encoded.drops:
+        numbers, maker, work = chunk.numbers, self._maker, encoded.work
+        if numbers is None or maker is None or encoded.drops or work is None:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), False
         for group in chunk.whole_batches():
@@ -305,6 +310,7 @@ class WorkerStage:
                     pass_number=numbers.pass_number,
                     step=step,
                     valid=valid,
+                    spans=work.spans,
                 )
             except Exception:
                 return encoded  # the main process finds out, and decides what becomes of it

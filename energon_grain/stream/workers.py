@@ -39,6 +39,7 @@ from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp, Over, program_ends, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
+from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_process import Channel, Received, SampleUnpickler, copied, pickled_spec
@@ -215,6 +216,11 @@ class Background(Generic[T]):
         with self._changed:
             self._end = end
             self._changed.notify_all()
+
+    @property
+    def ready(self) -> int:
+        """Entries that wait to be taken."""
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -410,8 +416,14 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         """See `WorkerPool.start`."""
-        runs = [pace.timed(self._stage.run)] * self.workers
+        runs = [pace.timed(self._run)] * self.workers
         return OrderedWorkers(runs, chunks, self._budget_bytes, 2 * self.workers + 1)
+
+    def _run(self, chunk: Chunk) -> Encoded:
+        encoded = self._stage.run(chunk)
+        if encoded.work is not None and self.workers > 1:
+            encoded.work.try_lock()
+        return encoded
 
     def close(self) -> None:
         """Nothing is left: threads end with what they were started for."""
@@ -582,9 +594,14 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
             Exception: What the stage raised in the worker.
         """
         parts, seconds = result
+        began_ns = time.perf_counter_ns()
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
         if isinstance(encoded, BaseException):
             raise encoded
+        now_ns, spans = time.perf_counter_ns(), encoded.work.spans
+        sending_ns = max(0, int(1e9 * seconds) - sum(span.wall_ns for span in spans))
+        spans.append(Span("pipeline", "send", "workers", began_ns, sending_ns, 0, len(chunk.draws)))
+        spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
         self._pace.learn(chunk, encoded, seconds)
         return cast("Encoded", encoded)
 
