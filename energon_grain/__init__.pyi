@@ -159,6 +159,7 @@ from .stream.hooks import (
     Draw as Draw,
     current_draw as current_draw,
 )
+from .stream.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
 from .stream.stream import Stream as Stream
 from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (

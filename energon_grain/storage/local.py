@@ -308,6 +308,7 @@ class LocalFiles:
             file = self._file(path)  # as in `size`
             return _finish(path, file.descriptor, b"", offset, size)
 
+        count(rereads=1)
         times = len(_PAUSES_SECONDS) + 2
         return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
 

@@ -223,10 +223,10 @@ class LoaderStats:
         return msgspec.convert(found, cls)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """Numbers by flat names, for any logger: rates, and parts of the time in percent of it.
+        """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
 
         `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
-        `target/…` beside it; `dropped/…` counts by hook and reason.
+        `target/…` beside it; `dropped/…` counts by dataset, hook and reason.
         """
         seconds, read = max(1e-9, self.seconds), max(1, self.read_samples)
         found: dict[str, float] = {
@@ -241,7 +241,9 @@ class LoaderStats:
             "store/repeated": self.storage.repeated + self.storage.rereads,
             "store/found": self.storage.found / max(1, self.storage.found + self.storage.missed),
         }
-        found |= {f"stage/{stage.name}": stage.seconds / seconds for stage in self.stages}
+        for stage in self.stages:
+            name = f"stage/{stage.name}"
+            found[name] = found.get(name, 0.0) + stage.seconds / seconds
         for leaf in self.leaves:
             found[f"share/{leaf.name}"] = leaf.samples / read
             if leaf.expected is not None:

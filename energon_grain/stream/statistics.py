@@ -279,12 +279,15 @@ class Statistics:
         if self.listeners:
             self._tell_of(work)
 
-    def took_here(self, spans: list[Span]) -> None:
-        """Count what stages took outside of chunks."""
+    def took_here(self, spans: list[Span], *, added_up: bool = False) -> None:
+        """Count what stages took outside of chunks; `added_up`: of several pieces, one span a stage."""
         with self._lock:
             for span in spans:
                 self._add(span, span.place)
-        if self.listeners:
+        if self.listeners and added_up:
+            for span in spans:
+                self._tell_of(Work([span], worker=f"{span.name}, added up"))
+        elif self.listeners:
             self._tell_of(Work(spans))
 
     def _add(self, span: Span, place: Place) -> None:

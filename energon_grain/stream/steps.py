@@ -215,7 +215,7 @@ class Production:
         spans = self._assembly.hook_spans() if isinstance(self._assembly, LaneProgram) else []
         own_ns -= sum(span.wall_ns for span in spans)
         spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, items))
-        self._statistics.took_here(spans)
+        self._statistics.took_here([span._replace(begin_ns=began_ns) for span in spans], added_up=True)
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")

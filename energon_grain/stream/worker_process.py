@@ -438,24 +438,24 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, agai
             failed = portable_error(error)
         files: deque[int] = deque()
         while message := channel.receive()[0]:
-            began = time.perf_counter()
+            began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
             # Two chunks are sent at most before a result is taken in.
             files.append(files.popleft() if again and len(files) == 2 else memory_file())
-            _answer(channel, files[-1], parts, time.perf_counter() - began)
+            _answer(channel, files[-1], parts, began_ns)
             if not again:
                 os.close(files.pop())
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
         return
 
 
-def _answer(channel: Channel, file: int, parts: list[memoryview], seconds: float) -> None:
-    sizes = [part.nbytes for part in parts]
+def _answer(channel: Channel, file: int, parts: list[memoryview], began_ns: int) -> None:
+    ended_ns, sizes = time.perf_counter_ns(), [part.nbytes for part in parts]
     _, total = part_offsets(sizes)
     if os.fstat(file).st_size < total:
         os.ftruncate(file, total)
     write_parts(file, parts)
-    channel.send(pickle.dumps((sizes, seconds)), file)
+    channel.send(pickle.dumps((sizes, began_ns, ended_ns)), file)
 
 
 def _end_with_parent(parent: int) -> None:

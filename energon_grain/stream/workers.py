@@ -551,8 +551,8 @@ class ProcessPool:
             del self._processes[number]
 
 
-_Answer = tuple[list[Any], float]
-"""The parts of a result, for `SampleUnpickler`, and what making it took in seconds."""
+_Answer = tuple[list[Any], int, int]
+"""The parts of a result, for `SampleUnpickler`, and when making it began and ended, on `time.perf_counter_ns`."""
 
 
 class ProcessWorkers(OrderedWorkers[_Answer]):
@@ -593,16 +593,16 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         Raises:
             Exception: What the stage raised in the worker.
         """
-        parts, seconds = result
+        parts, made_ns, ready_ns = result
         began_ns = time.perf_counter_ns()
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
         if isinstance(encoded, BaseException):
             raise encoded
         now_ns, spans = time.perf_counter_ns(), encoded.work.spans
-        sending_ns = max(0, int(1e9 * seconds) - sum(span.wall_ns for span in spans))
-        spans.append(Span("pipeline", "send", "workers", began_ns, sending_ns, 0, len(chunk.draws)))
+        sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
+        spans.append(Span("pipeline", "send", "workers", sent_ns, ready_ns - sent_ns, 0, len(chunk.draws)))
         spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
-        self._pace.learn(chunk, encoded, seconds)
+        self._pace.learn(chunk, encoded, (ready_ns - made_ns) / 1e9)
         return cast("Encoded", encoded)
 
     def close(self) -> None:
@@ -659,13 +659,13 @@ class WorkerProcess:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
             answer, file = self._channel.receive()
             assert file is not None
-            sizes, seconds = pickle.loads(answer)  # the worker is ours; its socket is private
+            sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
             try:
                 parts = self._received(file, sizes)
             finally:
                 os.close(file)
             self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
-            return parts, seconds
+            return parts, began_ns, ended_ns
         except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)
