@@ -300,10 +300,14 @@ class LaneProgram:
             if operator is not None and not ended:
                 operator.expect(self._soon)
 
+    def time_hooks(self) -> None:
+        """Take the time of hooks of lanes from now on."""
+        self._around.clocks = {}
+
     def hook_spans(self) -> list[Span]:
-        """What hooks of lanes took since the last time that this was asked for."""
-        spans = [clock.span(hook.name, "main") for hook, clock in self._around.clocks.values()]
-        return [span for span in spans if span is not None]
+        """What they took since then; no times are taken any more."""
+        clocks, self._around.clocks = self._around.clocks or {}, None
+        return [clock.span(hook.name, "main") for hook, clock in clocks.values()]
 
     @property
     def states(self) -> tuple[State, ...]:

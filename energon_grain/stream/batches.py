@@ -63,7 +63,7 @@ class BatchMaker:
         pass_number: int,
         step: int,
         valid: npt.NDArray[np.bool_] | None,
-        spans: list[Span],
+        spans: list[Span] | None = None,
     ) -> Any:
         """One batch.
 
@@ -74,7 +74,7 @@ class BatchMaker:
             pass_number: For the draw of batch hooks.
             step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
-            spans: What each hook took is added to these.
+            spans: What each hook took is added to these; None: nobody wants to know.
 
         Raises:
             BatchDropped: A hook raised.
@@ -83,12 +83,15 @@ class BatchMaker:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                clock = HookClock(_NO_LOCK if hook.concurrent else self._lock)
+                lock: Any = _NO_LOCK if hook.concurrent else self._lock
+                if spans is None:
+                    value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
+                    continue
+                clock = HookClock(lock)
                 value = call_hook(hook, key, [item], value, clock, epoch=pass_number, batch=step)
+                spans.append(clock.span(hook.name, self._place, len(samples)))
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error
-            if (span := clock.span(hook.name, self._place, len(samples))) is not None:
-                spans.append(span)
         if valid is not None:
             value = with_validity(value, valid)
         padding = None if valid is None else tuple(np.flatnonzero(~valid).tolist())
@@ -122,14 +125,11 @@ class BatchStage:
         """
         if self._maker is None:
             return with_restore_key(samples[0], restore_keys[0])
-        spans: list[Span] = []
         try:
-            return self._maker.make(samples, restore_keys, spans=spans, **numbers)
+            return self._maker.make(samples, restore_keys, **numbers)
         except BatchDropped as dropped:
             self._fail(dropped.hook, dropped.error, dropped.value)
             return NO_BATCH
-        finally:
-            self._statistics.took_here(spans)
 
     def _fail(self, hook: HookSpec, error: Exception, value: Any) -> None:
         raise_if_fatal(error, hook.name, "a batch")

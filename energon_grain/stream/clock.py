@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from energon_grain.stream.worker_config import worker_number
 
 Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
+_COST_NS, _COST_SHARE = 10_000, 0.002
+"""What it takes to take the time of a step, and what part of all time that may be."""
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
 
@@ -67,7 +70,7 @@ class Clock:
 
 
 class HookClock:
-    """A lock to hold around calls of a hook, and how long they took once it was held: for one thread, 0.2 µs a call.
+    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread.
 
     Args:
         lock: Held during calls.
@@ -88,19 +91,53 @@ class HookClock:
         self._calls += 1
         self._lock.__exit__(None, None, None)
 
-    def span(self, name: str, place: Place, samples: int | None = None) -> Span | None:
-        """All calls since the last time that this was asked for, as one; None: there were none.
+    def span(self, name: str, place: Place, samples: int | None = None) -> Span:
+        """All calls as one.
 
         Args:
             name: Of the hook.
             place: What it may run beside.
             samples: In them; None: one each.
         """
-        calls, wall_ns = self._calls, self._wall_ns
-        if not calls:
-            return None
-        self._calls = self._wall_ns = 0
-        return Span("work", name, place, self._began_ns, wall_ns, 0, calls if samples is None else samples)
+        calls = self._calls if samples is None else samples
+        return Span("work", name, place, self._began_ns, self._wall_ns, 0, calls)
+
+
+class StepSampling:
+    """Which of many short steps to take the time of, so that this takes 0.2 % of theirs: all of long ones.
+
+    They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
+
+    Attributes:
+        weight: How many the step in the making stands for.
+    """
+
+    __slots__ = ("_left", "_measured_ns", "_random", "weight")
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._left = self.weight = 0
+        self._measured_ns = perf_counter_ns()
+
+    def due(self) -> bool:
+        """Whether to take the time of the step that begins."""
+        self.weight += 1
+        return self.weight > self._left
+
+    def done(self, took_ns: int, elsewhere_ns: int) -> float:
+        """The step is over; how many it stands for, but for no more time than there was since the last one.
+
+        Args:
+            took_ns: What was measured of it. Where that is long by accident, others were not.
+            elsewhere_ns: Of the time since the last one, what went into something else.
+        """
+        now_ns, steps = perf_counter_ns(), self.weight
+        self.weight = 0
+        step_ns = (now_ns - self._measured_ns) / steps
+        weight = min(steps, max(1.0, (now_ns - self._measured_ns - elsewhere_ns) / max(1, took_ns)))
+        self._measured_ns = now_ns
+        self._left = self._random.randint(0, min(1000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
+        return weight
 
 
 def _worker() -> str:

@@ -12,6 +12,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any, Literal
 
 import numpy as np
@@ -177,7 +178,8 @@ class Statistics:
         self._times: dict[tuple[Kind, str, Place], list[int]] = {}
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
-        self._running_ns = self._waiting_ns = self._starting_ns = self._ended_ns = 0
+        self._running_ns = self._waiting_ns = self._starting_ns = 0
+        self._first_ns = self._ended_ns = 0  # of the steps since the stream began, or went elsewhere
         self._ready = self._lock_tries = self._lock_held = 0
         self.listeners: list[Callable[[Work], object]] = []
         self._dropped: Drops = Counter()
@@ -200,6 +202,7 @@ class Statistics:
             first: There is none.
             item: Position of the place in its pass.
         """
+        self._running_ns, self._ended_ns, self._first_ns = self._ran_ns(), 0, 0
         with self._lock:
             self._asked = self._asked_until_now()
             self._from = item, int(self._read.sum())
@@ -231,25 +234,28 @@ class Statistics:
                 self._dropped.update(drops)
             self._failed.clear()
 
-    def waited(self, began_ns: int, ended_ns: int, *, starting: bool, ready: int) -> None:
-        """Count that the program waited for a step.
+    def waited(self, began_ns: int, ready: int) -> None:
+        """Count that the program waited for a step, which it has got now.
 
         Args:
             began_ns: When it asked, on `time.perf_counter_ns`.
-            ended_ns: When it got it.
-            starting: Whether it is the first one since the stream began, or went elsewhere.
             ready: Steps that were there.
         """
-        waited_ns = ended_ns - began_ns
-        if starting:
-            self._starting_ns += waited_ns
-        else:
-            self._running_ns += ended_ns - self._ended_ns
-            self._waiting_ns += waited_ns
+        # A fiftieth of a microsecond counts here: nothing else is done for every step.
+        ended_ns = perf_counter_ns()
+        if self._ended_ns:
+            self._waiting_ns += ended_ns - began_ns
             self._ready += ready
+        else:
+            self._starting_ns += ended_ns - began_ns
+            self._first_ns = ended_ns
         self._ended_ns = ended_ns
         if self.listeners:
-            self._tell_of(Work([Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)], worker="main"))
+            waited = Span("pipeline", "wait", "main", began_ns, ended_ns - began_ns, 0, ready)
+            self._tell_of(Work([waited], worker="main"))
+
+    def _ran_ns(self) -> int:
+        return self._running_ns + self._ended_ns - self._first_ns
 
     def read(self, leaves: npt.NDArray[np.int32], size_bytes: int) -> None:
         """Count samples that were read, by leaf, and the bytes of all."""
@@ -279,24 +285,30 @@ class Statistics:
         if self.listeners:
             self._tell_of(work)
 
-    def took_here(self, spans: list[Span], *, added_up: bool = False) -> None:
-        """Count what stages took outside of chunks; `added_up`: of several pieces, one span a stage."""
+    def took_here(self, spans: list[Span], weight: float = 1, *, added_up: bool = False) -> None:
+        """Count what stages took outside of chunks.
+
+        Args:
+            spans: Of one step, or another piece of work.
+            weight: How many pieces these stand for.
+            added_up: Whether a span is put together from several times.
+        """
         with self._lock:
             for span in spans:
-                self._add(span, span.place)
+                self._add(span, span.place, weight)
         if self.listeners and added_up:
             for span in spans:
                 self._tell_of(Work([span], worker=f"{span.name}, added up"))
         elif self.listeners:
             self._tell_of(Work(spans))
 
-    def _add(self, span: Span, place: Place) -> None:
+    def _add(self, span: Span, place: Place, weight: float = 1) -> None:
         total = self._times.get((span.kind, span.name, place))
         if total is None:
             total = self._times[span.kind, span.name, place] = [0, 0, 0]
-        total[0] += span.wall_ns
-        total[1] += span.cpu_ns
-        total[2] += span.samples
+        total[0] += int(span.wall_ns * weight)
+        total[1] += int(span.cpu_ns * weight)
+        total[2] += int(span.samples * weight)
 
     def _tell_of(self, work: Work) -> None:
         for listener in tuple(self.listeners):
@@ -420,7 +432,7 @@ class Statistics:
             expected: list[float | None] = [None] * len(self._read) if asked is None else asked.tolist()
             return LoaderStats(
                 setup=self.setup,
-                seconds=self._running_ns / 1e9,
+                seconds=self._ran_ns() / 1e9,
                 waiting_s=self._waiting_ns / 1e9,
                 starting_s=self._starting_ns / 1e9,
                 batches=self._batches,

@@ -14,7 +14,7 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
-from energon_grain.stream.clock import Span
+from energon_grain.stream.clock import Span, StepSampling
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.prefetch import Prefetch
@@ -114,6 +114,7 @@ class Production:
         self._ahead.on_wait = self._fetched
         if self._ahead:
             under_way.add(self._ahead.close)
+        self._sampling = StepSampling()
         self._chunks_ns = 0  # that chunks were waited for
         self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
 
@@ -209,13 +210,25 @@ class Production:
         self._chunks_ns += ended_ns - began_ns
         self._statistics.took(encoded.work)
 
-    def _assembled(self, began_ns: int, items: int) -> None:
-        """Count the making of items, without waiting for chunks: what hooks of lanes took, and the rest."""
-        own_ns, self._chunks_ns = perf_counter_ns() - began_ns - self._chunks_ns, 0
-        spans = self._assembly.hook_spans() if isinstance(self._assembly, LaneProgram) else []
-        own_ns -= sum(span.wall_ns for span in spans)
-        spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, items))
-        self._statistics.took_here([span._replace(begin_ns=began_ns) for span in spans], added_up=True)
+    def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
+        """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
+        chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
+        if isinstance(self._assembly, LaneProgram):
+            self._assembly.time_hooks()
+        found = self._collect(item)
+        own_ns = perf_counter_ns() - began_ns - (self._chunks_ns - chunks_ns)
+        if isinstance(self._assembly, LaneProgram):
+            spans += [span._replace(begin_ns=began_ns) for span in self._assembly.hook_spans()]
+            own_ns -= sum(span.wall_ns for span in spans)
+        spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, self._plan.batch_size))
+        return found
+
+    def _took(self, assembled: list[Span], batched: list[Span]) -> None:
+        """Count what was measured of a step."""
+        weight = self._sampling.done(sum(span.wall_ns for span in (*assembled, *batched)), self._chunks_ns)
+        self._chunks_ns = 0
+        self._statistics.took_here(assembled, weight, added_up=True)
+        self._statistics.took_here(batched, weight)
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
@@ -243,10 +256,13 @@ class Production:
             step = item // plan.global_batch
             if isinstance(self._assembly, LaneProgram):
                 self._assembly.begin_batch(step)
-            began_ns = perf_counter_ns()
-            samples, keys, valid, next_item = self._collect(item)
-            self._assembled(began_ns, plan.batch_size)
+            assembled: list[Span] = []
+            spans: list[Span] | None = [] if self._sampling.due() or self._statistics.listeners else None
+            collected = self._collect(item) if spans is None else self._collect_timed(item, assembled)
+            samples, keys, valid, next_item = collected
             if isinstance(samples, MadeBatch):
+                if spans is not None:
+                    self._took(assembled, spans)
                 self._progress = self._behind(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
@@ -265,7 +281,10 @@ class Production:
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
+                spans=spans,
             )
+            if spans is not None:
+                self._took(assembled, spans)
             made = int(batch is not NO_BATCH)
             self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:

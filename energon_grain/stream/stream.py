@@ -177,7 +177,6 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
-        self._starts = True  # nothing was delivered of these
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._end: weakref.finalize[Any, Any] | None = None
@@ -333,8 +332,10 @@ class Stream:
             with wanted_until(self._under_way.over):
                 if self._any_host is not None:
                     return self._agreed(steps, self._any_host)
-                if (step := self._waited_for(steps)) is None:
-                    raise StopIteration
+                ready = len(steps.waiting) if type(steps) is Background else 0
+                began_ns = perf_counter_ns()
+                step = next(steps)
+                self.statistics.waited(began_ns, ready)
                 return step
         except StopIteration:
             self._none_left = True
@@ -349,15 +350,6 @@ class Stream:
             self.statistics.failed()
             raise
 
-    def _waited_for(self, steps: Iterator[Step]) -> Step | None:
-        """The next of some steps, and how long that took; None: there is none."""
-        ready = steps.ready if isinstance(steps, Background) else 0
-        began_ns = perf_counter_ns()
-        step = next(steps, None)
-        self.statistics.waited(began_ns, perf_counter_ns(), starting=self._starts, ready=ready)
-        self._starts = False
-        return step
-
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it.
 
@@ -367,7 +359,9 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                step = self._waited_for(steps)
+                ready, began_ns = len(steps.waiting) if type(steps) is Background else 0, perf_counter_ns()
+                step = next(steps, None)
+                self.statistics.waited(began_ns, ready)
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:
@@ -394,7 +388,6 @@ class Stream:
         if self._closed_at:
             raise GivenUp
         self._empty_steps = 0
-        self._starts = True
         pool = self._workers_ready()
         workers = 0 if pool is None else pool.workers
         self.statistics.setup = dataclasses.replace(self.statistics.setup, workers=workers)
@@ -591,7 +584,7 @@ class Stream:
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         steps = self._steps
-        return self.statistics.report(steps.ready if isinstance(steps, Background) else 0)
+        return self.statistics.report(len(steps.waiting) if isinstance(steps, Background) else 0)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

@@ -42,6 +42,7 @@ from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
+from energon_grain.stream.clock import Span
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -297,7 +298,9 @@ class WorkerStage:
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
         if numbers is None or maker is None or encoded.drops or work is None:
             return encoded
-        outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), False
+        outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
+        spans: list[Span] = []  # of the first, which tells how the hooks share the time of all
+        began_ns = time.perf_counter_ns()
         for group in chunk.whole_batches():
             item, step = numbers.of(chunk.first + group.start)
             valid = np.ones(len(group), np.bool_) if numbers.pads else None
@@ -310,14 +313,19 @@ class WorkerStage:
                     pass_number=numbers.pass_number,
                     step=step,
                     valid=valid,
-                    spans=work.spans,
+                    spans=None if made else spans,
                 )
             except Exception:
                 return encoded  # the main process finds out, and decides what becomes of it
             nothing = [None] * (len(group) - 1)
             outcomes[places] = [MadeBatch(batch=batch, samples=len(group)), *nothing]
             restore_keys[places] = [()] * len(group)
-            made = True
+            made += 1
+        took_ns, first_ns = time.perf_counter_ns() - began_ns, max(1, sum(span.wall_ns for span in spans))
+        for span in spans:
+            own_ns = took_ns * span.wall_ns // first_ns
+            work.spans.append(span._replace(begin_ns=began_ns, wall_ns=own_ns, samples=span.samples * made))
+            began_ns += own_ns
         return (
             dataclasses.replace(encoded, outcomes=outcomes, restore_keys=restore_keys, made=True) if made else encoded
         )

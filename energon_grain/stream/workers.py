@@ -175,12 +175,15 @@ class Background(Generic[T]):
         budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
         weigh: Tells the memory of an entry.
         over: Ends it, with `stop`.
+
+    Attributes:
+        waiting: Entries that wait to be taken.
     """
 
     def __init__(
         self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
     ) -> None:
-        self._waiting: deque[T] = deque()
+        self.waiting: deque[T] = deque()
         self._end: BaseException | None = None  # behind those that wait
         self._over = over
         self._changed = threading.Condition()
@@ -202,11 +205,11 @@ class Background(Generic[T]):
                         capacity = max(1, min(capacity, budget_bytes // max(1, weigh(entry))))
                         measured = True
                     with self._changed:
-                        while len(self._waiting) >= capacity and not self._over.is_set():
+                        while len(self.waiting) >= capacity and not self._over.is_set():
                             self._changed.wait()
                         if self._over.is_set():
                             return
-                        self._waiting.append(entry)
+                        self.waiting.append(entry)
                         self._changed.notify_all()
                     del entry  # or it would live until the next one is made
         except GivenUp:
@@ -217,22 +220,17 @@ class Background(Generic[T]):
             self._end = end
             self._changed.notify_all()
 
-    @property
-    def ready(self) -> int:
-        """Entries that wait to be taken."""
-        return len(self._waiting)
-
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
         with self._changed:
-            while not self._waiting and self._end is None and not self._over.is_set():
+            while not self.waiting and self._end is None and not self._over.is_set():
                 self._changed.wait()
             if self._over.is_set():
                 raise GivenUp
-            if self._waiting:
-                entry = self._waiting.popleft()
+            if self.waiting:
+                entry = self.waiting.popleft()
                 self._changed.notify_all()
                 return entry
             end, self._end = self._end, StopIteration()
@@ -245,7 +243,7 @@ class Background(Generic[T]):
     def stop(self) -> None:
         """Wake whoever waits, now that `over` is set."""
         with self._changed:
-            self._waiting.clear()
+            self.waiting.clear()
             self._changed.notify_all()
 
     def close(self) -> None:
