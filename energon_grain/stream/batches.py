@@ -51,7 +51,8 @@ class BatchMaker:
     """
 
     def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
-        self._lock, self._place = hook_lock, place
+        self._lock = hook_lock
+        self._place: Place = place
         self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
 
     def make(

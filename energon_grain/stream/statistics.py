@@ -202,15 +202,14 @@ class Statistics:
             first: There is none.
             item: Position of the place in its pass.
         """
-        self._running_ns, self._ended_ns, self._first_ns = self._ran_ns(), 0, 0
         with self._lock:
+            self._running_ns, self._ended_ns, self._first_ns = self._ran_ns(), 0, 0
             self._asked = self._asked_until_now()
             self._from = item, int(self._read.sum())
+            self._open.clear()
         self._untried = first
         self._worked.clear()
         self._alike.clear()
-        with self._lock:
-            self._open.clear()
         self._in_a_row.clear()
         self._batches_in_a_row = 0
 
@@ -248,14 +247,15 @@ class Statistics:
             self._ready += ready
         else:
             self._starting_ns += ended_ns - began_ns
-            self._first_ns = ended_ns
+            self._ended_ns = ended_ns
+            self._first_ns = ended_ns  # behind the other: who asks meanwhile sees neither
         self._ended_ns = ended_ns
         if self.listeners:
             waited = Span("pipeline", "wait", "main", began_ns, ended_ns - began_ns, 0, ready)
             self._tell_of(Work([waited], worker="main"))
 
     def _ran_ns(self) -> int:
-        return self._running_ns + self._ended_ns - self._first_ns
+        return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)
 
     def read(self, leaves: npt.NDArray[np.int32], size_bytes: int) -> None:
         """Count samples that were read, by leaf, and the bytes of all."""
@@ -318,9 +318,11 @@ class Statistics:
         """Samples of each leaf that the positions read so far ask for."""
         first, before = self._from
         read = int(self._read.sum()) - before
+        if not read:
+            return self._asked
         asked = self._expected(first, first + read * self.setup.hosts)
         if self._asked is None or asked is None:
-            return None if read else self._asked
+            return None
         return self._asked + np.asarray(asked) / self.setup.hosts
 
     def failed(self) -> None:
