@@ -177,6 +177,7 @@ from .stream.hooks import (
     current_draw as current_draw,
     current_draws as current_draws,
 )
+from .stream.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
 from .stream.stream import Stream as Stream
 from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (

@@ -26,6 +26,7 @@ EXTRAS = {
     "boto3": "aws",
     "multistorageclient": "msc",
     "matplotlib": "viz",
+    "prometheus_client": "prometheus",
 }
 """Package, as it is imported, to the smallest extra that brings it."""
 

@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,17 +21,18 @@ import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
-from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.clock import Span
+from energon_grain.stream.loader_stats import usable_cores
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
+from energon_grain.stream.statistics import Dropped
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
@@ -166,7 +167,7 @@ def measure(
     Numbers of workers beyond that of cores are left out. Nothing is written but the cache of what lies in an object
     store. Raises as loading does: EmptyDatasetError, ReadError, FatalSampleError.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     chosen = sorted({number for number in workers if number <= cores} or {cores})
     keeps = storage_settings().cache_bytes != 0
     spec = past = compile_dataset(dataset)
@@ -305,52 +306,46 @@ def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Sta
         fit = int(len(first.draws) * _WORK_CHUNK_SECONDS / (time.perf_counter() - began))
         yield from itertools.cycle(list(_chunks(spec, stage, min(max(fit, _WORK_CHUNK), _CHUNK))))
 
-    spent, samples, dropped = Counter[str](), Counter[str](), Counter[str]()
-    serial: set[str] = set()
-
-    @contextlib.contextmanager
-    def timed(name: str, count: int, concurrent: bool = True) -> Generator[None]:
-        began = time.perf_counter()
-        yield
-        spent[name] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
-        samples[name] += count
-        serial.update(() if concurrent else (name,))
-
+    spans: list[Span] = []
+    dropped = Counter[str]()
     batch = spec.batch if spec.program is None else None
+    maker = None if batch is None else BatchMaker(batch, seed=spec.seed, hook_lock=stage.hook_lock)
     waiting: list[tuple[Any, tuple[Any, ...]]] = []
     deadline = time.perf_counter() + seconds
     for number, chunk in enumerate(chunks()):
         if number in (1, 2):  # what went before was to warm up
-            for counter in (spent, samples, dropped):
-                counter.clear()
-        made: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-        with paused_collection(), using_cache(spec.cache_pool):
-            for kind, places, draws, raw in stage.read(chunk.draws):
-                with timed("decode", len(draws)):
-                    groups = chunk.groups if len(draws) == len(chunk.draws) else ()
-                    flow = kind.load(raw, draws, groups, chunk.batches_of(places))
-                for hook in kind.hooks:
-                    with timed(hook.name, len(draws), hook.concurrent):
-                        flow = stage.apply(flow, hook)
-                dropped.update(f"{each.hook}: {type(each.error).__name__}" for each in flow.dropped.values())
-                for place, value in zip(flow.places, flow.values, strict=True):
-                    made[int(places[place])] = value, flow.restore_keys[place]
-            waiting += [made[place] for place in sorted(made)]
-            while batch is not None and len(waiting) >= batch.size:
-                values, keys = map(list, zip(*waiting[: batch.size], strict=True))
-                waiting = waiting[batch.size :]
-                maker = BatchMaker(batch, seed=spec.seed, hook_lock=stage.hook_lock)
-                with timed("batch", batch.size, all(hook.concurrent for hook in (batch.hook, *batch.encode))):
-                    try:
-                        maker.make(values, keys, item=0, pass_number=0, step=0, valid=None)
-                    except BatchDropped as error:
-                        dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
+            spans.clear()
+            dropped.clear()
+        encoded = stage.run(chunk)
+        assert encoded.work is not None
+        spans += [span for span in encoded.work.spans if span.kind == "work"]
+        for outcome, key in zip(encoded.outcomes, encoded.restore_keys, strict=True):
+            if type(outcome) is Dropped:
+                dropped[f"{outcome.hook}: {type(outcome.error).__name__}"] += 1
+            elif batch is not None:
+                waiting.append((outcome, key))
+        while batch is not None and maker is not None and len(waiting) >= batch.size:
+            values, keys = map(list, zip(*waiting[: batch.size], strict=True))
+            waiting = waiting[batch.size :]
+            try:
+                maker.make(values, keys, item=0, pass_number=0, step=0, valid=None, spans=spans)
+            except BatchDropped as error:
+                dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
         if number and time.perf_counter() >= deadline:
             break
-    times = {name: 1e6 * seconds / samples[name] for name, seconds in spent.items()}
-    total = max(1e-12, sum(times.values()))
+    wall_ns, samples = Counter[str](), Counter[str]()
+    for span in spans:
+        wall_ns[span.name] += span.wall_ns
+        samples[span.name] += span.samples
+    total_ns = sum(wall_ns[name] / samples[name] for name in wall_ns)
     return tuple(
-        Stage(name=name, microseconds=each, share=each / total, serial=name in serial) for name, each in times.items()
+        Stage(
+            name=name,
+            microseconds=wall_ns[name] / samples[name] / 1e3,
+            share=wall_ns[name] / samples[name] / max(1e-9, total_ns),
+            serial=any(span.place != "workers" for span in spans if span.name == name),
+        )
+        for name in wall_ns
     ), dropped
 
 
@@ -376,7 +371,7 @@ def _pipeline(
         with Stream(spec, replace(config, num_workers=number, global_error_handler=_say_nothing)) as stream:
             next(stream)
             first = end = time.perf_counter()
-            before = stream.stats()["samples"]
+            before = stream.statistics.samples
             samples, over = 0, 0 < whole_pass <= before
             while not over:
                 if next(stream, None) is None:
@@ -386,7 +381,7 @@ def _pipeline(
                 # will not be delivered, so what counts ends before it.
                 over = now - first >= seconds
                 if samples == 0 or not over:
-                    end, samples = now, stream.stats()["samples"] - before
+                    end, samples = now, stream.statistics.samples - before
                     over = over or 0 < whole_pass <= before + samples
         # What a store sent while the first batch was waited for was fetched ahead: it counts with the time it took.
         rate = (before + samples) / (end - began) if whole_pass else samples / max(1e-9, end - first)

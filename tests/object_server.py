@@ -32,18 +32,20 @@ class Fault:
     """What goes wrong with the next requests that match.
 
     Attributes:
-        kind: "close" the connection, "reset" it (RST), "stall" for ever, answer with "status" instead, or send a
-            "short" body with a length that agrees with it.
+        kind: "close" the connection, "reset" it (RST), "stall" for ever, answer with "status" instead, send a "short"
+            body with a length that agrees with it, or answer as it should be but "late".
         sent: Share of the body that is sent first, after headers that promise all of it; `None` fails before them.
         status: Of the answer if that is the kind.
+        late_s: How late that is.
         times: Number of requests, `None` for all to come.
         match: Part of what is meant: path, query, a space, and the header Range.
         method: Of the requests meant.
     """
 
-    kind: Literal["close", "reset", "stall", "status", "short"]
+    kind: Literal["close", "reset", "stall", "status", "short", "late"]
     sent: float | None = None
     status: int = 503
+    late_s: float = 0.0
     times: int | None = 1
     match: str = ""
     method: str = "GET"

@@ -122,6 +122,9 @@ class Handler(MotoRequestHandler):
         ranges = self.headers.get("Range", "")
         fault = BEHAVIOUR.fault(self.command, f"{self.path} {ranges}") or {"kind": None, "sent": 1.0}
         kind, share = fault["kind"], fault["sent"]
+        if kind == "late":
+            time.sleep(fault["late_s"])
+            share = fault["sent"] = 1.0
         if kind == "status":
             status, headers, content = f"{fault['status']} Fault", [], b"<Error><Code>SlowDown</Code></Error>"
             share = fault["sent"] = 1.0

@@ -66,9 +66,9 @@ from energon_grain.cli import plot
 from energon_grain.conversion import convert_dataset
 from energon_grain.prepare import RayExecutor
 
-def train(path):
+def train(path, **watched):
     dataset = get_train_dataset(path, batch_size=2, shuffle_buffer_size=10, max_samples_per_sequence=4)
-    with get_savable_loader(dataset) as loader:
+    with get_savable_loader(dataset) as loader, loader.watch(**watched):
         next(loader)
 
 folder, url, text, *uses = sys.argv[2:]
@@ -103,7 +103,7 @@ def name_of(requirement: str) -> str:
 def test_each_package_comes_by_its_extra_alone() -> None:
     core = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     distributions = {"array_record": "array-record", "orbax": "orbax-checkpoint"}
-    distributions["multistorageclient"] = "multi-storage-client"
+    distributions |= {"multistorageclient": "multi-storage-client", "prometheus_client": "prometheus-client"}
     for package, extra in EXTRAS.items():
         distribution = distributions.get(package, package)
         assert distribution in brought_by(extra)
@@ -140,6 +140,7 @@ USES = {
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
     "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
+    "train(text, prometheus=0)": ("Prometheus metrics", "prometheus_client"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
 }
 """What is done, what it is called in the error, and the package that it needs."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _ENOUGH = 0.95
 """A number of workers is enough where more of them bring less than this part's complement."""
 _LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
-_FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
 
 
 def bench(
@@ -132,6 +131,8 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what bounds, and what to change; `image_decode`: what the decoder makes of images."""
+    from energon_grain.stream.loader_stats import handover_advice, store_advice, work_advice
+
     first, stage = figures.first, figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"
     worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
@@ -141,15 +142,13 @@ def advise(figures: Figures, image_decode: str | None) -> str:
     neighbours = neighbours if block > 2 * (figures.block or 1) else ""
     takes = f"{stage.name} takes {stage.share:.0%} of it, {significant(stage.microseconds)} µs a sample"
     if figures.bound == "pipeline":
-        return (
-            f"Planning and handing over bounds, for reading and working cost little: take larger batches than "
-            f"{figures.batch_size}, or measure again on a machine that does nothing else."
-        )
+        return handover_advice(figures.batch_size)
     if figures.bound == "storage" and first and figures.in_store:
-        return (
-            f"The store bounds the first epoch (it brings {first.samples_per_s:,.0f} samples/s, and one thread could "
-            f"make {figures.work_per_s:,.0f} of what is there): {neighbours}let more requests be under way "
-            f"(requests_in_flight and ahead_bytes in the storage settings)."
+        brings = f"it brings {first.samples_per_s:,.0f} samples/s"
+        return store_advice(
+            f"The store bounds the first epoch ({brings}, and one thread could make {figures.work_per_s:,.0f} of what "
+            f"is there)",
+            neighbours,
         )
     if figures.bound == "storage" and first and first.samples_per_s < figures.best.samples_per_s:
         return (
@@ -161,20 +160,14 @@ def advise(figures: Figures, image_decode: str | None) -> str:
         return (
             f"Reading bounds, even out of memory: read only parts that you use (field map, part_filter), and {workers}."
         )
-    if stage.name == "decode" and not figures.images:
-        return f"Sample work bounds ({takes}): decode only parts that you use (field map, part_filter), and {workers}."
-    if stage.name == "decode":
-        wide = f"decode images to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
-        narrow = wide if image_decode in _FLOAT_IMAGES else ""
-        return f"Sample work bounds ({takes}): {narrow}store images no larger than the model sees them, and {workers}."
-    if stage.name == "batch":
-        return f"Sample work bounds ({takes}, copying what is stacked): make smaller arrays (uint8, cropped before)."
-    if stage.serial and figures.worker_type == "thread":
-        return (
-            f"Sample work bounds ({takes}, in one thread at a time): set thread_safe = True on the task encoder if it "
-            f"may run in several (numpy and tokenizers leave Python's lock alone), else try worker_type='process'."
-        )
-    return f"Sample work bounds ({takes}): do less in it, and {workers}."
+    return work_advice(
+        stage.name,
+        takes,
+        one_at_a_time=stage.serial and figures.worker_type == "thread",
+        more_workers=workers,
+        images=figures.images,
+        image_decode=image_decode,
+    )
 
 
 def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:

@@ -28,6 +28,7 @@ from energon_grain.samplers.permutation import MAX_SIZE, permute
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import Draws
+from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
 
@@ -239,6 +240,8 @@ class MultiEpochLeaf:
         leaf = np.full(len(pairs), self._number, np.int32)
         draws = Draws(leaf=leaf, child=epoch * len(self) + idx, index=idx, epoch=epoch)
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
+        self._statistics.read(leaf, int(self._source.sizes(idx).sum()))
+        self._statistics.took(encoded.work)
         if not encoded.drops:
             self._statistics.succeeded()
             return encoded.outcomes
@@ -250,8 +253,8 @@ class MultiEpochLeaf:
         self._statistics.settle()
         return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
 
-    def stats(self) -> dict[str, Any]:
-        """What was dropped and why, in this process."""
+    def stats(self) -> LoaderStats:
+        """What was read, what took time, and what was dropped and why, in this process."""
         return self._statistics.report()
 
 

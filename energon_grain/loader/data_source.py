@@ -18,6 +18,7 @@ from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import Draws
+from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
@@ -112,6 +113,8 @@ class EnergonDataSource:
         index = np.where(index < 0, index + len(self), index)
         draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
+        self._statistics.read(draws.leaf, int(self._source.sizes(index).sum()))
+        self._statistics.took(encoded.work)
         register_value(encoded.outcomes)
         if encoded.drops:
             for outcome in encoded.outcomes:
@@ -134,6 +137,6 @@ class EnergonDataSource:
         """The dataset's folder."""
         return self._leaf.path
 
-    def stats(self) -> dict[str, Any]:
-        """What was dropped and why, in this process."""
+    def stats(self) -> LoaderStats:
+        """What was read, what took time, and what was dropped and why, in this process."""
         return self._statistics.report()

@@ -21,6 +21,7 @@ from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import EqualPasses
+from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
@@ -139,6 +140,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         size_bytes = int(self._stage.sources.sizes(draws).sum())
         began = time.perf_counter_ns()
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
+        self._statistics.read(draws.leaf, size_bytes)
+        self._statistics.took(encoded.work)
         latency = time.perf_counter_ns() - began
         record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
         samples, keys = encoded.outcomes, encoded.restore_keys
@@ -167,8 +170,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         register_value(batch)
         return batch
 
-    def stats(self) -> dict[str, Any]:
-        """What was delivered, and what was dropped and why, in this process."""
+    def stats(self) -> LoaderStats:
+        """What was delivered, what took time, and what was dropped and why, in this process."""
         return self._statistics.report()
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
+from energon_grain.storage.traffic import count, took
 
 _logger = logging.getLogger("energon_grain")
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
@@ -113,6 +114,7 @@ def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
                 raise ReadError(f"{failed}: {error.strerror}") from error
             _logger.warning("%s: %s; trying again in %g s", failed, error.strerror, pause)
             time.sleep(pause)
+            count(rereads=1, paused_s=pause)
     raise AssertionError
 
 
@@ -260,9 +262,10 @@ class LocalFiles:
         files: list[int] = file.tolist()
         starts: list[int] = start.tolist()
         sizes: list[int] = (stop - start).tolist()
-        if self._cold and len(files) > 1:
+        cold = self._cold
+        if cold and len(files) > 1:
             self._advise(paths, files, starts, sizes)
-        began = time.perf_counter()
+        began = at = time.perf_counter()
         pread = os.pread
         spans: list[bytes] = []
         current = -1
@@ -272,6 +275,9 @@ class LocalFiles:
             if number != current:
                 if handle is not None:
                     self._look_at(paths[current], handle)  # behind its reads
+                    if cold:
+                        before, at = at, time.perf_counter()
+                        took(paths[current], at - before)
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
                 current = number
@@ -288,6 +294,8 @@ class LocalFiles:
             spans.append(data)
         if handle is not None:
             self._look_at(paths[current], handle)
+            if cold:
+                took(paths[current], time.perf_counter() - at)
         # An estimate that threads may overwrite at any time: it decides about advice alone, never about data.
         allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
         self._cold = time.perf_counter() - began > allowed
@@ -322,6 +330,7 @@ class LocalFiles:
             file = self._file(path)  # as in `size`
             return _finish(path, file.descriptor, b"", offset, size)
 
+        count(rereads=1)
         times = len(_PAUSES_SECONDS) + 2
         return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
 

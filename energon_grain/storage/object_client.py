@@ -34,6 +34,7 @@ from energon_grain.storage.object_stores import (
     is_forked,
 )
 from energon_grain.storage.settings import StorageSettings
+from energon_grain.storage.traffic import Traffic, count, took
 
 _logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
@@ -72,29 +73,12 @@ class ObjectRange:
         return f"{self.url} bytes {self.start} to {'the end' if self.stop is None else self.stop}"
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What a client has asked for and got, of all threads together.
-
-    Attributes:
-        requests: All of them.
-        repeated: Those that followed one that failed, or that had no first byte yet.
-        sent_twice: The latter.
-        bytes_read: What came.
-    """
-
-    requests: int = 0
-    repeated: int = 0
-    sent_twice: int = 0
-    bytes_read: int = 0
-
-
 class ObjectClient:
     """Objects of stores. Thread-safe and picklable. A process that was forked after its use gets a WorkerError.
 
     Attributes:
         settings: How stores are reached.
-        traffic: Counts of this process.
+        traffic: What all threads of this process asked for and got by it.
     """
 
     def __init__(self, settings: StorageSettings) -> None:
@@ -125,7 +109,9 @@ class ObjectClient:
         def ask(answered: Answered) -> Fetched | None:
             return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, begin, answered)
 
+        began = time.perf_counter()
         found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
+        took(wanted.url, time.perf_counter() - began)
         if found is not None:
             self._count(bytes_read=found.came_bytes)
         return found
@@ -189,7 +175,9 @@ class ObjectClient:
                 _logger.warning(
                     "%s failed (%s); attempt %d of %d in %.2g s", doing, error, attempt, settings.attempts, pause_s
                 )
-            pause(pause_s * random.uniform(0.5, 1.0))  # so that many readers do not come back all at once
+            paused_s = pause_s * random.uniform(0.5, 1.0)  # so that many readers do not come back all at once
+            pause(paused_s)
+            count(paused_s=paused_s)
             pause_s = min(2 * pause_s, settings.longest_pause_s)
 
     def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
@@ -226,6 +214,7 @@ class ObjectClient:
         with self._counting:
             for name, number in more.items():
                 setattr(self.traffic, name, getattr(self.traffic, name) + number)
+        count(**more)
 
 
 class _Asked(Generic[_Result]):

@@ -41,6 +41,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.traffic import count
 
 _logger = logging.getLogger("energon_grain")
 _SUM_BYTES = 8
@@ -95,6 +96,7 @@ class PageCache:
         self.coming: dict[tuple[int, str, int], threading.Event] = {}
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
+        self._gone: set[str] = set()  # what had to give way, while that is little
         # One thread sums and writes at a time: dozens that do would mostly pass the interpreter's lock round.
         self.writing = threading.Lock()
         self._space = threading.Lock()
@@ -188,7 +190,13 @@ class PageCache:
                 os.unlink(path)
                 used -= size
                 self.forget(path)
+                if len(self._gone) < _MAX_KNOWN:
+                    self._gone.add(path)
         return used
+
+    def gave_way(self, path: str) -> bool:
+        """Whether this process has evicted pages from this stretch before."""
+        return path in self._gone
 
     def give_up(self, error: OSError) -> None:
         """Write nothing for a minute, and say so once, because something is wrong with the disk."""
@@ -335,17 +343,20 @@ class CachedObject:
 
     def _put(self, number: int, page: int, data: memoryview) -> bool:
         if not self._cache.make_room(len(data)):
+            count(not_kept_bytes=len(data))
             return False
-        size = self.page_bytes
+        size, stretch_path = self.page_bytes, self._path_of(number)
         sums = b"".join(_sum(data[at : at + size]) for at in range(0, len(data), size))
         try:
-            stretch = self._cache.stretch(self._path_of(number), writing=True)
+            stretch = self._cache.stretch(stretch_path, writing=True)
             _write(stretch.descriptor, data, _HEADER_BYTES + page * size)
             _write(stretch.descriptor, sums, page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
             return False
         stretch.has(page, sums)
+        if self._cache.gave_way(stretch_path):
+            count(fetched_again_bytes=len(data))
         return True
 
     def _path_of(self, number: int) -> str:

@@ -34,6 +34,7 @@ from energon_grain.storage.object_client import ObjectClient, ObjectRange, share
 from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
+from energon_grain.storage.traffic import count
 
 BLOCK_BYTES = 256 << 10
 """A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
@@ -128,6 +129,8 @@ class RemoteFiles:
                 found += map(functools.partial(self._held.read, self._mark + path), starts[at:upto], ends)
             else:
                 found += version.pages.read_each(starts[at:upto], ends)
+        missed = found.count(None)
+        count(found=len(found) - missed, missed=missed)
         ranges: list[_Range] = []
         for _ in range(_ROUNDS):
             if None not in found:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
+from energon_grain.stream.clock import Span
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
 from energon_grain.stream.passes import Share
@@ -298,6 +299,15 @@ class LaneProgram:
         for operator, ended in zip(self._operators, self._ended, strict=True):
             if operator is not None and not ended:
                 operator.expect(self._soon)
+
+    def time_hooks(self) -> None:
+        """Take the time of hooks of lanes from now on."""
+        self._around.clocks = {}
+
+    def hook_spans(self) -> list[Span]:
+        """What they took since then; no times are taken any more."""
+        clocks, self._around.clocks = self._around.clocks or {}, None
+        return [clock.span(hook.name, "main") for hook, clock in clocks.values()]
 
     @property
     def states(self) -> tuple[State, ...]:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+from energon_grain.stream.loader_stats import usable_cores
 from energon_grain.stream.workers import Background, ThreadPool
 
 FIRST_THREADS = 2
@@ -263,8 +263,3 @@ class _Measuring:
             full=(full_s - self._full_s) / seconds,
             cores=(time.process_time() - self._cpu_s) / seconds,
         )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.clock import HookClock, Place, Span
 from energon_grain.stream.hooks import HookSpec, call_hook
 from energon_grain.stream.spec import BatchSpec
 from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
@@ -46,10 +47,12 @@ class BatchMaker:
         spec: Of the batches.
         seed: Of the stream.
         hook_lock: Held around hooks that must not overlap in time with others.
+        place: Where the hooks run.
     """
 
-    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
+    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
         self._lock = hook_lock
+        self._place: Place = place
         self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
 
     def make(
@@ -61,6 +64,7 @@ class BatchMaker:
         pass_number: int,
         step: int,
         valid: npt.NDArray[np.bool_] | None,
+        spans: list[Span] | None = None,
     ) -> Any:
         """One batch.
 
@@ -71,6 +75,7 @@ class BatchMaker:
             pass_number: For the draw of batch hooks.
             step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
+            spans: What each hook took is added to these; None: nobody wants to know.
 
         Raises:
             BatchDropped: A hook raised.
@@ -79,8 +84,13 @@ class BatchMaker:
         value: Any = samples
         for hook, key in self._hooks:
             try:
-                lock = _NO_LOCK if hook.concurrent else self._lock
-                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
+                lock: Any = _NO_LOCK if hook.concurrent else self._lock
+                if spans is None:
+                    value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
+                    continue
+                clock = HookClock(lock)
+                value = call_hook(hook, key, [item], value, clock, epoch=pass_number, batch=step)
+                spans.append(clock.span(hook.name, self._place, len(samples)))
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error
         if valid is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Arrival, Coming, Prefetch
@@ -111,6 +112,7 @@ class Encoded:
         drops: How many were dropped.
         size_bytes: Estimate of the memory that the outcomes hold.
         made: Whether there are made batches.
+        work: What making it took; None: nobody took the time.
     """
 
     outcomes: list[Any]
@@ -118,6 +120,7 @@ class Encoded:
     drops: int
     size_bytes: int
     made: bool = False
+    work: Work | None = None
 
 
 MAX_CHUNK = 8_192

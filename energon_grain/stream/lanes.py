@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import FatalSampleError, SkipSample, StateError
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.clock import HookClock
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
@@ -259,6 +260,7 @@ class Surroundings:
         failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
         replaying: Whether what was made before is made again, so that drops were counted.
         batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
+        clocks: Hooks that were called, and what they took, by their identity; None: nobody wants to know.
     """
 
     on_drop: Callable[[Dropped], None]
@@ -274,6 +276,7 @@ class Surroundings:
     failing: bool = False
     replaying: bool = False
     batch: int | None = None
+    clocks: dict[int, tuple[HookSpec, HookClock]] | None = None
     _forms: dict[int, Form] = field(default_factory=dict[int, Form])
 
     def first_position(self, operator: LaneOperator, reference: Reference) -> Position | None:
@@ -372,11 +375,12 @@ class Lane:
         batches: Batches = (),
     ) -> HookGenerator:
         """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
-        lock = self._lock(hook)
+        lock = _LockOfGenerator(self, hook)
         return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
-        return nullcontext() if hook.concurrent else self.around.hook_lock
+        lock, clocks = nullcontext() if hook.concurrent else self.around.hook_lock, self.around.clocks
+        return lock if clocks is None else clocks.setdefault(id(hook), (hook, HookClock(lock)))[1]
 
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.
@@ -479,6 +483,23 @@ class Lane:
         items = operator.open(self, state)
         self.samples = {}
         return items
+
+
+class _LockOfGenerator:
+    """Held while a generator runs; whether its time is taken may change from value to value."""
+
+    __slots__ = ("_held", "_hook", "_lane")
+
+    def __init__(self, lane: Lane, hook: HookSpec) -> None:
+        self._lane = lane
+        self._hook = hook
+
+    def __enter__(self) -> None:
+        self._held = self._lane._lock(self._hook)
+        self._held.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.__exit__(None, None, None)
 
 
 Members = tuple[Reference, ...]

@@ -6,7 +6,8 @@ hundred megabytes together take long runs of bytes, and these are fetched while 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Prefetch:
 
     Attributes:
         step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
+        on_wait: Called with the times, on `time.perf_counter_ns`, between which a thread waited for it.
     """
 
     def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
@@ -60,6 +62,7 @@ class Prefetch:
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
         self._over = Over()
+        self.on_wait: Callable[[int, int], object] = lambda began_ns, ended_ns: None
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
@@ -195,9 +198,13 @@ class Coming:
 
     def wait(self, count: int) -> None:
         """Wait for the first futures."""
+        if count <= self._done:
+            return
+        began_ns = time.perf_counter_ns()
         for future in self._futures[self._done : count]:
             self._ahead.wait_for(future)
         self._done = max(self._done, count)
+        self._ahead.on_wait(began_ns, time.perf_counter_ns())
 
 
 @dataclass(frozen=True, slots=True)

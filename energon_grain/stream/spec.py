@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from energon_grain.errors import ConfigError
@@ -328,6 +330,15 @@ class StreamSpec:
         """Samples in a row that may be dropped on the way to one item of a lane."""
         return max(1000, 2 * sum(len(leaf.leaf.source) for leaf in self.leaves))
 
+    def expected_reads(self, first: int, stop: int) -> list[float] | None:
+        """How many samples of each leaf positions [first, stop) ask for, by weights, repetitions and lengths.
+
+        None: lanes mix items of several datasets, and only data could tell how many samples they take.
+        """
+        if self.program is not None and len(self.program.feeds) > 1:
+            return None
+        return _expected(self.mixture, [len(leaf.leaf.source) for leaf in self.leaves], first, stop)
+
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
         return {
@@ -355,6 +366,72 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _below(mixture: Any) -> Any:
+    """What a node of a manifest's mixture is of: several, another one, or None for a leaf."""
+    return None if mixture is None else mixture.get("of", mixture.get("generate"))
+
+
+def _leaf_count(mixture: Any) -> int:
+    if mixture is None:
+        return 1
+    below = _below(mixture)
+    return sum(map(_leaf_count, below)) if isinstance(below, list) else _leaf_count(below)
+
+
+def _parts(mixture: Any, sizes: list[int]) -> list[tuple[Any, list[int]]]:
+    """The children of a mixture, each with the sizes of its leaves."""
+    parts: list[tuple[Any, list[int]]] = []
+    for child in _below(mixture):
+        count = _leaf_count(child)
+        parts.append((child, sizes[:count]))
+        sizes = sizes[count:]
+    return parts
+
+
+def _length(mixture: Any, sizes: list[int]) -> Fraction:
+    """Samples of a pass over a part of a mixture."""
+    if mixture is None:
+        return Fraction(sizes[0])
+    below = _below(mixture)
+    if not isinstance(below, list):
+        length = _length(below, sizes)
+        if (limit := mixture.get("limit") or mixture.get("epochs")) is not None:
+            return min(length, Fraction(limit))
+        return length * Fraction(mixture.get("repeat") or 1)
+    lengths = [_length(*part) for part in _parts(mixture, sizes)]
+    repetitions = map(Fraction, mixture.get("blend_epochized", [1] * len(lengths)))
+    return sum((length * often for length, often in zip(lengths, repetitions, strict=True)), Fraction(0))
+
+
+def _expected(mixture: Any, sizes: list[int], first: float, stop: float) -> list[float]:
+    """Samples of each leaf of a part of a mixture that positions [first, stop) of it ask for."""
+    if mixture is None:
+        return [stop - first]
+    below = _below(mixture)
+    if not isinstance(below, list):
+        return _expected(below, sizes, first, stop)
+    parts = _parts(mixture, sizes)
+    if "blend" in mixture:
+        segments, starts = mixture["blend"]
+    else:
+        repetitions = map(Fraction, mixture.get("blend_epochized", [1] * len(parts)))
+        segments = [[_length(*part) * often for part, often in zip(parts, repetitions, strict=True)]]
+        starts = [0]
+
+    def until(position: float, child: int) -> float:
+        """Positions of a child before one of the mixture."""
+        ends = [*starts[1:], math.inf]
+        return sum(
+            max(0.0, min(position, end) - start) * float(Fraction(weights[child]) / sum(map(Fraction, weights)))
+            for weights, start, end in zip(segments, starts, ends, strict=True)
+        )
+
+    found: list[float] = []
+    for number, (child, own) in enumerate(parts):
+        found += _expected(child, own, until(first, number), until(stop, number))
+    return found
 
 
 def no_dataset(value: Any) -> str:

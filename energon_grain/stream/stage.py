@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import repeat
@@ -30,6 +30,7 @@ from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, 
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.clock import Clock, Work
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.memory import keep_freed_memory, paused_collection
@@ -632,13 +633,17 @@ class PureStage:
         """
         draws = chunk.draws
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
+        clock = Clock()
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
         with paused_collection(), using_cache(self._spec.cache_pool):
-            for kind, places, own, raw in self.read(draws):
+            parts = self._read(draws)
+            clock.lap("storage", "read", len(draws))
+            for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 flow = kind.load(raw, own, chunk.groups if single else (), chunk.batches_of(places))
+                clock.lap("work", "decode", len(own))
                 for hook in kind.hooks:
-                    flow = self.apply(flow, hook)
+                    flow = self._apply(flow, hook, clock)
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -646,21 +651,23 @@ class PureStage:
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held)
+        return Encoded(
+            outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=Work(clock.spans)
+        )
 
-    def read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
-        """The first step of `run`: each kind of leaves that is drawn, the places of its draws, these, and the bytes.
+    def read(self, draws: Draws) -> None:
+        """Read what a chunk takes, and do nothing with it: to measure that alone. Raises ReadError."""
+        self._read(draws)
 
-        Raises:
-            ReadError: Bytes could not be read.
-        """
+    def _read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
+        """Each kind of leaves that is drawn, the places of its draws, these, and the bytes."""
         if len(self._kinds) == 1:
             return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
         parts = [(self._kinds[kind], places, own) for kind, places, own in draws.by(self._kind_of[draws.leaf])]
         found = side_by_side(lambda part: part[0].read(part[2]), parts, self._remote_files)
         return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
-    def apply(self, flow: Flow, hook: HookSpec) -> Flow:
+    def _apply(self, flow: Flow, hook: HookSpec, clock: Clock) -> Flow:
         """The last step, once for each hook of a kind: call it on every sample. Returns the samples.
 
         A hook on lists that raises may have changed any of them. They are made anew, and go through the hooks so far
@@ -670,15 +677,14 @@ class PureStage:
             FatalSampleError: The hook raised what no policy may skip.
             ReadError: Samples that are made anew could not be read.
         """
-        with self._turn_of(hook):
-            error = flow.apply(hook)
+        error = self._call(flow, hook, clock)
         hooks = [*flow.applied, hook]
         if error is not None:
             assert flow.anew is not None
             flow = flow.anew()
+            clock.lap("storage", "read", len(flow.values))
             for each in hooks:
-                with self._turn_of(each):
-                    flow.apply(each, one_by_one=True)
+                self._call(flow, each, clock, one_by_one=True)
             if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._told:
                 self._told.add(hook.name)
                 _logger.warning(
@@ -689,8 +695,18 @@ class PureStage:
         flow.applied = hooks
         return flow
 
-    def _turn_of(self, hook: HookSpec) -> AbstractContextManager[Any]:
-        return nullcontext() if hook.concurrent else self.hook_lock
+    def _call(self, flow: Flow, hook: HookSpec, clock: Clock, *, one_by_one: bool = False) -> Exception | None:
+        """Call a hook, and take the time without that for the lock."""
+        samples = len(flow.values)
+        if hook.concurrent:
+            error = flow.apply(hook, one_by_one=one_by_one)
+            clock.lap("work", hook.name, samples)
+            return error
+        with self.hook_lock:
+            clock.start()
+            error = flow.apply(hook, one_by_one=one_by_one)
+            clock.lap("work", hook.name, samples, "one worker")
+        return error
 
     def close(self) -> None:
         """Release file handles."""

@@ -1,13 +1,22 @@
-"""What a stream delivered, what did not make it and why, and when failures become too many."""
+"""Counts what a stream delivers, what takes the time, what did not make it and why; and when failures are too many.
+
+The numbers themselves, and what they say, are in `stream.loader_stats`.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from energon_grain.errors import (
     ConfigError,
@@ -17,7 +26,10 @@ from energon_grain.errors import (
     SkipSample,
     UntrustedCodeError,
 )
+from energon_grain.storage.traffic import Traffic, traffic
+from energon_grain.stream.clock import Kind, Place, Span, Work
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
 from energon_grain.stream.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
 
 FATAL = (
@@ -113,6 +125,8 @@ PATIENCE_BATCHES = 1000
 FIRST_FAILURES = 5
 """Failures of a hook that never worked, all with the same error, that end a run by default."""
 
+_HELD_NS = 1_000_000
+"""Who waits so long for Python's lock waits for somebody who computes: Python takes it from them after 5 ms."""
 _SAMPLES = ""  # stands for all hooks on single samples: where one of them fails, none of the others is known to
 _PLACE = re.compile(r'^ *File "(.*)", line ([0-9]+)', re.MULTILINE)
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
@@ -131,20 +145,49 @@ class Statistics:
     that it gets, with the same error each time, ends the run at once: that is a mistake of a program, of which more
     samples do not tell more. Failures are logged once a kind, and then their number as it grows.
 
+    Times are counted when a chunk comes to the thread that makes batches, whoever made it.
+
     Args:
         leaf_names: Name of each leaf.
         handler: `WorkerConfig.global_error_handler`.
+        setup: What the numbers are of.
+        expected: How many samples of each leaf the positions from one to another ask for, one entry a leaf; None: only
+            data could tell.
+
+    Attributes:
+        setup: As given; a stream learns how many workers it has when they are started.
+        samples: That were delivered.
+        listeners: Called with all work that is counted, in whatever thread that happens.
     """
 
-    def __init__(self, leaf_names: list[str], handler: ErrorHandler) -> None:
+    def __init__(
+        self,
+        leaf_names: list[str],
+        handler: ErrorHandler,
+        setup: Setup | None = None,
+        expected: Callable[[int, int], list[float] | None] = lambda first, stop: None,
+    ) -> None:
         self._leaf_names = leaf_names
         self._handler = handler
+        self.setup = setup or Setup()
+        self._expected = expected
+        self._asked: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
+        self._from = 0, 0  # position, and samples that were read before
+        self._read = np.zeros(len(leaf_names), np.int64)
+        self._read_bytes = 0
+        self._times: dict[tuple[Kind, str, Place], list[int]] = {}
+        self._by_worker: dict[str, list[int]] = {}
+        self._traffic, self._of_workers = traffic(), Traffic()
+        self._running_ns = self._waiting_ns = self._starting_ns = 0
+        self._first_ns = self._ended_ns = 0  # of the steps since the stream began, or went elsewhere
+        self._ready = self._lock_tries = self._lock_held = 0
+        self.listeners: list[Callable[[Work], object]] = []
         self._dropped: Drops = Counter()
         self._open: Drops = Counter()  # of the step in the making
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
         self._batches_in_a_row = 0  # dropped, on purpose or not
-        self._samples = 0
+        self.samples = 0
         self._batches = 0
         self._logged: Counter[_Kind] = Counter()
         self._untried = True  # no step was made yet
@@ -152,13 +195,21 @@ class Statistics:
         self._alike: Counter[_Kind] = Counter()
         self._lock = threading.Lock()
 
-    def begin(self, *, first: bool) -> None:
-        """Begin to make steps, at the place behind the last delivered one; `first`: there is none."""
+    def begin(self, *, first: bool, item: int = 0) -> None:
+        """Begin to make steps, at the place behind the last delivered one.
+
+        Args:
+            first: There is none.
+            item: Position of the place in its pass.
+        """
+        with self._lock:
+            self._running_ns, self._ended_ns, self._first_ns = self._ran_ns(), 0, 0
+            self._asked = self._asked_until_now()
+            self._from = item, int(self._read.sum())
+            self._open.clear()
         self._untried = first
         self._worked.clear()
         self._alike.clear()
-        with self._lock:
-            self._open.clear()
         self._in_a_row.clear()
         self._batches_in_a_row = 0
 
@@ -176,11 +227,103 @@ class Statistics:
     def delivered(self, samples: int, drops: Drops) -> None:
         """Count one batch, and what was dropped for it."""
         with self._lock:
-            self._samples += samples
+            self.samples += samples
             self._batches += 1
             if drops:
                 self._dropped.update(drops)
             self._failed.clear()
+
+    def waited(self, began_ns: int, ready: int) -> None:
+        """Count that the program waited for a step, which it has got now.
+
+        Args:
+            began_ns: When it asked, on `time.perf_counter_ns`.
+            ready: Steps that were there.
+        """
+        # A fiftieth of a microsecond counts here: nothing else is done for every step.
+        ended_ns = perf_counter_ns()
+        if self._ended_ns:
+            self._waiting_ns += ended_ns - began_ns
+            self._ready += ready
+        else:
+            self._starting_ns += ended_ns - began_ns
+            self._ended_ns = ended_ns
+            self._first_ns = ended_ns  # behind the other: who asks meanwhile sees neither
+        self._ended_ns = ended_ns
+        if self.listeners:
+            waited = Span("pipeline", "wait", "main", began_ns, ended_ns - began_ns, 0, ready)
+            self._tell_of(Work([waited], worker="main"))
+
+    def _ran_ns(self) -> int:
+        return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)
+
+    def read(self, leaves: npt.NDArray[np.int32], size_bytes: int) -> None:
+        """Count samples that were read, by leaf, and the bytes of all."""
+        counts = np.bincount(leaves, minlength=len(self._read))
+        with self._lock:
+            self._read += counts
+            self._read_bytes += size_bytes
+
+    def took(self, work: Work | None) -> None:
+        """Count what stages took."""
+        if work is None:
+            return
+        elsewhere = work.process != os.getpid()
+        with self._lock:
+            own = self._by_worker.setdefault(work.worker, [0, 0])
+            for span in work.spans:
+                # Hooks of one process take turns; those of several do not wait for each other.
+                self._add(span, "workers" if elsewhere and span.place != "main" else span.place)
+                own[0] += span.wall_ns
+                if span.name == "read":
+                    own[1] += span.samples
+            if work.lock_ns is not None:
+                self._lock_tries += 1
+                self._lock_held += work.lock_ns > _HELD_NS
+            if work.traffic is not None:
+                self._of_workers = self._of_workers + work.traffic
+        if self.listeners:
+            self._tell_of(work)
+
+    def took_here(self, spans: list[Span], weight: float = 1, *, added_up: bool = False) -> None:
+        """Count what stages took outside of chunks.
+
+        Args:
+            spans: Of one step, or another piece of work.
+            weight: How many pieces these stand for.
+            added_up: Whether a span is put together from several times.
+        """
+        with self._lock:
+            for span in spans:
+                self._add(span, span.place, weight)
+        if self.listeners and added_up:
+            for span in spans:
+                self._tell_of(Work([span], worker=f"{span.name}, added up"))
+        elif self.listeners:
+            self._tell_of(Work(spans))
+
+    def _add(self, span: Span, place: Place, weight: float = 1) -> None:
+        total = self._times.get((span.kind, span.name, place))
+        if total is None:
+            total = self._times[span.kind, span.name, place] = [0, 0, 0]
+        total[0] += int(span.wall_ns * weight)
+        total[1] += int(span.cpu_ns * weight)
+        total[2] += int(span.samples * weight)
+
+    def _tell_of(self, work: Work) -> None:
+        for listener in tuple(self.listeners):
+            listener(work)
+
+    def _asked_until_now(self) -> npt.NDArray[np.float64] | None:
+        """Samples of each leaf that the positions read so far ask for."""
+        first, before = self._from
+        read = int(self._read.sum()) - before
+        if not read:
+            return self._asked
+        asked = self._expected(first, first + read * self.setup.hosts)
+        if self._asked is None or asked is None:
+            return None
+        return self._asked + np.asarray(asked) / self.setup.hosts
 
     def failed(self) -> None:
         """The step in the making failed: report what it dropped, until another one is delivered."""
@@ -279,17 +422,44 @@ class Statistics:
                 f"`__default_failure_tolerance__`)"
             ) from error
 
-    def report(self) -> dict[str, Any]:
-        """JSON-native counts: samples and batches delivered, and what was dropped by leaf, hook and reason."""
+    def report(self, queued: int = 0) -> LoaderStats:
+        """The numbers as they are now; `queued`: batches that are ready."""
         with self._lock:
             dropped: dict[str, dict[str, int]] = {}
             drops = self._dropped + self._failed
             for (leaf, hook, reason), count in sorted(drops.items()):
                 name = "batches" if leaf < 0 else self._leaf_names[leaf]
                 dropped.setdefault(name, {})[f"{hook}: {reason}"] = count
-            return {
-                "samples": self._samples,
-                "batches": self._batches,
-                "dropped": dropped,
-                "dropped_total": drops.total(),
-            }
+            asked = self._asked_until_now()
+            expected: list[float | None] = [None] * len(self._read) if asked is None else asked.tolist()
+            return LoaderStats(
+                setup=self.setup,
+                seconds=self._ran_ns() / 1e9,
+                waiting_s=self._waiting_ns / 1e9,
+                starting_s=self._starting_ns / 1e9,
+                batches=self._batches,
+                samples=self.samples,
+                ready=self._ready,
+                queued=queued,
+                lock_tries=self._lock_tries,
+                lock_held=self._lock_held,
+                read_samples=int(self._read.sum()),
+                read_bytes=self._read_bytes,
+                dropped=dropped,
+                dropped_total=drops.total(),
+                stages=tuple(
+                    StageTime(
+                        name=name, kind=kind, place=place, seconds=wall / 1e9, cpu_seconds=cpu / 1e9, samples=samples
+                    )
+                    for (kind, name, place), (wall, cpu, samples) in self._times.items()
+                ),
+                by_worker=tuple(
+                    WorkerTime(name=name, seconds=wall / 1e9, samples=samples)
+                    for name, (wall, samples) in self._by_worker.items()
+                ),
+                leaves=tuple(
+                    LeafCount(name=name, samples=count, expected=wanted)
+                    for name, count, wanted in zip(self._leaf_names, self._read.tolist(), expected, strict=True)
+                ),
+                storage=traffic() - self._traffic + self._of_workers,
+            )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from time import perf_counter_ns
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
+from energon_grain.stream.clock import Span, StepSampling
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.prefetch import Prefetch
@@ -39,6 +41,31 @@ class Step(NamedTuple):
     drops: Drops
     progress: Progress
     more: bool = True
+
+
+T = TypeVar("T")
+
+
+class _Timed(Generic[T]):
+    """An iterator that tells when each entry was asked for and came; it may end and later go on.
+
+    Args:
+        entries: What is iterated over.
+        each: Called with each entry, and the two times.
+    """
+
+    def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object]) -> None:
+        self._entries = entries
+        self._each = each
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        began_ns = perf_counter_ns()
+        entry = next(self._entries)
+        self._each(entry, began_ns, perf_counter_ns())
+        return entry
 
 
 class Production:
@@ -79,13 +106,16 @@ class Production:
         self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
         self._progress = start
         self._config = config
-        statistics.begin(first=not (start.item or start.pass_number))
+        statistics.begin(first=not (start.item or start.pass_number), item=start.item)
         self._finish = finish
         self._under_way = under_way
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
         self._ahead = Prefetch(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        self._ahead.on_wait = self._fetched
         if self._ahead:
             under_way.add(self._ahead.close)
+        self._sampling = StepSampling()
+        self._chunks_ns = 0  # that chunks were waited for
         self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
 
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
@@ -160,12 +190,45 @@ class Production:
 
     def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
         """Chunks, done: by workers, or when they are asked for."""
+        chunks = _Timed(chunks, self._planned)
         if pool is None:
-            return map(self._pace.timed(self._stage.run), chunks)
+            return _Timed(map(self._pace.timed(self._stage.run), chunks), self._came)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
             self._under_way.add(workers.stop, workers.close)
-        return iter(workers)
+        return _Timed(workers, self._came)
+
+    def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
+        self._statistics.read(chunk.draws.leaf, chunk.size_bytes)
+        samples = len(chunk.draws)
+        self._statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
+
+    def _fetched(self, began_ns: int, ended_ns: int) -> None:
+        self._statistics.took_here([Span("storage", "fetch", "workers", began_ns, ended_ns - began_ns, 0, 0)])
+
+    def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
+        self._chunks_ns += ended_ns - began_ns
+        self._statistics.took(encoded.work)
+
+    def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
+        """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
+        chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
+        if isinstance(self._assembly, LaneProgram):
+            self._assembly.time_hooks()
+        found = self._collect(item)
+        own_ns = perf_counter_ns() - began_ns - (self._chunks_ns - chunks_ns)
+        if isinstance(self._assembly, LaneProgram):
+            spans += [span._replace(begin_ns=began_ns) for span in self._assembly.hook_spans()]
+            own_ns -= sum(span.wall_ns for span in spans)
+        spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, self._plan.batch_size))
+        return found
+
+    def _took(self, assembled: list[Span], batched: list[Span]) -> None:
+        """Count what was measured of a step."""
+        weight = self._sampling.done(sum(span.wall_ns for span in (*assembled, *batched)), self._chunks_ns)
+        self._chunks_ns = 0
+        self._statistics.took_here(assembled, weight, added_up=True)
+        self._statistics.took_here(batched, weight)
 
     def _on_drop(self, dropped: Dropped) -> None:
         self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
@@ -193,8 +256,13 @@ class Production:
             step = item // plan.global_batch
             if isinstance(self._assembly, LaneProgram):
                 self._assembly.begin_batch(step)
-            samples, keys, valid, next_item = self._collect(item)
+            assembled: list[Span] = []
+            spans: list[Span] | None = [] if self._sampling.due() or self._statistics.listeners else None
+            collected = self._collect(item) if spans is None else self._collect_timed(item, assembled)
+            samples, keys, valid, next_item = collected
             if isinstance(samples, MadeBatch):
+                if spans is not None:
+                    self._took(assembled, spans)
                 self._progress = self._behind(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
@@ -213,7 +281,10 @@ class Production:
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
+                spans=spans,
             )
+            if spans is not None:
+                self._took(assembled, spans)
             made = int(batch is not NO_BATCH)
             self._progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
@@ -225,7 +296,10 @@ class Production:
 
     def _delivered(self, batch: Any, samples: int) -> Step:
         if self._finish is not None:
+            began_ns = perf_counter_ns()
             batch = self._finish(batch)
+            took_ns = perf_counter_ns() - began_ns
+            self._statistics.took_here([Span("pipeline", "pin", "main", began_ns, took_ns, 0, samples)])
         return Step(batch, samples, self._statistics.made(), self._progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:

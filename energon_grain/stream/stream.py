@@ -8,11 +8,11 @@ import logging
 import operator
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -20,10 +20,12 @@ import numpy as np
 from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
 from energon_grain.stream.passes import (
     PassPlan,
     Progress,
@@ -125,6 +127,9 @@ class Stream:
         make_pool: Makes the workers, in place of those that the configuration describes.
         finish: Called on each batch when it is made, maybe in another thread.
         share: Which steps of the host are made here; default: all.
+
+    Attributes:
+        statistics: Counts what happens.
     """
 
     def __init__(
@@ -153,9 +158,18 @@ class Stream:
         self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
         self._finish = finish
-        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], config.global_error_handler)
+        names = ["/".join(leaf.key) for leaf in spec.leaves]
+        setup = Setup(
+            host=config.rank,
+            hosts=config.world_size,
+            worker_type=str(config.worker_type),
+            cores=usable_cores(),
+            batch_size=1 if spec.batch is None else spec.batch.size,
+            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in self._stage.sources),
+        )
+        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads)
         self._batches = BatchStage(
-            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self._statistics
+            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self.statistics
         )
         if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
@@ -267,7 +281,7 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-        self._statistics.delivered(step.samples, step.drops)
+        self.statistics.delivered(step.samples, step.drops)
         register_value(step.batch)
         return step.batch
 
@@ -323,7 +337,7 @@ class Stream:
         try:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
-            self._statistics.settle()
+            self.statistics.settle()
             self._go_to(self._progress._replace(ended=True))
             raise
         skipped = self._progress.skipped
@@ -343,11 +357,15 @@ class Stream:
         try:
             with self._starting:
                 steps = self._steps or self._start()
-            began = time.perf_counter()
             with wanted_until(self._under_way.over):
-                step = next(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+                if self._any_host is not None:
+                    return self._agreed(steps, self._any_host)
+                ready = steps.waiting if type(steps) is Background else 0
+                began_ns = perf_counter_ns()
+                step = next(steps)
+                self.statistics.waited(began_ns, ready)
             if self._auto is not None:
-                self._auto.took(step.samples, time.perf_counter() - began)
+                self._auto.took(step.samples, (perf_counter_ns() - began_ns) / 1e9)
             return step
         except StopIteration:
             self._none_left = True
@@ -359,7 +377,7 @@ class Stream:
                 ) from None
             # What failed is tried again by the next call, from the same place on.
             self._stop()
-            self._statistics.failed()
+            self.statistics.failed()
             raise
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
@@ -371,7 +389,9 @@ class Stream:
         agreed = self._behind
         while True:
             try:
+                ready, began_ns = len(steps.waiting) if type(steps) is Background else 0, perf_counter_ns()
                 step = next(steps, None)
+                self.statistics.waited(began_ns, ready)
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:
@@ -399,6 +419,8 @@ class Stream:
             raise GivenUp
         self._empty_steps = 0
         pool = self._workers_ready()
+        workers = 0 if pool is None else pool.workers
+        self.statistics.setup = dataclasses.replace(self.statistics.setup, workers=workers)
         try:
             with wanted_until(self._under_way.over):
                 production = Production(
@@ -406,7 +428,7 @@ class Stream:
                     share=self.share,
                     stage=self._stage,
                     batches=self._batches,
-                    statistics=self._statistics,
+                    statistics=self.statistics,
                     config=self.config,
                     pool=pool,
                     under_way=self._under_way,
@@ -591,11 +613,12 @@ class Stream:
         `read` says which. The stream stays where it is. Raises as `stream.which.History.which`.
         """
         self._require_here("make steps again")
-        return self._history.which(self._progress, step, dropped=self._statistics.dropped)
+        return self._history.which(self._progress, step, dropped=self.statistics.dropped)
 
-    def stats(self) -> dict[str, Any]:
-        """JSON-native counts of what was delivered and of what was dropped and why."""
-        return self._statistics.report()
+    def stats(self) -> LoaderStats:
+        """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        steps = self._steps
+        return self.statistics.report(len(steps.waiting) if isinstance(steps, Background) else 0)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -12,8 +13,10 @@ from typing import Any, ClassVar, NoReturn, Self, TextIO
 from energon_grain.errors import StateError
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
+from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Stream
+from energon_grain.stream.watch import Watch
 from energon_grain.stream.which import StepSamples
 
 _REDRAWN_S = 0.5
@@ -189,9 +192,29 @@ class StreamLoader(OneSubscript[Item]):
         """
         return self._stream.restore_sample(restore_key)
 
-    def stats(self) -> dict[str, Any]:
-        """What was delivered, and what was dropped and why. See `Stream.stats`."""
+    def stats(self) -> LoaderStats:
+        """What was delivered, where the time went, and what was dropped and why. See `LoaderStats`."""
         return self._stream.stats()
+
+    def watch(
+        self, *, trace: str | os.PathLike[str] | None = None, prometheus: Any = None, name: str = "train"
+    ) -> Watch:
+        """A context in which the loader is watched; the stream does not change with it.
+
+        `lap()` of what it gives is what happened since it was called last: `log(watch.lap().scalars())`.
+
+        Args:
+            trace: File for what ran when in every worker, in Chrome's trace-event format, which `ui.perfetto.dev`
+                opens; `{host}` in its name is filled in. It grows by about 150 bytes an event, to a million of them.
+            prometheus: Port at which Prometheus finds the metrics (0: any that is free, which `port` tells), or a
+                `prometheus_client.CollectorRegistry` that the program serves itself.
+            name: Of the loader in the metrics, where there are several.
+
+        Raises:
+            MissingPackageError: There is no `prometheus_client`.
+            OSError: The file cannot be written, or the port is taken.
+        """
+        return Watch(self.stats, self._stream.statistics, trace=trace, prometheus=prometheus, name=name)
 
     def config(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""

@@ -87,6 +87,11 @@ def this_is_worker(number: int) -> None:
     _worker_number = number
 
 
+def worker_number() -> int | None:
+    """Which worker process this is; None: it is none."""
+    return _worker_number
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
     """Where lines go. Picklable: in another process they go into that process's file.

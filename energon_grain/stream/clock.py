@@ -1,0 +1,178 @@
+"""Where the time goes: what each stage of a chunk or a batch takes, on one clock for all processes of a machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from time import perf_counter_ns, sleep, thread_time_ns
+from typing import Any, Literal, NamedTuple
+
+from energon_grain.storage.traffic import Traffic
+from energon_grain.stream.worker_config import worker_number
+
+Kind = Literal["storage", "work", "pipeline"]
+"""Waiting for bytes; work on samples and batches; planning and handing over."""
+_COST_NS, _COST_SHARE = 10_000, 0.002
+"""What it takes to take the time of a step, and what part of all time that may be."""
+Place = Literal["workers", "one worker", "main"]
+"""Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
+
+
+class Span(NamedTuple):
+    """One stage, once. A tuple, as it goes from process to process.
+
+    Attributes:
+        kind: What sort of thing it is.
+        name: `read`, `fetch`, `decode`, the name of a hook, ….
+        place: What it may run beside.
+        begin_ns: On `time.perf_counter_ns`.
+        wall_ns: How long it took.
+        cpu_ns: How long a core ran its thread.
+        samples: How many went through.
+    """
+
+    kind: Kind
+    name: str
+    place: Place
+    begin_ns: int
+    wall_ns: int
+    cpu_ns: int
+    samples: int
+
+
+class Clock:
+    """Takes the times of stages that follow each other in one thread.
+
+    The time of a thread's core costs ten times as much to ask for as the time of day, so this is for whole chunks.
+
+    Attributes:
+        spans: Of the stages so far.
+    """
+
+    __slots__ = ("_begin_ns", "_cpu_ns", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.start()
+
+    def start(self) -> None:
+        """The next stage begins now; what was waited for before it (a lock) is no stage's."""
+        self._begin_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
+
+    def lap(self, kind: Kind, name: str, samples: int, place: Place = "workers") -> None:
+        """A stage ends now, and the next one begins."""
+        now, cpu = perf_counter_ns(), thread_time_ns()
+        self.spans.append(Span(kind, name, place, self._begin_ns, now - self._begin_ns, cpu - self._cpu_ns, samples))
+        self._begin_ns, self._cpu_ns = now, cpu
+
+
+class HookClock:
+    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread.
+
+    Args:
+        lock: Held during calls.
+    """
+
+    __slots__ = ("_began_ns", "_calls", "_lock", "_wall_ns")
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._calls = self._wall_ns = self._began_ns = 0
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        self._began_ns = perf_counter_ns()
+
+    def __exit__(self, *exception: object) -> None:
+        self._wall_ns += perf_counter_ns() - self._began_ns
+        self._calls += 1
+        self._lock.__exit__(None, None, None)
+
+    def span(self, name: str, place: Place, samples: int | None = None) -> Span:
+        """All calls as one.
+
+        Args:
+            name: Of the hook.
+            place: What it may run beside.
+            samples: In them; None: one each.
+        """
+        calls = self._calls if samples is None else samples
+        return Span("work", name, place, self._began_ns, self._wall_ns, 0, calls)
+
+
+class StepSampling:
+    """Which of many short steps to take the time of, so that this takes 0.2 % of theirs: all of long ones.
+
+    They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
+
+    Attributes:
+        weight: How many the step in the making stands for.
+    """
+
+    __slots__ = ("_left", "_measured_ns", "_random", "weight")
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._left = self.weight = 0
+        self._measured_ns = perf_counter_ns()
+
+    def due(self) -> bool:
+        """Whether to take the time of the step that begins."""
+        self.weight += 1
+        return self.weight > self._left
+
+    def done(self, took_ns: int, elsewhere_ns: int) -> float:
+        """The step is over; how many it stands for, but for no more time than there was since the last one.
+
+        Args:
+            took_ns: What was measured of it. Where that is long by accident, others were not.
+            elsewhere_ns: Of the time since the last one, what went into something else.
+        """
+        now_ns, steps = perf_counter_ns(), self.weight
+        self.weight = 0
+        step_ns = (now_ns - self._measured_ns) / steps
+        weight = min(steps, max(1.0, (now_ns - self._measured_ns - elsewhere_ns) / max(1, took_ns)))
+        self._measured_ns = now_ns
+        self._left = self._random.randint(0, min(1000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
+        return weight
+
+
+def _worker() -> str:
+    """Who this is: `worker-0` for a thread, `process-0` for a process, `main` for the thread of the program."""
+    number = worker_number()
+    if number is not None:
+        return f"process-{number}"
+    thread = threading.current_thread()
+    return "main" if thread is threading.main_thread() else thread.name.removeprefix("energon-grain-")
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What making something took.
+
+    Attributes:
+        spans: Stage by stage.
+        process: Number of the process that it was made in.
+        worker: Its name there.
+        traffic: What the process read since it told last; None: the process that asks counts by itself.
+        lock_ns: How long a thread that gave Python's lock away for a moment waited to get it back; None: nobody tried.
+    """
+
+    spans: list[Span]
+    process: int = field(default_factory=os.getpid)
+    worker: str = field(default_factory=_worker)
+    traffic: Traffic | None = None
+    lock_ns: int | None = None
+
+    def try_lock(self) -> None:
+        """Give Python's lock away and see how long others keep it: 1 µs where nobody wants it.
+
+        That tells threads that wait for the lock from those that sleep, or that get no core: all three look the same
+        to a clock.
+        """
+        began_ns = perf_counter_ns()
+        sleep(0)
+        self.lock_ns = perf_counter_ns() - began_ns

@@ -1,0 +1,555 @@
+"""What a loader did and where the time went, as numbers; and what they say: who waits for whom, and what to change.
+
+The question is always what the program waits for. A loader is workers that read and work on samples side by side, hooks
+that only one of them may run at a time, and one thread that makes batches. What bounds is the one of these three that
+is busy all the time; and of that, the stage that takes most. Where the program hardly waits, nothing bounds but itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Literal, Self
+
+import msgspec
+
+from energon_grain.storage.traffic import OTHER_FILES, Traffic
+from energon_grain.stream.clock import Kind, Place
+
+HARDLY = 0.05
+"""A program that waits for less than this part of its time is bound by itself."""
+_SLOW_FILE, _SLOW_WORKER = 4.0, 3.0
+"""So many times as slow as the others: that is no accident."""
+_MUCH, _HELD = 0.4, 0.5
+_REFUSED, _AGAIN = 0.05, 0.2
+_FILES = 8
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the numbers are of.
+
+    Attributes:
+        host: This host.
+        hosts: Of so many.
+        workers: Threads or processes that make samples; 0: it happens inside `next`.
+        worker_type: What they are.
+        cores: That this process may use.
+        batch_size: Of a host's batch; 1 where single samples are delivered.
+        in_store: Whether some of the data lies in an object store.
+    """
+
+    host: int = 0
+    hosts: int = 1
+    workers: int = 0
+    worker_type: str = "thread"
+    cores: int = 1
+    batch_size: int = 1
+    in_store: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTime:
+    """What one stage took, of everything that was made, delivered or not.
+
+    Attributes:
+        name: `read`, `fetch` (what is fetched ahead and not there yet), `decode`, a hook by its name, `plan`, ….
+        kind: "storage" (waiting for bytes), "work" (on samples and batches), "pipeline" (planning and handing over).
+        place: What it may run beside: "workers" (side by side), "one worker" (at a time), "main" (one thread, which
+            makes batches).
+        seconds: Of all threads and processes together.
+        cpu_seconds: How long cores ran it.
+        samples: How many went through.
+    """
+
+    name: str
+    kind: Kind
+    place: Place
+    seconds: float
+    cpu_seconds: float
+    samples: int
+
+    @property
+    def microseconds(self) -> float:
+        """A sample."""
+        return 1e6 * self.seconds / max(1, self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerTime:
+    """What one worker did.
+
+    Attributes:
+        name: `worker-0` for a thread, `process-0` for a process, `main` for the program's own thread.
+        seconds: That it was at work.
+        samples: That it made.
+    """
+
+    name: str
+    seconds: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafCount:
+    """One dataset.
+
+    Attributes:
+        name: Its key.
+        samples: That were read of it.
+        expected: As many as its weight (or length) asks for, of the samples that were read; None: only data could tell.
+    """
+
+    name: str
+    samples: int
+    expected: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """What a loader is bound by.
+
+    Attributes:
+        kind: "trainer": the program itself; "unknown": too little happened; else as `StageTime.kind`.
+        cause: Finer: `unknown`, `trainer`, `file`, `disk`, `store`, `refusals`, `cache`, `hook`, `decode`,
+            `interpreter`, `worker`, `handover`.
+        name: Of the stage, the file or the worker.
+        advice: One sentence: what bounds, the numbers that say so, and what to change.
+    """
+
+    kind: Literal["unknown", "trainer", "storage", "work", "pipeline"]
+    cause: str
+    name: str
+    advice: str
+
+    def __str__(self) -> str:
+        return self.advice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStats:
+    """What a loader did since it was made, in this process and its workers; restored or not, counts begin at 0.
+
+    The difference of two is what happened in between: `now - before`. `stats["samples"]` is `stats.samples`.
+
+    Attributes:
+        setup: Host, workers and data.
+        seconds: From the first batch to the last, without `starting_s`.
+        waiting_s: Of these, those that the program waited for batches.
+        starting_s: That it waited for the first batch, and for the first ones after a restore and of passes.
+        batches: That were delivered.
+        samples: In them.
+        ready: How many batches were ready when one was asked for, added up; `ready / batches` is the queue's depth.
+        queued: Batches that are ready now.
+        lock_tries: How often a worker thread gave Python's lock away for a moment.
+        lock_held: How often it waited to get it back, as another thread kept it.
+        read_samples: That were read, more than were delivered: some are on their way.
+        read_bytes: What reading them took.
+        dropped: By dataset, then by hook and reason.
+        dropped_total: All of them.
+        stages: Where the time went.
+        by_worker: Who made it.
+        leaves: What was read of each dataset, against its target.
+        storage: What was asked of object stores and disks, by all loaders of this process together.
+    """
+
+    setup: Setup
+    seconds: float = 0.0
+    waiting_s: float = 0.0
+    starting_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    ready: int = 0
+    queued: int = 0
+    lock_tries: int = 0
+    lock_held: int = 0
+    read_samples: int = 0
+    read_bytes: int = 0
+    dropped: dict[str, dict[str, int]]
+    dropped_total: int = 0
+    stages: tuple[StageTime, ...] = ()
+    by_worker: tuple[WorkerTime, ...] = ()
+    leaves: tuple[LeafCount, ...] = ()
+    storage: Traffic
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    @property
+    def waiting(self) -> float:
+        """Part of the time that the program waited for batches, 0 to 1."""
+        return self.waiting_s / max(1e-9, self.seconds)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Delivered, with all that the program did in between."""
+        return self.samples / max(1e-9, self.seconds)
+
+    def seconds_of(self, kind: Kind) -> float:
+        """Of all stages of a kind, and of all workers together."""
+        return sum(stage.seconds for stage in self.stages if stage.kind == kind)
+
+    def __sub__(self, before: Self) -> Self:
+        dropped = {
+            leaf: {reason: left for reason, count in reasons.items() if (left := count - _in(before, leaf, reason))}
+            for leaf, reasons in self.dropped.items()
+        }
+        return replace(
+            self,
+            **{name: getattr(self, name) - getattr(before, name) for name in _COUNTS},
+            dropped={leaf: reasons for leaf, reasons in dropped.items() if reasons},
+            stages=_added(self.stages, before.stages, -1),
+            by_worker=_added(self.by_worker, before.by_worker, -1),
+            leaves=_added(self.leaves, before.leaves, -1),
+            storage=self.storage - before.storage,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-native, and small: of the files those that took longest, the others as one."""
+        return msgspec.to_builtins(replace(self, storage=self.storage.slowest_files(_FILES)))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """What `as_dict` gave, on another host maybe. Raises `msgspec.ValidationError` where it did not."""
+        return msgspec.convert(found, cls)
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
+
+        `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
+        `target/…` beside it; `dropped/…` counts by dataset, hook and reason.
+        """
+        seconds, read = max(1e-9, self.seconds), max(1, self.read_samples)
+        found: dict[str, float] = {
+            "batches": self.batches,
+            "samples": self.samples,
+            "samples_per_s": self.samples_per_s,
+            "bytes_per_s": self.read_bytes / seconds,
+            "waiting": self.waiting,
+            "ready": self.ready / max(1, self.batches),
+            "dropped": self.dropped_total,
+            "store/bytes_per_s": self.storage.bytes_read / seconds,
+            "store/repeated": self.storage.repeated + self.storage.rereads,
+            "store/found": self.storage.found / max(1, self.storage.found + self.storage.missed),
+        }
+        for stage in self.stages:
+            name = f"stage/{stage.name}"
+            found[name] = found.get(name, 0.0) + stage.seconds / seconds
+        for leaf in self.leaves:
+            found[f"share/{leaf.name}"] = leaf.samples / read
+            if leaf.expected is not None:
+                found[f"target/{leaf.name}"] = leaf.expected / read
+        for leaf, reasons in self.dropped.items():
+            found |= {f"dropped/{leaf}/{reason}": count for reason, count in reasons.items()}
+        return {prefix + name: float(number) for name, number in found.items()}
+
+    def bound(self) -> Bound:
+        """What the program waits for, and what to change. See the module."""
+        return _bound(self)
+
+    def __str__(self) -> str:
+        busy = sorted(self.stages, key=attrgetter("seconds"), reverse=True)
+        told = ", ".join(f"{stage.name} {stage.seconds / max(1e-9, self.seconds):.0%}" for stage in busy[:6])
+        lines = [
+            f"{self.batches:,} batches, {self.samples:,} samples, {self.samples_per_s:,.0f} samples/s; the program "
+            f"waited {self.waiting:.0%} of {self.seconds:,.1f} s",
+            *([f"at work: {told}"] if told else []),
+            *([f"dropped: {self.dropped_total:,} {self.dropped}"] if self.dropped_total else []),
+        ]
+        return "\n".join([*lines, self.bound().advice] if self.stages else lines)
+
+
+_NAMES = {each.name for each in fields(LoaderStats)}
+_COUNTS = [each.name for each in fields(LoaderStats) if each.type in ("int", "float") and each.name != "queued"]
+
+
+def _in(stats: LoaderStats, leaf: str, reason: str) -> int:
+    return stats.dropped.get(leaf, {}).get(reason, 0)
+
+
+def _added(these: tuple[Any, ...], others: tuple[Any, ...], sign: int) -> tuple[Any, ...]:
+    """Numbers of records of one kind, those of the same name (and place) added up or subtracted."""
+    found = {_identity(each): each for each in these}
+    for other in others:
+        key = _identity(other)
+        same = found.get(key)
+        found[key] = other if same is None else replace(same, **_sums(same, other, sign))
+    return tuple(found.values())
+
+
+def _identity(record: Any) -> tuple[Any, ...]:
+    return tuple(getattr(record, each.name) for each in fields(record) if each.type not in _ADDED)
+
+
+_ADDED = ("int", "float", "float | None")
+
+
+def _sums(one: Any, other: Any, sign: int) -> dict[str, Any]:
+    pairs = {
+        each.name: (getattr(one, each.name), getattr(other, each.name)) for each in fields(one) if each.type in _ADDED
+    }
+    return {name: None if None in pair else pair[0] + sign * pair[1] for name, pair in pairs.items()}
+
+
+def work_advice(
+    name: str,
+    takes: str,
+    *,
+    one_at_a_time: bool,
+    more_workers: str,
+    images: bool = False,
+    image_decode: str | None = None,
+) -> str:
+    """What to say where work on samples bounds.
+
+    Args:
+        name: The stage that takes most.
+        takes: How much of the time that is.
+        one_at_a_time: Whether it runs in one thread at a time, of several.
+        more_workers: The advice to have more of them.
+        images: Whether there are images among the parts.
+        image_decode: What the decoder makes of them; None: nothing.
+    """
+    bounds = f"Sample work bounds ({takes}"
+    if name == "decode" and not images:
+        return f"{bounds}): decode only parts that you use (field map, part_filter), and {more_workers}."
+    if name == "decode":
+        wide = f"decode images to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
+        narrow = wide if image_decode in _FLOAT_IMAGES else ""
+        return f"{bounds}): {narrow}store images no larger than the model sees them, and {more_workers}."
+    if name == "batch":
+        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, cropped before)."
+    if one_at_a_time:
+        return (
+            f"{bounds}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "
+            f"(numpy and tokenizers leave Python's lock alone), else try worker_type='process'."
+        )
+    return f"{bounds}): do less in it, and {more_workers}."
+
+
+_FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
+
+
+def handover_advice(batch_size: int) -> str:
+    """What to say where neither reading nor work on samples bounds."""
+    return (
+        f"Planning and handing over bounds, for reading and working cost little: take larger batches than "
+        f"{batch_size}, or measure again on a machine that does nothing else."
+    )
+
+
+def store_advice(brings: str, neighbours: str = "") -> str:
+    """What to say where an object store bounds: what it brings, and what else would help."""
+    return (
+        f"{brings}: {neighbours}let more requests be under way (requests_in_flight and ahead_bytes in the storage "
+        f"settings)."
+    )
+
+
+def _bound(stats: LoaderStats) -> Bound:
+    setup = stats.setup
+    if not stats.stages or not stats.seconds:
+        advice = "Nothing is known yet of what bounds: ask again after some batches."
+        return Bound(kind="unknown", cause="unknown", name="", advice=advice)
+    if stats.waiting < HARDLY:
+        return Bound(
+            kind="trainer",
+            cause="trainer",
+            name="",
+            advice=f"The program itself bounds: it waited for batches {stats.waiting:.0%} of the time, so a faster "
+            f"loader would change nothing.",
+        )
+    if (slow := _slow_worker(stats)) is not None:
+        return slow
+    # With no workers all happens in one thread.
+    places = {stage: stage.place if setup.workers else "main" for stage in stats.stages}
+    busy: dict[str, float] = {}
+    for stage, place in places.items():
+        side_by_side = max(1, setup.workers) if place == "workers" else 1
+        busy[place] = busy.get(place, 0.0) + stage.seconds / side_by_side
+    busiest = max(busy, key=busy.__getitem__)
+    there = [stage for stage, place in places.items() if place == busiest]
+    stage = max(there, key=attrgetter("seconds"))
+    if stage.seconds < sum(each.seconds for each in there if each.kind == "pipeline"):
+        return Bound(kind="pipeline", cause="handover", name="", advice=handover_advice(setup.batch_size))
+    if stage.kind == "storage":
+        return _storage_bound(stats, stage)
+    return _work_bound(stats, stage, busiest)
+
+
+def _slow_worker(stats: LoaderStats) -> Bound | None:
+    """One worker process that is much slower than the others: all wait for it, as batches come in order."""
+    workers = [each for each in stats.by_worker if each.samples] if stats.setup.worker_type != "thread" else []
+    if len(workers) < 2:
+        return None
+    slow = max(workers, key=lambda each: each.seconds / each.samples)
+    others = [each for each in workers if each is not slow]
+    usual = sum(each.seconds for each in others) / sum(each.samples for each in others)
+    own = slow.seconds / slow.samples
+    if own < _SLOW_WORKER * usual or slow.seconds < _MUCH * stats.seconds:
+        return None
+    return Bound(
+        kind="work",
+        cause="worker",
+        name=slow.name,
+        advice=f"One worker bounds: {slow.name} takes {_number(1e6 * own)} µs a sample and the others "
+        f"{_number(1e6 * usual)} µs, and batches come in order: its memory may be swapped, or its core be somebody "
+        f"else's; look at that process, use fewer workers, or make the loader anew.",
+    )
+
+
+def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
+    setup = stats.setup
+    work_s = max(1e-9, stats.seconds_of("work"))
+    takes = f"{stage.name} takes {stage.seconds / work_s:.0%} of it, {_number(stage.microseconds)} µs a sample"
+    name, cause = stage.name, stage.name if stage.name == "decode" else "hook"
+    side_by_side = stage.seconds / max(1e-9, stats.seconds)
+    if busiest == "workers" and stats.lock_held > _HELD * max(1, stats.lock_tries):
+        advice = (
+            f"Python's lock bounds ({takes}, with {side_by_side:.1f} threads in it at a time that take turns; the lock "
+            f"was in other hands {stats.lock_held / stats.lock_tries:.0%} of the time): try worker_type='process', or "
+            f"do {name} in numpy or another library that lets the lock go."
+        )
+        return Bound(kind="work", cause="interpreter", name=name, advice=advice)
+    if stage.place == "main" and setup.workers and name != "batch":
+        advice = (
+            f"Sample work bounds ({takes}, in the one thread that makes batches): do in encode_sample what concerns "
+            f"single samples, which workers share, or try worker_type='process', whose workers make batches too."
+        )
+        return Bound(kind="work", cause=cause, name=name, advice=advice)
+    more_workers = f"give more workers (there are {setup.cores} cores)"
+    one_at_a_time = stage.place == "one worker" and setup.workers > 1
+    advice = work_advice(name, takes, one_at_a_time=one_at_a_time, more_workers=more_workers)
+    return Bound(kind="work", cause=cause, name=name, advice=advice)
+
+
+def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
+    storage, seconds = stats.storage, max(1e-9, stats.seconds)
+
+    def bound(cause: str, name: str, advice: str) -> Bound:
+        return Bound(kind="storage", cause=cause, name=name, advice=advice)
+
+    again = storage.repeated - storage.sent_twice
+    if again > _REFUSED * storage.requests or (storage.rereads and storage.paused_s > _AGAIN * stage.seconds):
+        who = (
+            f"the store failed {again:,} of {storage.requests:,} requests"
+            if again
+            else f"{storage.rereads:,} reads of files failed at first"
+        )
+        return bound(
+            "refusals",
+            "",
+            f"Storage bounds, as it refuses: {who}, and each is tried again after a pause (the log has the reasons): "
+            f"let fewer requests be under way (requests_in_flight in the storage settings), ask for a higher limit, or "
+            f"mend the file system.",
+        )
+    homeless = (storage.fetched_again_bytes + storage.not_kept_bytes) / max(1, storage.bytes_read)
+    if homeless > _AGAIN:
+        return bound(
+            "cache",
+            "",
+            f"The cache on disk bounds, as it is too small: {min(1.0, homeless):.0%} of what the store sent had given "
+            f"way in it, or found no room: raise cache_bytes in the storage settings, to the size of the data at best.",
+        )
+    all_s, all_reads = (sum(each) for each in zip((0.0, 0), *storage.files.values(), strict=True))
+    for path, (own_s, reads) in storage.files.items():
+        others = (all_s - own_s) / max(1, all_reads - reads)
+        if path != OTHER_FILES and own_s > _MUCH * all_s and own_s / reads > _SLOW_FILE * others > 0:
+            return bound(
+                "file",
+                path,
+                f"Storage bounds by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the others "
+                f"{_number(1e3 * others)} ms: look at where it lies, or write it anew.",
+            )
+    if stats.setup.in_store:
+        rate = f"{storage.bytes_read / seconds / 1e6:,.1f} MB/s in {storage.requests / seconds:,.0f} requests/s"
+        return bound("store", stage.name, store_advice(f"The store bounds (it brings {rate})"))
+    return bound(
+        "disk",
+        stage.name,
+        f"Reading bounds ({_number(stage.microseconds)} µs a sample, {stats.read_bytes / seconds / 1e6:,.1f} MB/s): "
+        f"read runs of neighbours (max_samples_per_sequence), use more workers, faster storage or more memory, and "
+        f"read only parts that you use (field map, part_filter).",
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostsStats:
+    """The numbers of several hosts that take steps together.
+
+    Attributes:
+        hosts: Those of each.
+        slowest: Number of the host whose program waits longest for batches, which all others then wait for; None: no
+            host's does.
+        total: Of all hosts; seconds are those of all of them.
+        advice: One sentence: which host is slowest, and what it waits for.
+    """
+
+    hosts: tuple[LoaderStats, ...]
+    slowest: int | None
+    total: LoaderStats
+    advice: str
+
+    def __str__(self) -> str:
+        return self.advice
+
+
+def merge_stats(gathered: Iterable[LoaderStats | Mapping[str, Any]]) -> HostsStats:
+    """Bring the numbers of several hosts together, and name the slowest.
+
+    How they are gathered is the program's business: `as_dict()` of each host is JSON-native, so `all_gather_object` of
+    PyTorch takes it as it is, and `process_allgather` of JAX as the bytes of its JSON.
+
+    Args:
+        gathered: Of each host, `loader.stats()` or its `as_dict()`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    hosts = tuple(each if isinstance(each, LoaderStats) else LoaderStats.from_dict(each) for each in gathered)
+    if not hosts:
+        raise ValueError("merge_stats: expected the numbers of one host or more")
+    slow = max(hosts, key=attrgetter("waiting"))
+    others = sorted(each.waiting for each in hosts if each is not slow)
+    if slow.waiting < HARDLY:
+        advice, slowest = slow.bound().advice, None
+    else:
+        usual = f", the others {others[len(others) // 2]:.0%}" if others else ""
+        slowest = slow.setup.host
+        advice = (
+            f"Host {slowest} is the slowest: its program waits {slow.waiting:.0%} of the time{usual}. {slow.bound()}"
+        )
+    return HostsStats(hosts=hosts, slowest=slowest, total=_total(hosts), advice=advice)
+
+
+def _total(hosts: Sequence[LoaderStats]) -> LoaderStats:
+    total = hosts[0]
+    for host in hosts[1:]:
+        dropped = {leaf: dict(reasons) for leaf, reasons in total.dropped.items()}
+        for leaf, reasons in host.dropped.items():
+            own = dropped.setdefault(leaf, {})
+            for reason, count in reasons.items():
+                own[reason] = own.get(reason, 0) + count
+        total = replace(
+            total,
+            **{name: getattr(total, name) + getattr(host, name) for name in (*_COUNTS, "queued")},
+            dropped=dropped,
+            stages=_added(total.stages, host.stages, 1),
+            leaves=_added(total.leaves, host.leaves, 1),
+            by_worker=(),
+            storage=total.storage + host.storage,
+        )
+    return total
