@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain import SavableDataset
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.documents import load_metadataset, parse_document
 

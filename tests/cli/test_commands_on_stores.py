@@ -13,8 +13,8 @@ from object_server import Bucket, Fault
 from typer.testing import Result
 from web_server import running_web_server
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import ConfigError, EnergonGrainError, ReadError
-from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 NAMES = {"set", "text", "mix.yaml", "lines.jsonl"}

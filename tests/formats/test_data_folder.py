@@ -12,7 +12,7 @@ from conftest import RunScript
 from object_server import Bucket
 from web_server import running_web_server
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain import StorageSettings, StoreSettings, Stream, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.errors import ConfigError, IndexFileError, ReadError
 from energon_grain.formats import data_folder
 from energon_grain.formats.columnar import open_columnar
@@ -22,7 +22,7 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.settings import StorageSettings, StoreSettings, storage_settings, use_storage
+from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import make_text_dataset
 
 META = ".nv-meta"

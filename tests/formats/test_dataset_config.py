@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from energon_grain import Sample
 from energon_grain.errors import ConfigError, DatasetNotFoundError, UntrustedCodeError
 from energon_grain.formats.class_ref import ClassRef, resolve_class
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, write_dataset_config
-from energon_grain.samples.sample import Sample
 
 STANDARD = """
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from object_server import Bucket, Fault
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import (
     DatasetNotFoundError,
     DecodingError,
@@ -24,7 +25,6 @@ from energon_grain.formats import jsonl as jsonl_object
 from energon_grain.formats.jsonl import JsonlFile, open_jsonl
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.storage.settings import StorageSettings, use_storage
 
 LINES = b'\n{"a": 0}\n\n{"a": 1}\r\n  {"a": 2}  \n\n'
 STARTS = [0, 11, 21, 35]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from object_server import Bucket
 
+from energon_grain import WebDatasetSource
 from energon_grain.errors import ReadError, TarError
 from energon_grain.formats.tar.scan import scan_tar
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import make_text_dataset
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from object_server import Bucket
 
+from energon_grain import WebDatasetSource
 from energon_grain.errors import IndexFileError, ReadError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars
 
 

@@ -11,10 +11,10 @@ from arrays import write_group
 from object_server import Bucket, Fault
 from web_server import running_web_server
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import DatasetNotFoundError
 from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.nv_meta import not_prepared, read_info
-from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import make_text_dataset
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
+from energon_grain import prepare_metadataset
 from energon_grain.datasets.open_join import open_join
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.join_index import cache_folder, index_file_name
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.metadataset.documents import find_joins, prepare_metadataset
+from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import energon_names_of
 from energon_grain.testing import write_tars

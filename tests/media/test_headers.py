@@ -13,9 +13,10 @@ import pytest
 from media_kinds import PICTURES, picture, saved, sound, video
 from PIL import Image
 
+from energon_grain import AVMetadata, ImageMetadata
 from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.media.headers import HEADER_BYTES, MAX_HEADER_BYTES, MediaFilterConfig, read_header
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.media.headers import HEADER_BYTES, MAX_HEADER_BYTES, read_header
+from energon_grain.prepare import MediaFilterConfig
 
 BY_HEADER = MediaFilterConfig.parse(None, True, False)
 BY_EXTENSION = MediaFilterConfig.parse(None, False, True)

@@ -20,12 +20,14 @@ from object_server import Bucket, Fault
 from energon_grain import (
     ConfigError,
     Cooker,
+    DecodeFileStore,
     DefaultTaskEncoder,
     FatalSampleError,
     ReadError,
     Sample,
     SampleDecoder,
     StaleIndexError,
+    StorageSettings,
     Stream,
     SystemFileStore,
     WebdatasetFileStore,
@@ -35,13 +37,12 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
     stateless,
+    use_storage,
 )
-from energon_grain.datasets.aux_stores import DecodeFileStore
 from energon_grain.prepare import prepare_dataset
 from energon_grain.storage import local
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 LARGE, SMALL = 300_000, 1_000

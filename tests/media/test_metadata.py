@@ -8,14 +8,14 @@ import subprocess
 
 import pytest
 
-from energon_grain.errors import FormatError
-from energon_grain.media.metadata import (
+from energon_grain import (
     AVMetadata,
     ImageMetadata,
     MediaMetadataBase,
     deserialize_media_metadata,
     serialize_media_metadata,
 )
+from energon_grain.errors import FormatError
 
 KNOWN = (
     AVMetadata(),

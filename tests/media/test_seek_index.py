@@ -13,8 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from energon_grain import AVDecoder, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
-from energon_grain.datasets.aux_stores import DecodeFileStore
+from energon_grain import AVDecoder, DecodeFileStore, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
 from energon_grain.media.keyframes import byte_ranges
 from energon_grain.media.seek_index import MP4_OPTIONS, missing_index
 from energon_grain.prepare import index_videos, prepare_dataset

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from metadatasets import V2, node
 
+from energon_grain import Metadataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.metadataset.documents import Metadataset, parse_document, read_document
+from energon_grain.metadataset.documents import parse_document, read_document
 from energon_grain.metadataset.forms import DatasetReference, MetadatasetBlend
 
 

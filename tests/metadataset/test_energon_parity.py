@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
+from energon_grain import traverse_metadataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.documents import load_metadataset, traverse_metadataset
+from energon_grain.metadataset.documents import load_metadataset
 from energon_grain.metadataset.flat import flatten
 from energon_grain.testing import make_crude_dataset
 

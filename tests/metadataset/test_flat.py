@@ -6,16 +6,16 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
-from energon_grain.metadataset.documents import (
-    TraversedDatasetReference,
-    leaf_maker,
-    load_metadataset,
+from energon_grain import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    EPath,
+    SavableDataset,
     traverse_metadataset,
 )
+from energon_grain.metadataset.documents import TraversedDatasetReference, leaf_maker, load_metadataset
 from energon_grain.metadataset.flat import FlatLeaf, flatten, flatten_blend, flatten_epochized, leaves_of
-from energon_grain.storage.epath import EPath
 
 MAKE = leaf_maker()
 

@@ -13,13 +13,14 @@ import pytest
 from arrays import numbered, write_array
 from metadatasets import write_v2
 
+from energon_grain import prepare_metadataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.metadataset.documents import find_joins, prepare_metadataset
+from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import adopt_join_index, energon_names_of
 from energon_grain.testing import write_tars

@@ -14,10 +14,9 @@ from object_server import Bucket
 from stream_hosts import quiet
 from web_server import running_web_server
 
-from energon_grain import EPath, Stream, WorkerConfig, get_train_dataset
+from energon_grain import EPath, Stream, WorkerConfig, get_train_dataset, prepare_metadataset
 from energon_grain.errors import ConfigError, IndexFileError, StaleIndexError
 from energon_grain.formats import data_folder
-from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 

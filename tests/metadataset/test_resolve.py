@@ -12,18 +12,27 @@ import pytest
 from hypothesis import given, strategies as st
 from metadatasets import Write, load
 
+from energon_grain import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    DatasetLoader,
+    MetadatasetV2,
+    SavableDataset,
+    StorageSettings,
+    StoreSettings,
+    load_dataset,
+)
 from energon_grain.datasets.aux_stores import AuxReference
-from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.metadataset.documents import DatasetLoader, MetadatasetV2, load_dataset, load_metadataset
+from energon_grain.metadataset.documents import load_metadataset
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import combine_passes
 from energon_grain.samplers.subset import Subset
-from energon_grain.storage.settings import StorageSettings, StoreSettings, using_storage
+from energon_grain.storage.settings import using_storage
 
 
 def only_leaf(tree: SavableDataset) -> LeafDataset:

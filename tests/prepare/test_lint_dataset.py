@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from energon_grain import Sample
 from energon_grain.errors import DatasetNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import LintProgress, lint_dataset
-from energon_grain.samples.sample import Sample
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 

@@ -17,10 +17,12 @@ from object_server import Bucket
 from sqlite_rows import rows
 
 from energon_grain import (
+    AVMetadata,
     BaseWebdatasetFactory,
     Cooker,
     DefaultTaskEncoder,
     FileStore,
+    ImageMetadata,
     ObjectFileStore,
     PrimaryFileStore,
     SystemFileStore,
@@ -34,7 +36,6 @@ from energon_grain import (
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FatalSampleError, KeyNotFoundError, WorkerError
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.formats.nv_meta import read_uuid
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare import MediaFilterConfig, PrepareProgress, prepare_dataset, prepare_media
 from energon_grain.testing import write_tars
 from energon_grain.testing.pictures import draw_picture, encode_picture

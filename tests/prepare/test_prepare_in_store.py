@@ -19,7 +19,7 @@ from cli_runs import run
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
-from energon_grain import WorkerConfig, get_train_dataset
+from energon_grain import StorageSettings, StoreSettings, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -36,7 +36,7 @@ from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.placing import preparation_lock
 from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.storage.object_client import ObjectRange, shared_client
-from energon_grain.storage.settings import StorageSettings, StoreSettings, storage_settings, use_storage
+from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import write_tars
 
 HEADER = ".nv-meta/columnar/header.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import energon_grain
+from energon_grain import Sample
 from energon_grain.errors import ConfigError
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.prepare.dataset_definition import (
@@ -19,7 +20,6 @@ from energon_grain.prepare.dataset_definition import (
     preview_samples,
     propose_expression,
 )
-from energon_grain.samples.sample import Sample
 from energon_grain.testing import write_tars
 
 

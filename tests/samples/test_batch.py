@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_grain.samples.batch import Batch
-from energon_grain.samples.sample import edataclass
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.types import CaptioningSample
-from energon_grain.storage.epath import EPath
+from energon_grain import Batch, CaptioningSample, EPath, SourceInfo, edataclass
 
 
 @edataclass

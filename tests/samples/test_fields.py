@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from energon_grain.samples.batch import Batch
+from energon_grain import Batch, CrudeSample, Sample, edataclass
 from energon_grain.samples.fields import pin_memory
-from energon_grain.samples.sample import Sample, edataclass
-from energon_grain.samples.types import CrudeSample
 
 
 class Pinnable:

@@ -6,23 +6,24 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from energon_grain.samples.sample import Sample, edataclass
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.types import (
+from energon_grain import (
     CaptioningSample,
     CrudeSample,
+    EPath,
     ImageClassificationSample,
     ImageSample,
     InterleavedSample,
     MultiChoiceVQASample,
     OCRSample,
+    Sample,
     SimilarityInterleavedSample,
+    SourceInfo,
     TextSample,
     VidQASample,
     VQAOCRSample,
     VQASample,
+    edataclass,
 )
-from energon_grain.storage.epath import EPath
 
 TYPES = [
     TextSample, ImageSample, CaptioningSample, ImageClassificationSample, VQASample, MultiChoiceVQASample, VidQASample,

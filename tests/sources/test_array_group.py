@@ -13,9 +13,9 @@ from arrays import DRIVERS, numbered, write_array, write_group
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import energon_grain.sources.arrays as module
+from energon_grain import Source
 from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError
 from energon_grain.sources.arrays import ArrayGroupSource
-from energon_grain.sources.source import Source
 
 ROWS = 50
 ARRAYS = {"label": numbered(ROWS, dtype=np.int64), "image": numbered(ROWS, 3, 2), "mask": numbered(ROWS, 5) > 20}

@@ -14,12 +14,11 @@ import pytest
 from forking import may_fork
 from records import encode_example, msgpack_record, write_records, write_shards
 
+from energon_grain import Source, WebDatasetSource
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, ReadError, StaleIndexError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.prepared import PreparedSource, open_prepared
-from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars
 
 COUNT = 23

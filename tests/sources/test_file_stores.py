@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from records import msgpack_record, write_shards
 
-from energon_grain import FileStore, SourceInfo, SystemFileStore, WebdatasetFileStore
+from energon_grain import EPath, FileStore, SourceInfo, SystemFileStore, WebdatasetFileStore
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.jsonl import JsonlFileStore
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import write_tars
 
 Made = tuple[FileStore[Any], dict[str, tuple[bytes, str]], tuple[str, ...], str]

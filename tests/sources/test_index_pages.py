@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
+from energon_grain import WebDatasetSource
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.indexed import IndexPages
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars
 
 SAMPLES = 400_000

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from arrays import numbered, write_array
 
+from energon_grain import Source, WebDatasetSource
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.prepare import prepare_dataset
@@ -18,8 +19,6 @@ from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
-from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import write_tars
 
 KEYS = [f"{number:03d}" for number in range(40)]

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from energon_grain import Source
 from energon_grain.errors import ConfigError, EmptyDatasetError, IndexFileError, StaleIndexError
 from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
 from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.source import Source
 from energon_grain.storage.local import LocalFiles
 
 LINES = [json.dumps({"i": i, "text": "ä" * (i % 7)}, ensure_ascii=False).encode() for i in range(40)]

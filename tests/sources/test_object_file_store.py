@@ -8,11 +8,8 @@ from multiprocessing import get_context
 import pytest
 from object_server import Bucket, Fault
 
+from energon_grain import EPath, ObjectFileStore, SourceInfo, StorageSettings, use_storage
 from energon_grain.errors import ConfigError, KeyNotFoundError, ReadError
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import ObjectFileStore
-from energon_grain.storage.epath import EPath
-from energon_grain.storage.settings import StorageSettings, use_storage
 
 OBJECTS = {
     "files/a.txt": b"a",

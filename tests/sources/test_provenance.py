@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from energon_grain import SourceInfo
+from energon_grain import EPath, SourceInfo, WebDatasetSource
 from energon_grain.prepare.join_build import build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.source import LazySources
-from energon_grain.sources.webdataset import WebDatasetSource
-from energon_grain.storage.epath import EPath
 from energon_grain.testing import make_text_dataset
 
 

@@ -16,10 +16,10 @@ from arrays import DRIVERS, numbered, write_array, write_group
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.storage.settings import StorageSettings, use_storage
 
 ROWS = 50
 

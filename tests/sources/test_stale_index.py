@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from object_server import Bucket
 
+from energon_grain import WebDatasetSource
 from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
 from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import make_blob_dataset, write_tars
 
 

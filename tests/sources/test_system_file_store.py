@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from energon_grain import EPath, SourceInfo, SystemFileStore
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.sources.file_store import SystemFileStore
-from energon_grain.storage.epath import EPath
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from energon_grain import Source, WebDatasetSource
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.source import Source
-from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
+from energon_grain.sources.webdataset import WebDatasetGroup, read_alike
 from energon_grain.testing import write_tars
 
 Sample = tuple[str, str, list[tuple[str, bytes]]]

@@ -13,13 +13,10 @@ import pytest
 from hypothesis import given, strategies as st
 from patience import PATIENCE_S
 
+from energon_grain import CrudeSample, EPath, SourceInfo, WebdatasetFileStore
 from energon_grain.errors import DatasetNotFoundError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.prepare import prepare_dataset
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.types import CrudeSample
-from energon_grain.sources.webdataset import WebdatasetFileStore
-from energon_grain.storage.epath import EPath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 

@@ -32,11 +32,11 @@ from energon_grain import (
     WorkerConfig,
     get_train_dataset,
     load_dataset,
+    prepare_metadataset,
     traverse_metadataset,
     use_storage,
 )
 from energon_grain.errors import ConfigError
-from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.preparation import prepare_jsonl

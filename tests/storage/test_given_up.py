@@ -13,11 +13,11 @@ from remote_reading import read
 from slow_stores import until
 from stream_hosts import open_share
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import ReadError
 from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import make_text_dataset
 
 LONG_S = 2 * PATIENCE_S

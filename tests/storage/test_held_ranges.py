@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from object_server import Bucket
 from patience import PATIENCE_S
 
+from energon_grain import StorageSettings
 from energon_grain.storage.remote_files import HeldRanges, RemoteFiles, held_ranges
-from energon_grain.storage.settings import StorageSettings
 
 CONTENT = bytes(range(200))
 ranges = st.tuples(st.integers(0, 199), st.integers(0, 60)).map(lambda one: (one[0], min(one[0] + one[1], 200)))

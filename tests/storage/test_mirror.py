@@ -19,11 +19,11 @@ from conftest import PYTHONPATH
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
+from energon_grain import StorageSettings, StoreSettings
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.settings import StorageSettings, StoreSettings
 
 MakeMirror = Callable[[str], Mirror]
 

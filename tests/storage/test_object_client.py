@@ -15,11 +15,11 @@ from conftest import RunScript
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
+from energon_grain import StorageSettings, StoreSettings
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage import object_client
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.object_stores import Fetched, ObjectError, ObjectStores
-from energon_grain.storage.settings import StorageSettings, StoreSettings
 from energon_grain.storage.traffic import Traffic
 
 CONTENT = bytes(range(256)) * 4096

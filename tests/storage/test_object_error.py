@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from object_server import Bucket, Fault
 
+from energon_grain import StorageSettings, StoreSettings
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.object_client import ObjectClient, ObjectRange
-from energon_grain.storage.settings import StorageSettings, StoreSettings
 
 
 def client(**stores: StoreSettings) -> ObjectClient:

@@ -15,9 +15,9 @@ from object_server import Bucket, Fault
 from patience import PATIENCE_S
 from remote_reading import digest, read
 
+from energon_grain import StorageSettings
 from energon_grain.errors import WorkerError
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
-from energon_grain.storage.settings import StorageSettings
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)

@@ -11,11 +11,12 @@ from metadatasets import write_v2
 from object_server import Bucket, Fault
 from stream_hosts import global_batch, open_share, text_batches
 
+from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.sources import remote_runs
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
+from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import make_text_dataset
 
 

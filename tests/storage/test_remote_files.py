@@ -23,9 +23,9 @@ from object_server import Bucket, Fault, Request
 from patience import PATIENCE_S
 from remote_reading import digest, read, read_for_ever
 
+from energon_grain import StorageSettings
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
 from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
-from energon_grain.storage.settings import StorageSettings
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from energon_grain import StorageSettings, StoreSettings, use_storage
 from energon_grain.errors import ConfigError
-from energon_grain.storage.settings import (
-    ENVIRONMENT,
-    StorageSettings,
-    StoreSettings,
-    storage_settings,
-    use_storage,
-    using_storage,
-)
+from energon_grain.storage.settings import ENVIRONMENT, storage_settings, using_storage
 
 EVERYTHING: dict[str, Any] = {
     "stores": {

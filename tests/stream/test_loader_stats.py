@@ -24,13 +24,14 @@ from energon_grain import (
     LoaderStats,
     SampleDecoder,
     SkipSample,
+    StorageSettings,
     Stream,
     TaskEncoder,
     get_savable_loader,
     get_train_dataset,
     merge_stats,
 )
-from energon_grain.storage.settings import StorageSettings, using_storage
+from energon_grain.storage.settings import using_storage
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
 

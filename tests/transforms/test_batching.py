@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from energon_grain.errors import ConfigError
-from energon_grain.samples.batch import Batch
-from energon_grain.samples.sample import edataclass
-from energon_grain.samples.source_info import SourceInfo
-from energon_grain.samples.types import CrudeSample, TextSample
-from energon_grain.storage.epath import EPath
-from energon_grain.transforms.batching import (
+from energon_grain import (
+    Batch,
+    CrudeSample,
+    EPath,
+    SourceInfo,
+    TextSample,
     batch_list,
     batch_pad_stack,
-    batch_samples,
     batch_stack,
     concat_pad,
+    edataclass,
     generic_batch,
     generic_concat,
     homogeneous_concat_mix,
 )
+from energon_grain.errors import ConfigError
+from energon_grain.transforms.batching import batch_samples
 
 
 class Named(NamedTuple):

@@ -14,9 +14,8 @@ import pytest
 from patience import PATIENCE_S
 from PIL import Image
 
+from energon_grain import AVDecoder, SampleDecoder
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
-from energon_grain.media.av_decoder import AVDecoder
-from energon_grain.transforms.decode import SampleDecoder
 
 
 def gzipped(data: bytes) -> bytes:

@@ -17,23 +17,24 @@ import pytest
 from patience import PATIENCE_S
 from PIL import Image
 
-from energon_grain.errors import DecodingError
-from energon_grain.media.file_kind import media_extension
-from energon_grain.samples.types import (
+from energon_grain import (
     CaptioningSample,
     ImageClassificationSample,
     ImageSample,
     InterleavedSample,
     MultiChoiceVQASample,
     OCRSample,
+    SampleDecoder,
     SimilarityInterleavedSample,
     TextSample,
     VidQASample,
     VQAOCRSample,
     VQASample,
+    concat_pad,
+    generic_batch,
 )
-from energon_grain.transforms.batching import concat_pad, generic_batch
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.errors import DecodingError
+from energon_grain.media.file_kind import media_extension
 from energon_grain.transforms.field_map import Option, parse_expression
 from energon_grain.transforms.image import IMAGE_MODES
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from energon_grain import CaptioningSample, ImageClassificationSample, TextSample
 from energon_grain.errors import ConfigError, DecodingError, FieldMapError
-from energon_grain.samples.types import CaptioningSample, ImageClassificationSample, TextSample
 from energon_grain.transforms.field_map import FieldMap, Option, parse_expression
 
 

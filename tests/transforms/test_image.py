@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
+from energon_grain import SampleDecoder
 from energon_grain.errors import DecodingError
-from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.image import IMAGE_MODES, image_codec
 
 

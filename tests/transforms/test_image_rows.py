@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from PIL import Image
 
-from energon_grain.transforms.batching import batch_pad_stack
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain import SampleDecoder, batch_pad_stack
 
 ARRAY_MODES = ("l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchrgb", "torchl")
 

@@ -16,12 +16,10 @@ from stream_hosts import config
 
 import energon_grain
 import energon_grain_torch
-from energon_grain import Cooker, SampleDecoder, Stream, basic_sample_keys
+from energon_grain import Cooker, ImageSample, SampleDecoder, Stream, basic_sample_keys, batch_pad_stack
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.samples.types import ImageSample
 from energon_grain.testing import write_tars
-from energon_grain.transforms.batching import batch_pad_stack
 from energon_grain.transforms.image import IMAGE_MODES, ImageFilter
 
 FILTERS = get_args(ImageFilter)

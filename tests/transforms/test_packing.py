@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from energon_grain.errors import ConfigError
-from energon_grain.transforms.packing import (
+from energon_grain import (
     Packs,
     best_fit,
     best_fit_decreasing,
-    best_fit_indices,
     first_fit_decreasing,
-    first_fit_decreasing_indices,
     greedy_knapsack,
-    greedy_knapsack_indices,
     packing_efficiency,
 )
+from energon_grain.errors import ConfigError
+from energon_grain.transforms.packing import best_fit_indices, first_fit_decreasing_indices, greedy_knapsack_indices
 
 Packer = Callable[..., list[list[Any]]]
 PACKERS: dict[str, Packer] = {
