@@ -213,14 +213,15 @@ class StreamLoader(OneSubscript[Item]):
 
         Args:
             trace: File for what ran when in every worker, in Chrome's trace-event format, which `ui.perfetto.dev`
-                opens; `{host}` in its name is filled in. It grows by about 150 bytes an event, to a million of them.
+                opens; `{host}` in its name is filled in. It grows by about 150 bytes an event, to a million of them or
+                until the disk is full.
             prometheus: Port at which Prometheus finds the metrics (0: any that is free, which `port` tells), or a
                 `prometheus_client.CollectorRegistry` that the program serves itself.
             name: Of the loader in the metrics, where there are several.
 
         Raises:
             MissingPackageError: There is no `prometheus_client`.
-            OSError: The file cannot be written, or the port is taken.
+            OSError: The file cannot be opened, or the port is taken.
         """
         return Watch(self.stats, self._stream.statistics, trace=trace, prometheus=prometheus, name=name)
 
