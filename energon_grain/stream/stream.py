@@ -373,7 +373,7 @@ class Stream:
 
     def _timed(self, steps: Iterator[Step]) -> Step:
         """The next step, and how long it was waited for."""
-        ready = steps.waiting if type(steps) is Background else 0
+        ready = steps.waiting if isinstance(steps, Background) else 0
         began_ns = perf_counter_ns()
         step = next(steps)
         waited_ns = self.statistics.waited(began_ns, ready)
