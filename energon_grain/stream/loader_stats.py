@@ -7,6 +7,7 @@ is busy all the time; and of that, the stage that takes most. Where the program 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -185,14 +186,19 @@ class LoaderStats:
         return getattr(self, name)
 
     @property
+    def _since_first(self) -> float:
+        """What rates are taken over: with one batch there is none yet, so they are 0."""
+        return self.seconds or math.inf
+
+    @property
     def waiting(self) -> float:
         """Part of the time that the program waited for batches, 0 to 1."""
-        return self.waiting_s / max(1e-9, self.seconds)
+        return self.waiting_s / self._since_first
 
     @property
     def samples_per_s(self) -> float:
         """Delivered, with all that the program did in between."""
-        return self.samples / max(1e-9, self.seconds)
+        return self.samples / self._since_first
 
     def seconds_of(self, kind: Kind) -> float:
         """Of all stages of a kind, and of all workers together."""
@@ -228,7 +234,7 @@ class LoaderStats:
         `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
         `target/…` beside it; `dropped/…` counts by dataset, hook and reason.
         """
-        seconds, read = max(1e-9, self.seconds), max(1, self.read_samples)
+        seconds, read = self._since_first, max(1, self.read_samples)
         found: dict[str, float] = {
             "batches": self.batches,
             "samples": self.samples,
@@ -258,11 +264,11 @@ class LoaderStats:
 
     def __str__(self) -> str:
         busy = sorted(self.stages, key=attrgetter("seconds"), reverse=True)
-        told = ", ".join(f"{stage.name} {stage.seconds / max(1e-9, self.seconds):.0%}" for stage in busy[:6])
+        told = ", ".join(f"{stage.name} {stage.seconds / self._since_first:.0%}" for stage in busy[:6])
         lines = [
             f"{self.batches:,} batches, {self.samples:,} samples, {self.samples_per_s:,.0f} samples/s; the program "
             f"waited {self.waiting:.0%} of {self.seconds:,.1f} s",
-            *([f"at work: {told}"] if told else []),
+            *([f"at work: {told}"] if told and self.seconds else []),
             *([f"dropped: {self.dropped_total:,} {self.dropped}"] if self.dropped_total else []),
         ]
         return "\n".join([*lines, self.bound().advice] if self.stages else lines)
