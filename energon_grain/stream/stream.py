@@ -601,7 +601,7 @@ class Stream:
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         steps = self._steps
-        return self.statistics.report(steps.waiting if type(steps) is Background else 0, self.workers)
+        return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0, self.workers)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.
