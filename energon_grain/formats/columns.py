@@ -105,7 +105,10 @@ def read_stored(root: Path) -> dict[str, StoredColumn]:
 
 
 def _mending(root: str | os.PathLike[str]) -> str:
-    return f"remove it, and make the columns again, those of media by `energon-grain prepare-media {root}`"
+    return (
+        f"remove it, and make the columns again, those of media by `energon-grain "
+        f"prepare-media {root} --media-metadata-by-extension`"
+    )
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):

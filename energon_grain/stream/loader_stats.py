@@ -329,11 +329,11 @@ def work_advice(
     if name == "decode" and not images:
         return f"{bounds}): decode only parts that you use (field map, part_filter), and {more_workers}."
     if name == "decode":
-        wide = f"decode images to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
+        wide = f"to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
         narrow = wide if image_decode in _FLOAT_IMAGES else ""
-        return f"{bounds}): {narrow}store images no larger than the model sees them, and {more_workers}."
+        return f"{bounds}): decode images {narrow}no larger than the model sees them (image_size), and {more_workers}."
     if name == "batch":
-        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, cropped before)."
+        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, image_size, cropped before)."
     if one_at_a_time:
         return (
             f"{bounds}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "

@@ -250,7 +250,7 @@ STORE: dict[str, Any] = {"in_store": True, "first": rate(800), "runs": {0: 700.0
 @pytest.mark.parametrize(
     ("changes", "bound", "said", "unsaid"),
     [
-        ({}, "work", "decode takes 60% of it, 300 µs a sample): store images no larger than", "rgb8"),
+        ({}, "work", "decode takes 60% of it, 300 µs a sample): decode images no larger than", "rgb8"),
         ({"images": False}, "work", "decode only parts that you use", "images"),
         ({"work": {"decode": 9.0, "batch": 291.0}}, "work", "make smaller arrays", "decode"),
         (
