@@ -345,7 +345,7 @@ class Stream:
             with wanted_until(self._under_way.over):
                 if self._any_host is not None:
                     return self._agreed(steps, self._any_host)
-                ready = steps.waiting if type(steps) is Background else 0
+                ready = steps.waiting if isinstance(steps, Background) else 0
                 began_ns = perf_counter_ns()
                 step = next(steps)
                 self.statistics.waited(began_ns, ready)
@@ -374,7 +374,7 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                ready, began_ns = steps.waiting if type(steps) is Background else 0, perf_counter_ns()
+                ready, began_ns = steps.waiting if isinstance(steps, Background) else 0, perf_counter_ns()
                 step = next(steps, None)
                 self.statistics.waited(began_ns, ready)
             except BaseException:
