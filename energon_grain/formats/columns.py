@@ -45,6 +45,7 @@ SIZES = "bytes"
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
 _LONGEST_NAME = 100
+_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +106,7 @@ def read_stored(root: Path) -> dict[str, StoredColumn]:
 
 
 def _mending(root: str | os.PathLike[str]) -> str:
-    return (
-        f"remove it, and make the columns again, those of media by `energon-grain "
-        f"prepare-media {root} --media-metadata-by-extension`"
-    )
+    return f"remove it, and make the columns again; {_MADE_BY.format(root)}"
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):
@@ -220,10 +218,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self._all:
             made_by = self._all[name].function
             return f"the column {name!r} is of samples that are not here any more; make it again ({made_by})"
-        return (
-            f"there is no column {name!r}; there are {', '.join(self)}. Those of media are made by `energon-grain "
-            f"prepare-media {self._folder.location} --media-metadata-by-extension`"
-        )
+        return f"there is no column {name!r}; there are {', '.join(self)}; {_MADE_BY.format(self._folder.location)}"
 
 
 def open_columns(path: str | os.PathLike[str] | DataFolder) -> Columns:

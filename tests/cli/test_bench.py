@@ -295,6 +295,6 @@ def test_what_is_advised(changes: dict[str, Any], bound: str, said: str, unsaid:
 
 
 def test_images_as_floats_are_said() -> None:
-    assert "decode images to uint8 (image_decode='rgb8') in place of float32 ('torchrgb'), store" in advise(
+    assert "decode images to uint8 (image_decode='rgb8') in place of float32 ('torchrgb'), no larger" in advise(
         figures(), "torchrgb"
     )
