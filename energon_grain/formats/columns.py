@@ -45,7 +45,6 @@ SIZES = "bytes"
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
 _LONGEST_NAME = 100
-_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +102,9 @@ def read_stored(root: Path) -> dict[str, StoredColumn]:
     if found.header_checksum != header_digest(found):
         raise IndexFileError(f"{path}: is not what was written (its checksum differs); {_mending(root)}")
     return found.columns
+
+
+_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
 
 
 def _mending(root: str | os.PathLike[str]) -> str:
