@@ -104,8 +104,11 @@ def read_stored(root: Path) -> dict[str, StoredColumn]:
     return found.columns
 
 
+_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
+
+
 def _mending(root: str | os.PathLike[str]) -> str:
-    return f"remove it, and make the columns again, those of media by `energon-grain prepare-media {root}`"
+    return f"remove it, and make the columns again; {_MADE_BY.format(root)}"
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):
@@ -217,10 +220,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self._all:
             made_by = self._all[name].function
             return f"the column {name!r} is of samples that are not here any more; make it again ({made_by})"
-        return (
-            f"there is no column {name!r}; there are {', '.join(self)}. Those of media are made by `energon-grain "
-            f"prepare-media {self._folder.location} --media-metadata-by-extension`"
-        )
+        return f"there is no column {name!r}; there are {', '.join(self)}; {_MADE_BY.format(self._folder.location)}"
 
 
 def open_columns(path: str | os.PathLike[str] | DataFolder) -> Columns:

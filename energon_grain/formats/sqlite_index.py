@@ -295,7 +295,7 @@ class MediaTable:
             check()
             raise KeyNotFoundError(
                 f"{self._location}: nothing is known of {name!r} as a medium: it is none, its header is damaged, or it "
-                f"was not looked at; `energon-grain prepare-media {self._location}` says which are damaged"
+                f"was not looked at; `energon-grain prepare-media` says which are damaged"
             )
         return found
 

@@ -559,7 +559,7 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
             where=folder.location,
             what=f"Nothing is known of {len(unknown):,} files that should be media: {listed}. Their headers are "
             "damaged, or they were not there when metadata were gathered",
-            way_out="`energon-grain prepare-media` looks again, and says which are damaged",
+            way_out="`energon-grain prepare-media`, with the same --media-metadata-by-…, says which are damaged",
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from energon_grain import AVDecoder, DecodeFileStore, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
-from energon_grain.media.keyframes import byte_ranges
+from energon_grain.media.container import byte_ranges
 from energon_grain.media.seek_index import MP4_OPTIONS, missing_index
 from energon_grain.prepare import index_videos, prepare_dataset
 from energon_grain.storage.byte_stream import ByteStream

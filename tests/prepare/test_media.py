@@ -323,7 +323,7 @@ def test_folders_in_buckets(bucket: Bucket, tmp_path: Path) -> None:
 
 def test_arguments_are_checked(root: Path) -> None:
     done = run("prepare-media", root)
-    assert (done.exit_code, "exactly one of a glob" in str(done.exception)) == (1, True)
+    assert (done.exit_code, "exactly one of extension, header and glob" in str(done.exception)) == (1, True)
     prepare_dataset(root, split_ratio=(1,))
     done = run("prepare", root, "--tar-index-only", "--media-metadata-by-header")
     assert (done.exit_code, "`energon-grain prepare-media` does" in str(done.exception)) == (1, True)
