@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from energon_grain.errors import FormatError
+from energon_grain.forms import Form
 from energon_grain.samples.sample import edataclass
 
 
@@ -56,7 +57,7 @@ class MediaMetadataBase:
             FormatError: A value has the wrong type, or one that must be there is not.
         """
         try:
-            return msgspec.convert(payload, cls)
+            return (_FORMS.get(cls) or Form(cls)).from_value(payload)
         except msgspec.ValidationError as error:
             raise FormatError(f"metadata of a medium does not fit {cls.__name__}: {error}: {dict(payload)}") from error
 
@@ -98,6 +99,8 @@ class ImageMetadata(MediaMetadataBase):
 
 
 _TYPES: dict[str, type[AVMetadata] | type[ImageMetadata]] = {"av": AVMetadata, "image": ImageMetadata}
+_PAYLOAD, _AV, _IMAGE = Form(dict[str, Any]), Form(AVMetadata), Form(ImageMetadata)
+_FORMS: dict[type, Form[Any]] = {AVMetadata: _AV, ImageMetadata: _IMAGE}
 
 
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
@@ -115,7 +118,7 @@ def deserialize_media_metadata(
     """
     kind = _TYPES[MediaMetadataType.from_string(metadata_type).value]
     try:
-        payload = msgspec.json.decode(metadata_json or "{}", type=dict[str, Any])
+        payload = _PAYLOAD.from_json((metadata_json or "{}").encode())
     except msgspec.DecodeError as error:
         raise FormatError(f"metadata of a medium is damaged: {error}: {metadata_json!r}") from error
     return kind.from_dict(payload)

@@ -9,6 +9,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Generic, Self, TypeVar
@@ -100,6 +101,8 @@ class FileStore(ABC, Generic[T_co]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """Read, but for files that are so large that `lazy` wants streams of them, where this store can give these.
+
+        A class that derives from ours and has a `read` of its own gives none: what it reads may be other bytes.
 
         Raises:
             KeyNotFoundError: The store has nothing under one of the keys.
@@ -205,6 +208,8 @@ class SystemFileStore(FileStore[bytes]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""
+        if lazy is not None and type(self).read is not SystemFileStore.read:
+            return super().read_or_open(keys, lazy)
         contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 
@@ -314,9 +319,11 @@ class ObjectFileStore(FileStore[bytes]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
+        if lazy is not None and type(self).read is not ObjectFileStore.read:
+            return super().read_or_open(keys, lazy)
         wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
-        return with_sources(self._base, keys, repeat(self._base), map(contents.__getitem__, keys))
+        return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         """What is known of an image, a video or a sound, from a copy of the folder's `index.sqlite`.

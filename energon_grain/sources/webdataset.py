@@ -191,6 +191,8 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""
+        if lazy is not None and type(self).read is not WebdatasetFileStore.read:
+            return super().read_or_open(keys, lazy)
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
         name, offset, size = self._source._described(rows)

@@ -23,6 +23,7 @@ from energon_grain import (
     DecodeFileStore,
     DefaultTaskEncoder,
     FatalSampleError,
+    ObjectFileStore,
     ReadError,
     Sample,
     SampleDecoder,
@@ -295,6 +296,25 @@ def test_files_of_a_folder_that_change_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(content(2))
     with pytest.raises(ReadError, match="was changed while it was read; let nothing write"):
         stream.read(10)
+
+
+def test_stores_that_read_in_their_own_way_give_bytes(folder: Path, tmp_path: Path, bucket: Bucket) -> None:
+    (tmp_path / "001.mp4").write_bytes(content(1))
+    for kind, place in (
+        (SystemFileStore, tmp_path),
+        (ObjectFileStore, bucket.upload(tmp_path)),
+        (WebdatasetFileStore, folder),
+    ):
+
+        class Reversing(kind):  # type: ignore[misc, valid-type]
+            def read(self, keys: Any) -> Any:
+                return [(data[::-1], source) for data, source in super().read(keys)]
+
+        for decoder in (SampleDecoder(lazy_bytes=1), SampleDecoder(lazy_bytes=None)):
+            assert DecodeFileStore(Reversing(place), decoder=decoder).get("001.mp4").stream.read() == content(1)[::-1]
+        first, second = DecodeFileStore(kind(place), decoder=SampleDecoder(lazy_bytes=1)).read(["001.mp4"] * 2)
+        first[0].stream.seek(10)
+        assert second[0].stream.read(10) == content(1)[:10]
 
 
 def test_which_parts_are_lazy() -> None:
