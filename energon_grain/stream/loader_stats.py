@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from energon_grain.forms import Form
 from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
 
@@ -217,10 +218,10 @@ class LoaderStats:
         """JSON-native, and small: of the files those that took longest, the others as one."""
         return msgspec.to_builtins(replace(self, storage=self.storage.slowest_files(_FILES)))
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> LoaderStats:
         """What `as_dict` gave, on another host maybe. Raises `msgspec.ValidationError` where it did not."""
-        return msgspec.convert(found, cls)
+        return _FORM.from_value(found)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
@@ -268,6 +269,7 @@ class LoaderStats:
         return "\n".join([*lines, self.bound().advice] if self.stages else lines)
 
 
+_FORM = Form(LoaderStats)
 _NAMES = {each.name for each in fields(LoaderStats)}
 _COUNTS = [each.name for each in fields(LoaderStats) if each.type in ("int", "float") and each.name != "queued"]
 

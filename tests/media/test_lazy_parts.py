@@ -137,7 +137,7 @@ def test_only_what_is_asked_for_is_read(folder: Path, read_bytes: Callable[[], i
     assert read_bytes() - lazily > 8 * LARGE
 
 
-@pytest.mark.parametrize(("num_workers", "worker_type"), [(2, "thread"), (2, "process")])
+@pytest.mark.parametrize(("num_workers", "worker_type"), [(2, "thread"), (1, "process")])
 def test_workers_read_them_too(folder: Path, num_workers: int, worker_type: Literal["thread", "process"]) -> None:
     found = clips(folder, num_workers=num_workers, worker_type=worker_type)
     assert len(found) == N
