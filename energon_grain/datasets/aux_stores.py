@@ -187,8 +187,7 @@ class DecodeFileStore(FileStore[Any]):
         Raises:
             DecodingError: The bytes of a file do not decode.
         """
-        lazy = getattr(self.decoder, "lazy_from", None)
-        found = self.inner.read(keys) if lazy is None else self.inner.read_or_open(keys, lazy)
+        found = self.inner.read_or_open(keys, getattr(self.decoder, "lazy_from", None))
         return [(self._decoded(key, data), source) for key, (data, source) in zip(keys, found, strict=True)]
 
     def stored(self, key: str) -> tuple[Any, SourceInfo]:

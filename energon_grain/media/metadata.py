@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 
@@ -57,7 +57,7 @@ class MediaMetadataBase:
             FormatError: A value has the wrong type, or one that must be there is not.
         """
         try:
-            return (_FORMS.get(cls) or Form(cls)).from_value(payload)
+            return cast("Self", (_FORMS.get(cls) or Form(cls)).from_value(payload))
         except msgspec.ValidationError as error:
             raise FormatError(f"metadata of a medium does not fit {cls.__name__}: {error}: {dict(payload)}") from error
 
@@ -98,9 +98,9 @@ class ImageMetadata(MediaMetadataBase):
     """Pillow's name of its colours, such as `RGB`."""
 
 
+_FORMS: dict[Any, Form[Any]] = {kind: Form(kind) for kind in (AVMetadata, ImageMetadata)}
+_FIELDS = Form(dict[str, Any])
 _TYPES: dict[str, type[AVMetadata] | type[ImageMetadata]] = {"av": AVMetadata, "image": ImageMetadata}
-_PAYLOAD, _AV, _IMAGE = Form(dict[str, Any]), Form(AVMetadata), Form(ImageMetadata)
-_FORMS: dict[type, Form[Any]] = {AVMetadata: _AV, ImageMetadata: _IMAGE}
 
 
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
@@ -118,7 +118,7 @@ def deserialize_media_metadata(
     """
     kind = _TYPES[MediaMetadataType.from_string(metadata_type).value]
     try:
-        payload = _PAYLOAD.from_json((metadata_json or "{}").encode())
-    except msgspec.DecodeError as error:
+        payload = _FIELDS.from_json(metadata_json.encode() or b"{}")
+    except msgspec.MsgspecError as error:
         raise FormatError(f"metadata of a medium is damaged: {error}: {metadata_json!r}") from error
     return kind.from_dict(payload)

@@ -58,6 +58,13 @@ class FileStore(ABC, Generic[T_co]):
             raise TypeError(f"{cls.__name__} has neither `read` nor `__getitem__`, one of which gives a store's values")
         return super().__new__(cls)
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        ways = ("read", "__getitem__", "read_or_open")
+        first = next(base for base in cls.__mro__ if not base.__dict__.keys().isdisjoint(ways))
+        if "read_or_open" not in first.__dict__:
+            cls.read_or_open = FileStore.read_or_open  # who reads in a way of its own is asked for all that is read
+
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
         """Read the values of several keys, in their order; repeated keys are fine.
 
@@ -204,12 +211,10 @@ class SystemFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""
-        if lazy is not None and type(self).read is not SystemFileStore.read:
-            return super().read_or_open(keys, lazy)
         contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 
@@ -315,12 +320,10 @@ class ObjectFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read objects in the order asked for. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return ObjectFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
-        if lazy is not None and type(self).read is not ObjectFileStore.read:
-            return super().read_or_open(keys, lazy)
         wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
         return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))

@@ -187,12 +187,10 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return WebdatasetFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""
-        if lazy is not None and type(self).read is not WebdatasetFileStore.read:
-            return super().read_or_open(keys, lazy)
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
         name, offset, size = self._source._described(rows)

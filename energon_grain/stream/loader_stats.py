@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
@@ -218,10 +218,10 @@ class LoaderStats:
         """JSON-native, and small: of the files those that took longest, the others as one."""
         return msgspec.to_builtins(replace(self, storage=self.storage.slowest_files(_FILES)))
 
-    @staticmethod
-    def from_dict(found: Mapping[str, Any]) -> LoaderStats:
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """What `as_dict` gave, on another host maybe. Raises `msgspec.ValidationError` where it did not."""
-        return _FORM.from_value(found)
+        return cast("Self", _FORM.from_value(found))
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
