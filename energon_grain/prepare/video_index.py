@@ -41,7 +41,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     folder = open_folder(path)
     if folder.is_remote:
         raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
-    source = WebDatasetSource(folder, parts=_is_video)
+    source = WebDatasetSource(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 
     def lacking(first: int) -> list[tuple[int, int, int, int, bytes]]:
@@ -63,7 +63,3 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
         source.close()
     write_seek_table(Path(folder.local), source.index_id, entries)
     return len(entries)
-
-
-def _is_video(part: str) -> bool:
-    return part.rpartition(".")[2].lower() in ENDINGS
