@@ -90,6 +90,8 @@ def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
     finally:
         if container is not None:
             container.close()
+        if (prefetch := getattr(stream, "prefetch", None)) is not None:
+            prefetch(())  # a batch may hold many streams
     if source.failure is not None:
         raise source.failure
 
