@@ -270,7 +270,7 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
-    from energon_grain.datasets.mixtures import leaf_draws, pass_length
+    from energon_grain.stream.spec import leaf_draws, pass_length
 
     said: Mapping[str, Any] = manifest.get("leaves", {})
     leaves = sorted(said.items(), key=lambda entry: entry[1]["number"])

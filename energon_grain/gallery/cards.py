@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.mixtures import leaf_draws
 from energon_grain.errors import ConfigError, EnergonGrainError
 from energon_grain.formats.columns import SIZES, open_columns
 from energon_grain.gallery.fields import Failed, Shown, show_part
@@ -21,7 +20,7 @@ from energon_grain.sources.indexed import IndexedSource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
+from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec, leaf_draws
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import SampleRecord
 
