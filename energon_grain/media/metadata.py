@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 
 from energon_grain.errors import FormatError
+from energon_grain.forms import Form
 from energon_grain.samples.sample import edataclass
 
 
@@ -56,7 +57,7 @@ class MediaMetadataBase:
             FormatError: A value has the wrong type, or one that must be there is not.
         """
         try:
-            return msgspec.convert(payload, cls)
+            return cast("Self", (_FORMS.get(cls) or Form(cls)).from_value(payload))
         except msgspec.ValidationError as error:
             raise FormatError(f"metadata of a medium does not fit {cls.__name__}: {error}: {dict(payload)}") from error
 
@@ -97,6 +98,8 @@ class ImageMetadata(MediaMetadataBase):
     """Pillow's name of its colours, such as `RGB`."""
 
 
+_FORMS: dict[Any, Form[Any]] = {kind: Form(kind) for kind in (AVMetadata, ImageMetadata)}
+_FIELDS = Form(dict[str, Any])
 _TYPES: dict[str, type[AVMetadata] | type[ImageMetadata]] = {"av": AVMetadata, "image": ImageMetadata}
 
 
@@ -115,7 +118,7 @@ def deserialize_media_metadata(
     """
     kind = _TYPES[MediaMetadataType.from_string(metadata_type).value]
     try:
-        payload = msgspec.json.decode(metadata_json or "{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        payload = _FIELDS.from_json(metadata_json.encode() or b"{}")
+    except msgspec.MsgspecError as error:
         raise FormatError(f"metadata of a medium is damaged: {error}: {metadata_json!r}") from error
     return kind.from_dict(payload)

@@ -57,6 +57,11 @@ class FileStore(ABC, Generic[T_co]):
             raise TypeError(f"{cls.__name__} has neither `read` nor `__getitem__`, one of which gives a store's values")
         return super().__new__(cls)
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if not cls.__dict__.keys().isdisjoint(("read", "__getitem__")) and "read_or_open" not in cls.__dict__:
+            cls.read_or_open = FileStore.read_or_open  # who reads in a way of its own is asked for all that is read
+
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
         """Read the values of several keys, in their order; repeated keys are fine.
 
@@ -201,7 +206,7 @@ class SystemFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""
@@ -310,7 +315,7 @@ class ObjectFileStore(FileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read objects in the order asked for. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return ObjectFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""

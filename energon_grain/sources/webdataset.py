@@ -187,7 +187,7 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
-        return self.read_or_open(keys, None)
+        return WebdatasetFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`."""

@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
+from energon_grain.forms import Form
 from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
 
@@ -220,7 +221,7 @@ class LoaderStats:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """What `as_dict` gave, on another host maybe. Raises `msgspec.ValidationError` where it did not."""
-        return msgspec.convert(found, cls)
+        return cast("Self", _FORM.from_value(found))
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
@@ -268,6 +269,7 @@ class LoaderStats:
         return "\n".join([*lines, self.bound().advice] if self.stages else lines)
 
 
+_FORM = Form(LoaderStats)
 _NAMES = {each.name for each in fields(LoaderStats)}
 _COUNTS = [each.name for each in fields(LoaderStats) if each.type in ("int", "float") and each.name != "queued"]
 

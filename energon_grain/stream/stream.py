@@ -360,7 +360,7 @@ class Stream:
             with wanted_until(self._under_way.over):
                 if self._any_host is not None:
                     return self._agreed(steps, self._any_host)
-                ready = steps.waiting if type(steps) is Background else 0
+                ready = steps.waiting if isinstance(steps, Background) else 0
                 began_ns = perf_counter_ns()
                 step = next(steps)
                 self.statistics.waited(began_ns, ready)
@@ -389,7 +389,7 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                ready, began_ns = len(steps.waiting) if type(steps) is Background else 0, perf_counter_ns()
+                ready, began_ns = steps.waiting if isinstance(steps, Background) else 0, perf_counter_ns()
                 step = next(steps, None)
                 self.statistics.waited(began_ns, ready)
             except BaseException:
@@ -618,7 +618,7 @@ class Stream:
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         steps = self._steps
-        return self.statistics.report(len(steps.waiting) if isinstance(steps, Background) else 0)
+        return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

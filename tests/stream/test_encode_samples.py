@@ -100,7 +100,7 @@ def test_it_gives_what_encoding_one_by_one_gives(text_dataset: MakeDataset, fail
     many, one = Many(skipped, failing), One(skipped, failing)
     with Stream.of(train(path, many)) as found, Stream.of(train(path, one)) as expected:
         assert told(found, 60) == told(expected, 60)
-        assert found.stats() == expected.stats()
+        assert found.stats().dropped == expected.stats().dropped
         assert found.cursor() == expected.cursor()
         assert max(many.lengths) > 8
         dropped = found.stats()["dropped"].popitem()[1]
@@ -149,7 +149,7 @@ def test_rows_of_a_join(text_dataset: MakeDataset, tmp_path: Path) -> None:
     bad = frozenset({7}), frozenset({11})
     with Stream.of(train(joined, Many(*bad))) as found, Stream.of(train(joined, One(*bad))) as expected:
         assert told(found, 30) == told(expected, 30)
-        assert found.stats() == expected.stats()
+        assert found.stats().dropped == expected.stats().dropped
 
 
 def test_leaves_of_a_blend_are_encoded_together(text_dataset: MakeDataset) -> None:

@@ -19,7 +19,15 @@ def test_the_adapter_s_own_names_take_the_place_of_the_core_s() -> None:
     shared = energon_grain.__all__
     different = {name for name in shared if getattr(energon_grain_torch, name) is not getattr(energon_grain, name)}
     assert different == {
-        *("AugmentTaskEncoder", "DefaultTaskEncoder", "SampleDecoder", "SavableDataLoader", "TaskEncoder"),
+        *(
+            "AVDecoder",
+            "AVWebdatasetDecoder",
+            "AugmentTaskEncoder",
+            "DefaultTaskEncoder",
+            "SampleDecoder",
+            "SavableDataLoader",
+            "TaskEncoder",
+        ),
         *("WorkerConfig", "get_dataset_from_config", "get_loader", "get_savable_loader"),
         *("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     }
