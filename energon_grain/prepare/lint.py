@@ -395,7 +395,8 @@ def lint_dataset(
 
     index = look(checked_index)
     if index is not None:
-        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index)), *_about_media(folder, index)]
+        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
+        findings += look(lambda: [*_about_media(folder, index)]) or ()
         columns = look(partial(open_columns, folder))
         if columns is not None:
             for name in columns.stored:

@@ -416,7 +416,7 @@ def _stage_indices(
         header = write_columnar(columnar, names, scans(), unique_keys=True)
         if media_filter is not None:
             found, remove = write_media_columns(
-                dataset.local, staging, scanned.scans(), scanned.media_parts, header.content_id
+                dataset, staging, scanned.scans(), scanned.media_parts, header.content_id
             )
             put += found
         if writing is not None:
