@@ -70,13 +70,13 @@ def main(seed: int, count: int) -> None:
     slow: list[float] = []
     for _ in range(count):
         data = mutated(choose.choice(files), choose)
-        begin = time.monotonic()
+        begin = time.process_time()  # the machine may be busy
         try:
             choose.choice(REQUESTS)(AVDecoder(io.BytesIO(data), max_pixels=1 << 20, max_part_bytes=1 << 24))
             found["decoded"] += 1
         except DecodingError:
             found["refused"] += 1
-        if (duration := time.monotonic() - begin) > SLOW_S:
+        if (duration := time.process_time() - begin) > SLOW_S:
             slow.append(duration)
     print(json.dumps({**found, "slow": slow}))
 

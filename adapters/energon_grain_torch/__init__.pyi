@@ -2,7 +2,6 @@
 
 from energon_grain import *  # noqa: F403 (the names below take the place of some)
 
-from .av import AVDecoder as AVDecoder, AVWebdatasetDecoder as AVWebdatasetDecoder
 from .datasets import (
     StreamDataset as StreamDataset,
     get_dataset_from_config as get_dataset_from_config,
@@ -10,7 +9,11 @@ from .datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from .decode import SampleDecoder as SampleDecoder
+from .decode import (
+    AVDecoder as AVDecoder,
+    AVWebdatasetDecoder as AVWebdatasetDecoder,
+    SampleDecoder as SampleDecoder,
+)
 from .loader import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,

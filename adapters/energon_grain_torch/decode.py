@@ -1,4 +1,4 @@
-"""The core's decoder, with tensors where Energon has tensors."""
+"""The core's decoders, with tensors where Energon has tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from energon_grain.media import av_decoder
 from energon_grain.transforms import decode
 from energon_grain.transforms.decode import Buffer, torch_file
-from energon_grain_torch.av import AVWebdatasetDecoder
+
+
+class AVDecoder(av_decoder.AVDecoder):
+    """`energon_grain.AVDecoder`, with tensors where that has arrays: the same values in the same shapes."""
+
+    def array(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values)
+
+
+class AVWebdatasetDecoder(av_decoder.AVWebdatasetDecoder):
+    """`energon_grain.AVWebdatasetDecoder`, with tensors where that has arrays."""
+
+    _decoder = AVDecoder
 
 
 class SampleDecoder(decode.SampleDecoder):

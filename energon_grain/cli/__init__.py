@@ -14,11 +14,12 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no command does linear algebra, and its threads cost start-up
     from energon_grain.cli.app import app
     from energon_grain.errors import ConfigError, EnergonGrainError, RefusedError
+    from energon_grain.gallery.visible import visible
 
     try:
         app(prog_name="energon-grain")  # which completion goes by, however it was started
     except (EnergonGrainError, OSError) as error:
         import typer
 
-        typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
+        typer.secho(f"Error: {visible(str(error), lines=True)}", fg=typer.colors.RED, err=True)
         sys.exit(2 if isinstance(error, ConfigError) and not isinstance(error, RefusedError) else 1)

@@ -24,6 +24,8 @@ _DEPTH = 3
 """Folders of a checkpoint below each other: of a step, of an item of it."""
 _MOST_DEPTH = 8
 """Of dictionaries in a checkpoint, with states in them."""
+_MOST_BYTES = 1 << 30
+"""Of JSON: who gives a file of samples or weights by mistake should not wait until all of it is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,10 +200,12 @@ def _loaded(file: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=head == b"PK")
         except Exception as error:  # of unpickling: it tells of what is in the file
             raise StateError(
-                f"{file}: cannot be read without running code of its own ({type(error).__name__}); save the loader's "
-                f"state as JSON, or by itself"
+                f"{file}: is damaged, no file of torch.save, or cannot be read without running code of its own "
+                f"({type(error).__name__}); save the loader's state as JSON, or by itself"
             ) from error
     try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 30} GiB")
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file}: expected a saved state as JSON, or a list of those of all hosts: {error}") from error
@@ -266,7 +270,7 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
-    from energon_grain.datasets.mixtures import leaf_draws, pass_length
+    from energon_grain.stream.spec import leaf_draws, pass_length
 
     said: Mapping[str, Any] = manifest.get("leaves", {})
     leaves = sorted(said.items(), key=lambda entry: entry[1]["number"])

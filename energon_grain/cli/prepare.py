@@ -23,6 +23,7 @@ from energon_grain.cli.terminal import (
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
+from energon_grain.gallery.visible import visible
 from energon_grain.storage.location import is_url, located, no_such_path
 
 if TYPE_CHECKING:
@@ -467,10 +468,10 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
     task, scan = scanned.shards[0].task, next(scanned.scans())
     for key, sizes, json_text in preview_samples(join(scanned.root, task.name), scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
-        typer.echo(f"Sample {key!r} of {task.name}: {parts}")
+        typer.echo(visible(f"Sample {key!r} of {task.name}: {parts}"))
         if json_text is not None:
-            typer.echo(json_text)
-    typer.echo(f"Parts: {_some(scanned.part_names)}")
+            typer.echo(visible(json_text, lines=True))
+    typer.echo(visible(f"Parts: {_some(scanned.part_names)}"))
     if sample_type is None:
         if not typer.confirm("Choose a sample type now (writes dataset.yaml)?", default=True):
             return None

@@ -11,8 +11,10 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from energon_grain.errors import ConfigError
+from energon_grain.gallery.visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -53,7 +56,7 @@ def answering(command: Callable[..., Answer]) -> Callable[..., None]:
     def run(*, as_json: bool, **given: Any) -> None:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             answer = command(**given)
-        for line in [_json(answer.document)] if as_json else answer.lines:
+        for line in [_json(answer.document)] if as_json else map(_shown, answer.lines):
             typer.echo(line)
         if answer.failed:
             raise typer.Exit(1)
@@ -71,7 +74,18 @@ def answering(command: Callable[..., Answer]) -> Callable[..., None]:
 def _json(value: Any) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    try:
+        return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    except UnicodeEncodeError:  # names of files need not be UTF-8, and JSON of the data may hold halves of letters
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2)
+
+
+_OURS = re.compile(r"((?:\x1b\[[0-9;]*m|[\n\t])+)")
+
+
+def _shown(line: str) -> str:
+    """A line in which nothing acts on a terminal but colours and ends of lines, whatever data say."""
+    return "".join(piece if number % 2 else visible(piece) for number, piece in enumerate(_OURS.split(line)))
 
 
 def with_samples(report: PrepareReport | ConversionReport) -> dict[str, Any]:
@@ -87,11 +101,12 @@ def note(text: str, *, kind: str = "note") -> str:
 
 
 def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Lay out rows of equal length, indented; the alignment of each column is `<` or `>`.
+    """Lay out rows of equal length, indented, of what may come from data; columns are aligned by `<` or `>`.
 
     >>> table([("jpg", "9"), ("caption", "10")], "<>")
     ['  jpg       9', '  caption  10']
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     columns = list(zip(alignment, widths, strict=False))
     cells = ([f"{text:{side}{width}}" for text, (side, width) in zip(row, columns, strict=True)] for row in rows)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -242,65 +241,6 @@ class ConcatDataset(SavableDataset):
                 "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
             )
         return LanePart(ConcatLanes(operators), mixture, batches)
-
-
-def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:
-    """About how many of the first positions of a stream each leaf has: what a manifest says, without its rounding.
-
-    Where lanes pack, group or generate, positions are items, and leaves below have their part in these.
-
-    Args:
-        mixture: `mixture` of a manifest, or of a `StreamSpec`.
-        sizes: Samples of each leaf.
-        positions: From the beginning on, in all passes.
-    """
-    return _measured(mixture, iter(sizes))[1](positions)
-
-
-def pass_length(mixture: Any, sizes: Sequence[int]) -> float:
-    """Positions of a pass over a finite mixture, likewise."""
-    return _measured(mixture, iter(sizes))[0]
-
-
-def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[float], list[float]]]:
-    """Length of a node's pass, and what its leaves have of so many of its positions."""
-    if not isinstance(mixture, Mapping):
-        return next(sizes), lambda positions: [positions]
-    node = cast("Mapping[str, Any]", mixture)
-    below = node.get("of", node.get("generate"))
-    if not isinstance(below, list):
-        length, draws = _measured(below, sizes)
-        return length * float(Fraction(node.get("repeat") or 1)), draws
-    children = [_measured(each, sizes) for each in cast("list[Any]", below)]
-    lengths = [length for length, _ in children]
-    if "blend" in node:
-        weights, starts = node["blend"]
-
-        def counts(positions: float) -> list[float]:
-            found = [0.0] * len(children)
-            for row, start, stop in zip(weights, starts, [*starts[1:], math.inf], strict=True):
-                part = max(0.0, min(positions, stop) - start) / sum(row)
-                found = [count + part * weight for count, weight in zip(found, row, strict=True)]
-            return found
-
-    elif "blend_epochized" in node:
-        lengths = [float(Fraction(often)) * n for often, n in zip(node["blend_epochized"], lengths, strict=True)]
-
-        def counts(positions: float) -> list[float]:
-            return [positions * length / sum(lengths) for length in lengths]
-
-    else:
-
-        def counts(positions: float) -> list[float]:
-            passes, rest = divmod(positions, sum(lengths))
-            ends = list(itertools.accumulate(lengths))
-            return [passes * n + min(max(rest - (end - n), 0), n) for n, end in zip(lengths, ends, strict=True)]
-
-    def draw(positions: float) -> list[float]:
-        counted = zip(children, counts(positions), strict=True)
-        return [own for (_, draws), count in counted for own in draws(count)]
-
-    return sum(lengths), draw
 
 
 def _pairs(

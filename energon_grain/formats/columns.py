@@ -11,6 +11,7 @@ Sizes of parts are columns that need no file: `bytes` of all parts of a sample, 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,7 @@ SIZES = "bytes"
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
 _LONGEST_NAME = 100
+_logger = logging.getLogger("energon_grain")
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +106,11 @@ def read_stored(root: Path) -> dict[str, StoredColumn]:
     return found.columns
 
 
+_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
+
+
 def _mending(root: str | os.PathLike[str]) -> str:
-    return f"remove it, and make the columns again, those of media by `energon-grain prepare-media {root}`"
+    return f"remove it, and make the columns again; {_MADE_BY.format(root)}"
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):
@@ -191,36 +196,38 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
 
     def _opened(self, name: str) -> tuple[npt.NDArray[Any], BlockSums]:
         if name not in self._open:
-            stored = self.stored[name]
-            path = columnar_folder(self._folder.local) / COLUMNS_FOLDER / stored.file
-            where = self._folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_FOLDER}/{stored.file}")
-            mending = f"make the column {name!r} again ({stored.function})"
-            try:
-                if stored.column.rows != self.samples:
-                    raise IndexFileError(f"{where}: has {stored.column.rows} rows for {self.samples} samples")
-                column = read_column(path, stored.dtype, self.samples, block_sums=stored.column.block_sums)
-            except (FileNotFoundError, IndexFileError) as error:
-                raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
-            described = stored.column
-            sums = BlockSums(
-                path,
-                column,
-                checksum=described.checksum,
-                block_sums=described.block_sums,
-                where=where,
-                mending=mending,
-            )
-            self._open[name] = column, sums
+            self._open[name] = _open_column(self._folder, name, self.stored[name], self.samples)
         return self._open[name]
 
     def _why_not(self, name: str) -> str:
         if name in self._all:
             made_by = self._all[name].function
             return f"the column {name!r} is of samples that are not here any more; make it again ({made_by})"
-        return (
-            f"there is no column {name!r}; there are {', '.join(self)}. Those of media are made by `energon-grain "
-            f"prepare-media {self._folder.location} --media-metadata-by-extension`"
-        )
+        return f"there is no column {name!r}; there are {', '.join(self)}; {_MADE_BY.format(self._folder.location)}"
+
+
+def _open_column(
+    folder: DataFolder, name: str, stored: StoredColumn, samples: int
+) -> tuple[npt.NDArray[Any], BlockSums]:
+    path = columnar_folder(folder.local) / COLUMNS_FOLDER / stored.file
+    where = folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_FOLDER}/{stored.file}")
+    mending = f"make the column {name!r} again ({stored.function})"
+    rows, checksum, block_sums = stored.column.rows, stored.column.checksum, stored.column.block_sums
+    try:
+        if rows != samples:
+            raise IndexFileError(f"{where}: has {rows} rows for {samples} samples")
+        column = read_column(path, stored.dtype, samples, block_sums=block_sums)
+    except (FileNotFoundError, IndexFileError) as error:
+        raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
+    return column, BlockSums(path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending)
+
+
+def _copied(folder: DataFolder) -> dict[str, StoredColumn]:
+    """The columns of a dataset that have files, on this machine."""
+    stored = read_stored(folder.local)
+    if folder.is_remote and stored:
+        copy_columns(folder, COLUMNS_FOLDER, {each.file: each.size_bytes for each in stored.values()})
+    return stored
 
 
 def open_columns(path: str | os.PathLike[str] | DataFolder) -> Columns:
@@ -236,25 +243,21 @@ def open_columns(path: str | os.PathLike[str] | DataFolder) -> Columns:
     """
     folder = open_folder(path)
     with naming(folder):
-        index = open_columnar(folder)
-        stored = read_stored(folder.local)
-        if folder.is_remote and stored:
-            copy_columns(folder, COLUMNS_FOLDER, {each.file: each.size_bytes for each in stored.values()})
-        return Columns(folder, index, stored)
+        return Columns(folder, open_columnar(folder), _copied(folder))
 
 
 class ColumnStage:
     """New columns of a dataset, on their way: written into a staging folder, from which a commit puts them in place.
 
     Args:
-        root: The dataset.
+        dataset: Where they are to be.
         staging: A folder that mirrors it.
         function: What makes the numbers, as `module:name`.
         version: Of that function.
     """
 
-    def __init__(self, root: Path, staging: Path, *, function: str, version: int) -> None:
-        self._root, self._function, self._version = root, function, version
+    def __init__(self, dataset: DataFolder, staging: Path, *, function: str, version: int) -> None:
+        self._dataset, self._function, self._version = dataset, function, version
         self._target = columnar_folder(staging)
         self._folder = self._target / COLUMNS_FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -279,12 +282,12 @@ class ColumnStage:
         Args:
             content_id: Of the samples that the numbers are of.
             fill: Where a number is missing, take that of the column of this name that the dataset has, if it is of
-                these samples and of this version of the function.
+                these samples and of this version of the function, and not damaged.
 
         Returns:
             What a commit is to put, in this order, and to remove.
         """
-        old = read_stored(self._root)
+        old = _copied(self._dataset)
         new: dict[str, StoredColumn] = {}
         for name in [*self._writers]:
             before = old.get(name)
@@ -316,10 +319,14 @@ class ColumnStage:
     def _fill(self, name: str, before: StoredColumn) -> None:
         file, dtype, writer = self._writers[name]
         writer.close()
-        rows, sums = writer.rows, writer.block_sums
-        path = columnar_folder(self._root) / COLUMNS_FOLDER / before.file
-        new = read_column(self._folder / file, dtype, rows, block_sums=sums)
-        held = read_column(path, before.dtype, rows, block_sums=before.column.block_sums)
+        rows = writer.rows
+        try:
+            held, sums = _open_column(self._dataset, name, before, rows)
+            sums.check(0, rows)
+        except IndexFileError as error:
+            _logger.warning("nothing is taken over from a column that is made again: %s", error)
+            return
+        new = read_column(self._folder / file, dtype, rows, block_sums=writer.block_sums)
         filled = self.new(name, dtype)
         for begin in range(0, rows, _BLOCK_SAMPLES):
             piece = new[begin : begin + _BLOCK_SAMPLES]

@@ -204,10 +204,10 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) ->
                         return False
                 if has_media:
                     _take_over(database, other, media)
-        except sqlite3.OperationalError as error:
-            raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
-        except sqlite3.DatabaseError:  # the old one is damaged, and on its way out
-            return False
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
+            return False  # the old one is damaged, or of another schema, and on its way out
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return True
@@ -229,13 +229,17 @@ def _sums(database: sqlite3.Connection, table: str) -> _Row:
 
 
 def _take_over(database: sqlite3.Connection, other: sqlite3.Connection, media: MediaFilterConfig | None) -> None:
+    # What is damaged shows here: later nothing could be taken back, for want of a journal.
+    other.execute("SELECT SUM(LENGTH(entry_key) + LENGTH(metadata_json)) FROM media_metadata").fetchone()
+    filters = other.execute(
+        "SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id"
+    ).fetchall()
     for statement in (*_FAST, "BEGIN", *(_MEDIA_TABLES if media is None else ())):
         database.execute(statement)
     rows = other.execute("SELECT CAST(entry_key AS BLOB), metadata_type, metadata_json FROM media_metadata")
     kept = (row for row in rows if media is None or not media.may_take(_name(row[0])))
     database.executemany("INSERT OR IGNORE INTO media_metadata VALUES (CAST(? AS TEXT), ?, ?)", kept)
     there = {*database.execute("SELECT strategy, patterns FROM media_filters")}
-    filters = other.execute("SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id")
     into = "INSERT INTO media_filters (strategy, patterns, created_at_utc) VALUES (?, ?, ?)"
     database.executemany(into, [row for row in filters if row[:2] not in there])
     database.execute("COMMIT")
@@ -271,13 +275,8 @@ class MediaTable:
             ReadError: An object store cannot be reached.
         """
         found = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = CAST(? AS TEXT)"
-        try:
-            with self._lock:
-                row = self._opened().execute(found, (name.encode("utf-8", "surrogateescape"),)).fetchone()
-        except sqlite3.OperationalError as error:
-            raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)} ({error})") from error
-        except sqlite3.DatabaseError as error:
-            raise IndexFileError(f"{self._location}/.nv-meta/index.sqlite: {error}; prepare again") from error
+        with self._asked() as database:
+            row = database.execute(found, (name.encode("utf-8", "surrogateescape"),)).fetchone()
         return None if row is None else deserialize_media_metadata(*row)
 
     def get(self, name: str, check: Callable[[], object]) -> AVMetadata | ImageMetadata:
@@ -295,15 +294,14 @@ class MediaTable:
             check()
             raise KeyNotFoundError(
                 f"{self._location}: nothing is known of {name!r} as a medium: it is none, its header is damaged, or it "
-                f"was not looked at; `energon-grain prepare-media {self._location}` says which are damaged"
+                f"was not looked at; `energon-grain prepare-media` says which are damaged"
             )
         return found
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those of some files of which nothing is known. Raises as `find`."""
         known: set[str] = set()
-        with self._lock:
-            database = self._opened()
+        with self._asked() as database:
             for at in range(0, len(names), _ASKED_AT_ONCE):
                 keys, key = _texts([*names[at : at + _ASKED_AT_ONCE]])
                 among = f"entry_key IN ({','.join([key] * len(keys))})"
@@ -314,14 +312,25 @@ class MediaTable:
     def filters(self) -> list[MediaFilterConfig]:
         """What chose the files; empty where there are no metadata of media."""
         try:
-            with self._lock:
-                rows = self._opened().execute("SELECT strategy, patterns FROM media_filters").fetchall()
-        except (FatalSampleError, sqlite3.DatabaseError):
+            with self._asked() as database:
+                rows = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
+        except (FatalSampleError, IndexFileError):
             return []
         return [
             MediaFilterConfig(MediaFilterStrategy(strategy), tuple(filter(None, (patterns or "").split(","))))
             for strategy, patterns in rows
+            if strategy in MediaFilterStrategy.__members__  # Energon may know others some day
         ]
+
+    @contextlib.contextmanager
+    def _asked(self) -> Generator[sqlite3.Connection]:
+        try:
+            with self._lock:
+                yield self._opened()
+        except sqlite3.OperationalError as error:
+            raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)} ({error})") from error
+        except sqlite3.DatabaseError as error:
+            raise IndexFileError(f"{self._location}/.nv-meta/index.sqlite: {error}; prepare again") from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._database is None or self._process != os.getpid():  # none crosses a fork

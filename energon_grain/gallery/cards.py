@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.mixtures import leaf_draws
 from energon_grain.errors import ConfigError, EnergonGrainError
 from energon_grain.formats.columns import SIZES, open_columns
 from energon_grain.gallery.fields import Failed, Shown, show_part
@@ -19,7 +20,7 @@ from energon_grain.sources.indexed import IndexedSource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
+from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec, leaf_draws
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import SampleRecord
 
@@ -162,11 +163,8 @@ def gather(
 def _shares(spec: StreamSpec, item: int) -> list[float]:
     """Of each leaf, from an item on: what a schedule says then."""
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
-    ahead = 1 if spec.endless else sum(sizes)
-    before, behind = (leaf_draws(spec.mixture, sizes, at) for at in (item, item + ahead))
-    if not spec.endless:
-        before = [0.0] * len(sizes)
-        behind = leaf_draws(spec.mixture, sizes, ahead)
+    first, stop = (item, item + 1) if spec.endless else (0, sum(sizes))
+    before, behind = (leaf_draws(spec.mixture, sizes, at) for at in (first, stop))
     counts = [late - early for early, late in zip(before, behind, strict=True)]
     return [count / (sum(counts) or 1) for count in counts]
 
@@ -210,21 +208,18 @@ def _of_record(spec: StreamSpec, record: SampleRecord, hosts: int) -> _Chosen:
 
 def _cards(leaves: Sequence[LeafSpec], chosen: Sequence[_Chosen], most_bytes: int) -> Iterator[Card]:
     """Each chosen sample in its order; they are read in runs of one leaf, of so many bytes at once."""
-    begin = 0
-    while begin < len(chosen):
-        number = chosen[begin][0]
-        source = leaves[number].leaf.source
-        stop, left = begin, _READ_BYTES
-        while stop < len(chosen) and chosen[stop][0] == number and (left > 0 or stop == begin):
-            left -= int(source.sizes(np.array([chosen[stop][1]]))[0])
-            stop += 1
-        run = chosen[begin:stop]
-        if left < _READ_BYTES - _SAMPLE_BYTES:
-            error = ConfigError(f"the sample has more than {_SAMPLE_BYTES} bytes, and was not read")
-            yield _unread(number, source, run[0], error)
-        else:
-            yield from _read(number, leaves[number], run, most_bytes)
-        begin = stop
+    for number, group in itertools.groupby(chosen, operator.itemgetter(0)):
+        source, run = leaves[number].leaf.source, [*group]
+        ends = np.cumsum([0, *source.sizes(np.array([index for _, index, _ in run], np.int64)).tolist()])
+        begin = 0
+        while begin < len(run):
+            stop = max(begin + 1, int(np.searchsorted(ends, ends[begin] + _READ_BYTES, side="right")) - 1)
+            if ends[stop] - ends[begin] > _SAMPLE_BYTES:
+                error = ConfigError(f"the sample has more than {_SAMPLE_BYTES} bytes, and was not read")
+                yield _unread(number, source, run[begin], error)
+            else:
+                yield from _read(number, leaves[number], run[begin:stop], most_bytes)
+            begin = stop
 
 
 def _read(number: int, leaf: LeafSpec, run: Sequence[_Chosen], most_bytes: int) -> Iterator[Card]:

@@ -22,12 +22,13 @@ from rich.filesize import decimal
 
 from energon_grain._version import __version__
 from energon_grain.gallery.cards import Card, Column, Contents
-from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words, visible
+from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words
+from energon_grain.gallery.visible import visible
 
 _PAGE_BYTES = 64_000_000
 """Of all files in a page; further ones are shown small."""
 _COLOURS = 10
-_STRIP_HEIGHT = 90
+_STRIP_HEIGHT, _FRAME_WIDTH = 90, 1000
 _FAILED = "does not decode"
 _FIELD_ORDER = (Picture, Film, Sound, Failed, Words)
 
@@ -201,9 +202,11 @@ def _image(image: Image.Image) -> str:
 
 
 def _strip(frames: Sequence[Image.Image]) -> Image.Image:
-    """Frames side by side."""
+    """Frames side by side, no wider than JPEG can be."""
     small = [
-        frame.convert("RGB").resize((max(1, round(frame.width * _STRIP_HEIGHT / frame.height)), _STRIP_HEIGHT))
+        frame.convert("RGB").resize(
+            (min(max(1, round(frame.width * _STRIP_HEIGHT / frame.height)), _FRAME_WIDTH), _STRIP_HEIGHT)
+        )
         for frame in frames
     ]
     ends = list(accumulate(frame.width + 2 for frame in small))

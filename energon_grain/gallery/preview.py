@@ -20,8 +20,9 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.gallery.cards import Card, Contents, gather
-from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words, visible
+from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words
 from energon_grain.gallery.page import framed, page
+from energon_grain.gallery.visible import visible
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.stream.cursor import merge_cursors
 

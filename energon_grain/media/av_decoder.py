@@ -81,10 +81,14 @@ class AVDecoder:
             max_part_bytes: Of the audio that a call gives. None: any number.
 
         Raises:
-            ConfigError: The stream gives text.
+            ConfigError: The stream gives text, or is none.
         """
-        if "t" in getattr(stream, "mode", "rb") or isinstance(stream, io.TextIOBase):
-            raise ConfigError("AVDecoder: the stream must be a binary file; open it with mode 'rb'")
+        text = "t" in getattr(stream, "mode", "rb") or isinstance(stream, io.TextIOBase)
+        if text or not hasattr(stream, "read"):
+            raise ConfigError(
+                f"AVDecoder: the stream must be a binary file, such as open(path, 'rb') or io.BytesIO(data); got "
+                f"{'one of text' if text else f'a value of type {type(stream).__name__}'}"
+            )
         self.stream = stream
         self.suppress_warnings = suppress_warnings
         self._bounds = Bounds(max_pixels, max_part_bytes)
@@ -444,6 +448,8 @@ def get_single_frames_uniform(
 
 
 def _checked(name: str, ranges: Ranges) -> Ranges:
+    if any(np.shape(each) != (2,) for each in ranges):
+        raise ConfigError(f"{name}={ranges!r}: expected a list of (begin, end)")
     for first, last in ranges:
         if not first <= last or first == math.inf:
             raise ConfigError(f"{name}: ({first}, {last}) does not begin before it ends")

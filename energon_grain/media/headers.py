@@ -74,7 +74,8 @@ class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """
         if sum(map(bool, (glob, header, extension))) != 1:
             raise ConfigError(
-                "media: give exactly one of a glob (several patterns with commas between them), header, and extension."
+                "which files are media: give exactly one of extension, header and glob (commands: "
+                "--media-metadata-by-extension, --media-metadata-by-header, --media-metadata-by-glob '*.jpg,*.mp4')"
             )
         if glob:
             patterns = tuple(pattern.strip() for pattern in glob.split(",") if pattern.strip())

@@ -102,7 +102,7 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
         if kind == b"sidx":
             covered = max(covered, end + _sidx_bytes(_content(file, box)))
         if kind == b"moov":
-            fragmented = any(True for _ in _within(_content(file, box), b"mvex"))
+            fragmented = any(inside == b"mvex" for inside, _, _ in _boxes(file, begin, end))
             if not fragmented:
                 return None
         if kind == b"moof":

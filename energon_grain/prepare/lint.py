@@ -395,7 +395,8 @@ def lint_dataset(
 
     index = look(checked_index)
     if index is not None:
-        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index)), *_about_media(folder, index)]
+        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
+        findings += look(lambda: [*_about_media(folder, index)]) or ()
         columns = look(partial(open_columns, folder))
         if columns is not None:
             for name in columns.stored:
@@ -559,7 +560,7 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
             where=folder.location,
             what=f"Nothing is known of {len(unknown):,} files that should be media: {listed}. Their headers are "
             "damaged, or they were not there when metadata were gathered",
-            way_out="`energon-grain prepare-media` looks again, and says which are damaged",
+            way_out="`energon-grain prepare-media`, with the same --media-metadata-by-…, says which are damaged",
         )
 
 

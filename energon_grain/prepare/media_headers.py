@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,6 +25,9 @@ from energon_grain.media.metadata import AVMetadata, serialize_media_metadata
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
+
+if TYPE_CHECKING:
+    from energon_grain.formats.data_folder import DataFolder
 
 LISTED_FAILURES = 5
 _MOST_PARTS = 16
@@ -198,7 +202,7 @@ _COLUMNS: dict[str, Callable[[_Facts], float | None]] = {
 
 
 def write_media_columns(
-    root: Path, staging: Path, scans: Iterable[ShardScan], parts: Sequence[str], content_id: str
+    dataset: DataFolder, staging: Path, scans: Iterable[ShardScan], parts: Sequence[str], content_id: str
 ) -> tuple[list[str], list[str]]:
     """Write what is known of media as columns of a dataset; those that would hold nothing are left out.
 
@@ -206,7 +210,7 @@ def write_media_columns(
     hundreds, each has columns of its own as well, `width.jpg`.
 
     Args:
-        root: The dataset.
+        dataset: As it was until now.
         staging: A folder that mirrors it.
         scans: Of all shards; consumed one by one.
         parts: Names of the parts that media are in.
@@ -218,7 +222,7 @@ def write_media_columns(
     from energon_grain.formats.columns import ColumnStage  # a process that scans files needs none of it
 
     own = {part: number for number, part in enumerate(parts)} if 1 < len(parts) <= _MOST_PARTS else {}
-    stage = ColumnStage(root, staging, function=HEADER_FUNCTION, version=HEADER_VERSION)
+    stage = ColumnStage(dataset, staging, function=HEADER_FUNCTION, version=HEADER_VERSION)
     names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
     writers = {name: stage.new(name) for name in names}
     known = dict.fromkeys(names, 0)

@@ -72,6 +72,7 @@ from energon_grain.prepare.scan import (
     scan_dataset,
     shard_tasks,
 )
+from energon_grain.prepare.video_index import index_videos
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
     atomic_write_text,
@@ -196,7 +197,7 @@ def prepare_dataset(
         media_filter: Which parts of tars are looked at for metadata of media: `MediaFilterConfig.parse(None, False,
             True)` takes those with the usual endings. What their headers say goes into `index.sqlite`, as Energon has
             it, and into columns (`open_columns`). Of parts that are not looked at it stays as it was, as long as the
-            samples are the same.
+            samples are the same. Videos get the indices that they lack (`index_videos`), but not in an object store.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
@@ -332,6 +333,8 @@ def prepare_dataset(
             sqlite_build_path.unlink(missing_ok=True)
         elif not dataset.is_remote:
             remove_old_generations(columnar_folder(root), generation)
+            if media_filter is not None:
+                index_videos(root)
         # Last goes what says that this run was not at its end.
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
         (root / _REQUEST).unlink()
@@ -413,7 +416,7 @@ def _stage_indices(
         header = write_columnar(columnar, names, scans(), unique_keys=True)
         if media_filter is not None:
             found, remove = write_media_columns(
-                dataset.local, staging, scanned.scans(), scanned.media_parts, header.content_id
+                dataset, staging, scanned.scans(), scanned.media_parts, header.content_id
             )
             put += found
         if writing is not None:

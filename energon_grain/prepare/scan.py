@@ -327,9 +327,9 @@ def _scan(path: str, task: ShardTask) -> ShardScan:
 
 
 def _parts_of(scan: ShardScan, media: MediaRows) -> tuple[str, ...]:
-    """Names of the parts that media are in, in order of first appearance."""
-    numbers = np.unique(scan.part_name[media.part])[:MAX_PART_NAMES]
-    return tuple(scan.part_names[number] for number in numbers.tolist())
+    """Names of the parts that media are in, in order of first appearance; those that are not UTF-8 name no column."""
+    names = (scan.part_names[number] for number in np.unique(scan.part_name[media.part]).tolist())
+    return tuple(itertools.islice((name for name in names if name == printable(name)), MAX_PART_NAMES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,24 +41,24 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     folder = open_folder(path)
     if folder.is_remote:
         raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
-    source = WebDatasetSource(folder)
+    source = WebDatasetSource(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 
     def lacking(first: int) -> list[tuple[int, int, int, int, bytes]]:
         found: list[tuple[int, int, int, int, bytes]] = []
         for sample in range(first, min(first + _AT_ONCE, len(source))):
             place = source.locate(sample)
-            for part, (offset, size) in place.parts.items():
-                if part.rpartition(".")[2].lower() in ENDINGS:
-                    # Not `source.stream`, which has the index that was made before.
-                    file = ByteStream(folder.store, folder.shard(place.shard), offset, size)
-                    index = missing_index(cast("BinaryIO", file))
-                    found += [] if index is None else [(shards[place.shard], offset, size, *index)]
+            for offset, size in place.parts.values():
+                # Not `source.stream`, which has the index that was made before.
+                file = ByteStream(folder.store, folder.shard(place.shard), offset, size)
+                index = missing_index(cast("BinaryIO", file))
+                found += [] if index is None else [(shards[place.shard], offset, size, *index)]
         return found
 
+    samples = range(0, len(source) if source.part_names else 0, _AT_ONCE)
     try:
         with ThreadPoolExecutor(threads) as executor:
-            entries = [entry for found in executor.map(lacking, range(0, len(source), _AT_ONCE)) for entry in found]
+            entries = [entry for found in executor.map(lacking, samples) for entry in found]
     finally:
         source.close()
     write_seek_table(Path(folder.local), source.index_id, entries)

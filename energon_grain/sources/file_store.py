@@ -9,6 +9,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Generic, Self, TypeVar
@@ -59,7 +60,9 @@ class FileStore(ABC, Generic[T_co]):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if not cls.__dict__.keys().isdisjoint(("read", "__getitem__")) and "read_or_open" not in cls.__dict__:
+        ways = ("read", "__getitem__", "read_or_open")
+        first = next(base for base in cls.__mro__ if not base.__dict__.keys().isdisjoint(ways))
+        if "read_or_open" not in first.__dict__:
             cls.read_or_open = FileStore.read_or_open  # who reads in a way of its own is asked for all that is read
 
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
@@ -105,6 +108,8 @@ class FileStore(ABC, Generic[T_co]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """Read, but for files that are so large that `lazy` wants streams of them, where this store can give these.
+
+        A class that derives from ours and has a `read` of its own gives none: what it reads may be other bytes.
 
         Raises:
             KeyNotFoundError: The store has nothing under one of the keys.
@@ -321,7 +326,7 @@ class ObjectFileStore(FileStore[bytes]):
         """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
         wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
-        return with_sources(self._base, keys, repeat(self._base), map(contents.__getitem__, keys))
+        return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         """What is known of an image, a video or a sound, from a copy of the folder's `index.sqlite`.

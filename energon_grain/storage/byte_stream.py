@@ -131,7 +131,7 @@ class ByteStream(io.RawIOBase):
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read ranges that will be asked for, together: from an object store in few requests, side by side.
 
-        They are held until the next call, 64 MiB of them at most.
+        They are held until the next call, 64 MiB of them at most; one without ranges reads nothing and lets go of them.
 
         Args:
             ranges: (first byte, one past the last) of each, in this stream.
@@ -156,7 +156,8 @@ class ByteStream(io.RawIOBase):
                 wanted.append((begin, min(end, begin + left)))
                 left -= wanted[-1][1] - begin
         self._prefetched = []  # before others are read
-        self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
+        if wanted:
+            self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
 
     def _held(self, count: int) -> bytes:
         """Bytes from here on that are in memory, at most `count`; b"": this place is not."""

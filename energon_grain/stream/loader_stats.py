@@ -7,6 +7,7 @@ is busy all the time; and of that, the stage that takes most. Where the program 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -186,14 +187,19 @@ class LoaderStats:
         return getattr(self, name)
 
     @property
+    def _since_first(self) -> float:
+        """What rates are taken over: with one batch there is none yet, so they are 0."""
+        return self.seconds or math.inf
+
+    @property
     def waiting(self) -> float:
         """Part of the time that the program waited for batches, 0 to 1."""
-        return self.waiting_s / max(1e-9, self.seconds)
+        return self.waiting_s / self._since_first
 
     @property
     def samples_per_s(self) -> float:
         """Delivered, with all that the program did in between."""
-        return self.samples / max(1e-9, self.seconds)
+        return self.samples / self._since_first
 
     def seconds_of(self, kind: Kind) -> float:
         """Of all stages of a kind, and of all workers together."""
@@ -229,7 +235,7 @@ class LoaderStats:
         `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
         `target/…` beside it; `dropped/…` counts by dataset, hook and reason.
         """
-        seconds, read = max(1e-9, self.seconds), max(1, self.read_samples)
+        seconds, read = self._since_first, max(1, self.read_samples)
         found: dict[str, float] = {
             "batches": self.batches,
             "samples": self.samples,
@@ -259,11 +265,11 @@ class LoaderStats:
 
     def __str__(self) -> str:
         busy = sorted(self.stages, key=attrgetter("seconds"), reverse=True)
-        told = ", ".join(f"{stage.name} {stage.seconds / max(1e-9, self.seconds):.0%}" for stage in busy[:6])
+        told = ", ".join(f"{stage.name} {stage.seconds / self._since_first:.0%}" for stage in busy[:6])
         lines = [
             f"{self.batches:,} batches, {self.samples:,} samples, {self.samples_per_s:,.0f} samples/s; the program "
             f"waited {self.waiting:.0%} of {self.seconds:,.1f} s",
-            *([f"at work: {told}"] if told else []),
+            *([f"at work: {told}"] if told and self.seconds else []),
             *([f"dropped: {self.dropped_total:,} {self.dropped}"] if self.dropped_total else []),
         ]
         return "\n".join([*lines, self.bound().advice] if self.stages else lines)
@@ -325,11 +331,11 @@ def work_advice(
     if name == "decode" and not images:
         return f"{bounds}): decode only parts that you use (field map, part_filter), and {more_workers}."
     if name == "decode":
-        wide = f"decode images to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
+        wide = f"to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
         narrow = wide if image_decode in _FLOAT_IMAGES else ""
-        return f"{bounds}): {narrow}store images no larger than the model sees them, and {more_workers}."
+        return f"{bounds}): decode images {narrow}no larger than the model sees them (image_size), and {more_workers}."
     if name == "batch":
-        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, cropped before)."
+        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, image_size, cropped before)."
     if one_at_a_time:
         return (
             f"{bounds}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "

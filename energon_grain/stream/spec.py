@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder
@@ -337,7 +338,9 @@ class StreamSpec:
         """
         if self.program is not None and len(self.program.feeds) > 1:
             return None
-        return _expected(self.mixture, [len(leaf.leaf.source) for leaf in self.leaves], first, stop)
+        sizes = [len(leaf.leaf.source) for leaf in self.leaves]
+        before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
+        return [late - early for early, late in zip(before, behind, strict=True)]
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
@@ -368,70 +371,74 @@ class StreamSpec:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _below(mixture: Any) -> Any:
-    """What a node of a manifest's mixture is of: several, another one, or None for a leaf."""
-    return None if mixture is None else mixture.get("of", mixture.get("generate"))
+def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:
+    """About how many of the first positions of a stream each leaf has: what a manifest says, without its rounding.
+
+    Where lanes pack, group or generate, positions are items, and leaves below have their part in these.
+
+    Args:
+        mixture: `mixture` of a manifest, or of a `StreamSpec`.
+        sizes: Samples of each leaf.
+        positions: From the beginning on, in all passes.
+    """
+    return _measured(mixture, iter(sizes))[1](positions)
 
 
-def _leaf_count(mixture: Any) -> int:
-    if mixture is None:
-        return 1
-    below = _below(mixture)
-    return sum(map(_leaf_count, below)) if isinstance(below, list) else _leaf_count(below)
+def pass_length(mixture: Any, sizes: Sequence[int]) -> float:
+    """Positions of a pass over a finite mixture, likewise."""
+    return _measured(mixture, iter(sizes))[0]
 
 
-def _parts(mixture: Any, sizes: list[int]) -> list[tuple[Any, list[int]]]:
-    """The children of a mixture, each with the sizes of its leaves."""
-    parts: list[tuple[Any, list[int]]] = []
-    for child in _below(mixture):
-        count = _leaf_count(child)
-        parts.append((child, sizes[:count]))
-        sizes = sizes[count:]
-    return parts
-
-
-def _length(mixture: Any, sizes: list[int]) -> Fraction:
-    """Samples of a pass over a part of a mixture."""
-    if mixture is None:
-        return Fraction(sizes[0])
-    below = _below(mixture)
+def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[float], list[float]]]:
+    """Length of a node's pass, and what its leaves have of so many of its positions."""
+    if not isinstance(mixture, Mapping):
+        return next(sizes), lambda positions: [positions]
+    node = cast("Mapping[str, Any]", mixture)
+    below = node.get("of", node.get("generate"))
     if not isinstance(below, list):
-        length = _length(below, sizes)
-        if (limit := mixture.get("limit") or mixture.get("epochs")) is not None:
-            return min(length, Fraction(limit))
-        return length * Fraction(mixture.get("repeat") or 1)
-    lengths = [_length(*part) for part in _parts(mixture, sizes)]
-    repetitions = map(Fraction, mixture.get("blend_epochized", [1] * len(lengths)))
-    return sum((length * often for length, often in zip(lengths, repetitions, strict=True)), Fraction(0))
+        length, draws = _measured(below, sizes)
+        if "limit" in node:
+            limit = min(node["limit"], length)
 
+            def cut(positions: float) -> list[float]:
+                passes, rest = divmod(positions, limit)
+                return [passes * whole + part for whole, part in zip(draws(limit), draws(rest), strict=True)]
 
-def _expected(mixture: Any, sizes: list[int], first: float, stop: float) -> list[float]:
-    """Samples of each leaf of a part of a mixture that positions [first, stop) of it ask for."""
-    if mixture is None:
-        return [stop - first]
-    below = _below(mixture)
-    if not isinstance(below, list):
-        return _expected(below, sizes, first, stop)
-    parts = _parts(mixture, sizes)
-    if "blend" in mixture:
-        segments, starts = mixture["blend"]
+            return limit, draws if math.isinf(length) else cut  # what is endless goes on behind it
+        if "repeat" in node and node["repeat"] is None:
+            return math.inf, draws
+        return node.get("epochs") or length * float(Fraction(node.get("repeat", 1))), draws
+    children = [_measured(each, sizes) for each in cast("list[Any]", below)]
+    lengths = [length for length, _ in children]
+    if "blend" in node:
+        weights, starts = node["blend"]
+
+        def counts(positions: float) -> list[float]:
+            found = [0.0] * len(children)
+            for row, start, stop in zip(weights, starts, [*starts[1:], math.inf], strict=True):
+                part = max(0.0, min(positions, stop) - start) / sum(row)
+                found = [count + part * weight for count, weight in zip(found, row, strict=True)]
+            return found
+
+        lengths = [math.inf]
+    elif "blend_epochized" in node:
+        lengths = [float(Fraction(often)) * n for often, n in zip(node["blend_epochized"], lengths, strict=True)]
+
+        def counts(positions: float) -> list[float]:
+            return [positions * length / sum(lengths) for length in lengths]
+
     else:
-        repetitions = map(Fraction, mixture.get("blend_epochized", [1] * len(parts)))
-        segments = [[_length(*part) * often for part, often in zip(parts, repetitions, strict=True)]]
-        starts = [0]
 
-    def until(position: float, child: int) -> float:
-        """Positions of a child before one of the mixture."""
-        ends = [*starts[1:], math.inf]
-        return sum(
-            max(0.0, min(position, end) - start) * float(Fraction(weights[child]) / sum(map(Fraction, weights)))
-            for weights, start, end in zip(segments, starts, ends, strict=True)
-        )
+        def counts(positions: float) -> list[float]:
+            passes, rest = divmod(positions, sum(lengths))
+            ends = list(itertools.accumulate(lengths))
+            return [passes * n + min(max(rest - (end - n), 0), n) for n, end in zip(lengths, ends, strict=True)]
 
-    found: list[float] = []
-    for number, (child, own) in enumerate(parts):
-        found += _expected(child, own, until(first, number), until(stop, number))
-    return found
+    def draw(positions: float) -> list[float]:
+        counted = zip(children, counts(positions), strict=True)
+        return [own for (_, draws), count in counted for own in draws(count)]
+
+    return sum(lengths), draw
 
 
 def no_dataset(value: Any) -> str:

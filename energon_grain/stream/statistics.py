@@ -11,7 +11,7 @@ import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -423,8 +423,13 @@ class Statistics:
                 f"`__default_failure_tolerance__`)"
             ) from error
 
-    def report(self, queued: int = 0) -> LoaderStats:
-        """The numbers as they are now; `queued`: batches that are ready."""
+    def report(self, queued: int = 0, workers: int = 0) -> LoaderStats:
+        """The numbers as they are now.
+
+        Args:
+            queued: Batches that are ready.
+            workers: That are at work.
+        """
         with self._lock:
             dropped: dict[str, dict[str, int]] = {}
             drops = self._dropped + self._failed
@@ -434,7 +439,7 @@ class Statistics:
             asked = self._asked_until_now()
             expected: list[float | None] = [None] * len(self._read) if asked is None else asked.tolist()
             return LoaderStats(
-                setup=self.setup,
+                setup=replace(self.setup, workers=workers),
                 seconds=self._ran_ns() / 1e9,
                 waiting_s=self._waiting_ns / 1e9,
                 starting_s=self._starting_ns / 1e9,

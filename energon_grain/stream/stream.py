@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -71,20 +71,6 @@ class Runnable(Protocol):
     def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
         """Everything that decides what comes out of it."""
         ...
-
-
-class Place(NamedTuple):
-    """A place in a stream.
-
-    Attributes:
-        pass_number: How many passes lie before.
-        step: Steps of this pass before it.
-        endless: Whether the pass has no end.
-    """
-
-    pass_number: int
-    step: int
-    endless: bool
 
 
 def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
@@ -306,15 +292,14 @@ class Stream:
             return [step.batch for step in islice(self._coming, count)]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Progress:
         """Where it is: behind the last step that was delivered."""
-        left = self.plan.remaining(self._progress.pass_step, self._progress.item)
-        return Place(self._progress.pass_number, self._progress.pass_step, endless=left is None and self.spec.endless)
+        return self._progress
 
     @property
     def workers(self) -> int:
         """Threads or processes at work now, or as soon as there is something to do."""
-        return self._workers if self._auto is None else self._auto.threads
+        return self._workers if self._pool is None else self._pool.workers
 
     @property
     def _behind(self) -> Progress:
@@ -420,8 +405,6 @@ class Stream:
             raise GivenUp
         self._empty_steps = 0
         pool = self._workers_ready()
-        workers = 0 if pool is None else pool.workers
-        self.statistics.setup = dataclasses.replace(self.statistics.setup, workers=workers)
         try:
             with wanted_until(self._under_way.over):
                 production = Production(
@@ -619,7 +602,7 @@ class Stream:
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         steps = self._steps
-        return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0)
+        return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0, self.workers)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

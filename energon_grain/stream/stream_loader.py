@@ -258,7 +258,7 @@ class _ProgressLine:
             self._progress.start()
 
     def _mark(self) -> tuple[float, int, int, float]:
-        return time.perf_counter(), self._stream.stats()["samples"], self._steps, self._waited_s
+        return time.perf_counter(), self._stream.statistics.samples, self._steps, self._waited_s
 
     def took(self, waited_s: float) -> None:
         """The loop waited so long for a batch, and gets it now."""
@@ -272,22 +272,25 @@ class _ProgressLine:
         then, samples_then, steps_then, waited_then = self._marks[0]
         self._marks.append((now, samples, steps, waited_s))
         seconds = max(now - then, 1e-9)
-        place, total = self._stream.place, len(self._stream)
-        if place.endless:
-            text = f"step {place.step:,} (epoch {place.step / total:.2f})"
+        stream = self._stream
+        place, total = stream.place, len(stream)
+        step = place.pass_step
+        endless = stream.spec.endless and stream.plan.remaining(step, place.item) is None
+        if endless:
+            text = f"step {step:,} (epoch {step / total:.2f})"
         else:
-            text = f"epoch {place.pass_number + 1}, step {place.step:,} of {total:,}"
+            text = f"epoch {place.pass_number + 1}, step {step:,} of {total:,}"
         text += (
             f": {(samples - samples_then) / seconds:,.0f} samples/s, waited {(waited_s - waited_then) / seconds:.0%}"
         )
-        if not place.endless and steps > steps_then:
-            left_s = (total - place.step) * seconds / (steps - steps_then)
+        if not endless and steps > steps_then:
+            left_s = (total - step) * seconds / (steps - steps_then)
             text += f", {timedelta(seconds=round(left_s))} left"
         if self._progress is None:
             print(text, file=self._file, flush=True)
         else:
-            done, of = (place.step % total, total) if place.endless else (place.step, total)
-            self._progress.update(self._task, description=text, completed=done, total=of, refresh=True)
+            done = step % total if endless else step
+            self._progress.update(self._task, description=text, completed=done, total=total, refresh=True)
 
     def end(self) -> None:
         """Show where the loop has come to, and leave the terminal to who writes next."""

@@ -184,7 +184,10 @@ class WorkerConfig:
             if name == "num_workers" and value == "auto":
                 continue
             if not hasattr(value, "__index__"):
-                raise ConfigError(f"WorkerConfig({name}={value!r}): expected a whole number, such as int(…) of a text")
+                auto = ", or 'auto'" if name == "num_workers" else ""
+                raise ConfigError(
+                    f"WorkerConfig({name}={value!r}): expected a whole number, such as int(…) of a text{auto}"
+                )
             setattr(self, name, operator.index(value))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(

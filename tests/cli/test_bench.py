@@ -250,7 +250,7 @@ STORE: dict[str, Any] = {"in_store": True, "first": rate(800), "runs": {0: 700.0
 @pytest.mark.parametrize(
     ("changes", "bound", "said", "unsaid"),
     [
-        ({}, "work", "decode takes 60% of it, 300 µs a sample): store images no larger than", "rgb8"),
+        ({}, "work", "decode takes 60% of it, 300 µs a sample): decode images no larger than", "rgb8"),
         ({"images": False}, "work", "decode only parts that you use", "images"),
         ({"work": {"decode": 9.0, "batch": 291.0}}, "work", "make smaller arrays", "decode"),
         (
@@ -295,6 +295,6 @@ def test_what_is_advised(changes: dict[str, Any], bound: str, said: str, unsaid:
 
 
 def test_images_as_floats_are_said() -> None:
-    assert "decode images to uint8 (image_decode='rgb8') in place of float32 ('torchrgb'), store" in advise(
+    assert "decode images to uint8 (image_decode='rgb8') in place of float32 ('torchrgb'), no larger" in advise(
         figures(), "torchrgb"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -227,5 +228,8 @@ def test_what_is_no_state(state: Path, mix: Path, tmp_path: Path) -> None:
     done = run("checkpoint", "info", tmp_path / "code.pt")
     assert isinstance(done.exception, StateError)
     assert "without running code" in str(done.exception)
+    (tmp_path / "weights.bin").touch()
+    os.truncate(tmp_path / "weights.bin", (1 << 30) + 1)  # a hole, which nobody reads
+    assert "it has more than 1 GiB" in str(run("checkpoint", "info", tmp_path / "weights.bin").exception)
     assert "no such file" in str(run("checkpoint", "info", tmp_path / "nowhere").exception)
     assert isinstance(run("checkpoint", "info", state, "--seed", "3").exception, ConfigError)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from cli_runs import run
 
 from energon_grain import StateError, Stream, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_grain.cli.terminal import format_bytes, significant
-from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset, write_tars
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,22 @@ def test_info_as_json(root: Path) -> None:
 
 def test_info_of_a_crude_dataset(tmp_path: Path) -> None:
     assert "crude" in run("info", make_crude_dataset(tmp_path / "crude", n=8, shards=2)).output
+
+
+def test_nothing_that_data_say_acts_on_a_terminal(tmp_path: Path) -> None:
+    """Nor does a name that is not UTF-8, or half of a letter, end a command."""
+    name = os.fsdecode(b"k\xe9\x1b[31m\xc2\x9b")
+    write_tars(tmp_path, [{"__key__": name, f"x{name}.txt": "a", "json": b'{"a": "\\ud800"}'}])
+    prepare_dataset(tmp_path, split_ratio=(1,), crude=True)
+    step = ["--step", "0", "--batch-size", "1"]
+    for command in (["info"], ["preview"], ["lint"], ["which", *step], ["preview", *step]):
+        done = run(command[0], tmp_path, *command[1:])
+        assert done.exit_code == 0, done.exception
+        assert [letter for letter in done.output if not letter.isprintable()] == ["\n"] * done.output.count("\n")
+        json.loads(run(command[0], tmp_path, *command[1:], "--json").stdout)
+    assert "k\\udce9␛[31m" in run("which", tmp_path, *step).output
+    [sample] = json.loads(run("which", tmp_path, *step, "--json").stdout)
+    assert sample["key"] == name
 
 
 def test_lint_lists_what_is_broken(root: Path) -> None:

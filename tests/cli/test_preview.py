@@ -171,6 +171,18 @@ def test_a_shard_that_cannot_be_read_leaves_the_others(folder: Path, tmp_path: P
     assert all("shard_001.tar" in parts[""]["error"] for parts in list(found.values())[4:])
 
 
+def test_a_sample_that_is_too_large_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_grain.gallery.cards._READ_BYTES", 2500)
+    monkeypatch.setattr("energon_grain.gallery.cards._SAMPLE_BYTES", 5000)
+    letters = (10, 10, 10, 5000, 10, 4000, 2000, 10)  # to which a tar adds some
+    write_tars(tmp_path, [{"__key__": f"{n}", "txt": "x" * count} for n, count in enumerate(letters)])
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, crude=True)
+    found = fields(tmp_path)
+    assert [key for key, parts in found.items() if parts.get("", {}).get("kind") == "failed"] == ["3"]
+    assert [len(parts["txt"]["text"]) for key, parts in found.items() if key != "3"] == [10, 10, 10, 10, 4000, 2000, 10]
+    assert "more than 5000 bytes" in found["3"][""]["error"]
+
+
 def test_a_page_escapes_what_data_say(folder: Path, tmp_path: Path) -> None:
     """Every tag of the page is of the template: none comes from a text, a key, a file name, JSON or a label."""
     page = tmp_path / "page.html"
@@ -203,6 +215,12 @@ def test_videos_that_browsers_do_not_play_are_frames(tmp_path: Path) -> None:
     page = energon_grain.preview(tmp_path / "films").html()
     assert page.count("<video") == 1
     assert "frames only; not played by browsers: mpeg4 in avi" in page
+
+
+def test_very_wide_videos_have_strips(tmp_path: Path) -> None:
+    write_tars(tmp_path, [{"__key__": "one", "avi": video("mpeg4", "avi", 6, (6400, 16))}])
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, crude=True)
+    assert 'class="strip" src="data:image/jpeg;base64,' in energon_grain.preview(tmp_path).html()
 
 
 def test_the_function_takes_paths_and_datasets(folder: Path, tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ def test_it_fits_and_shows_what_is_there(opened: Opened) -> None:
     assert page.locator(".chart rect").count() > 2
 
 
+def test_without_scripts_all_is_there(browser: Any, file: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert visible_cards(page) == 18
+    assert not page.locator("#find").is_visible()  # nor is there anything else that would do nothing
+    context.close()
+
+
 def test_sound_and_video_play(opened: Opened) -> None:
     for kind in ("audio", "video"):
         media = opened.page.locator(f"#grid {kind}").first

@@ -49,11 +49,10 @@ def test_what_nobody_read_is_let_go_of(store: SlowStore, make_pool: Any) -> None
     until(lambda: len(list(pool.cache_dir.iterdir())) == 2)
     del lazies[1:]
     gc.collect()
-    assert pool.current_cache_count == 1
+    until(lambda: pool.current_cache_count == 1)  # the file may be there before its copying is over
     lazies.clear()
     gc.collect()
-    assert pool.current_cache_count == 0
-    until(lambda: not any(pool.cache_dir.iterdir()))
+    until(lambda: pool.current_cache_count == 0 and not any(pool.cache_dir.iterdir()))
 
 
 def test_before_its_turn_a_file_is_read_from_the_store(store: SlowStore, make_pool: Any) -> None:

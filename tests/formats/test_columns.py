@@ -15,6 +15,7 @@ from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnStage, read_stored
 from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
+from energon_grain.formats.data_folder import open_folder
 from energon_grain.testing import make_text_dataset
 
 N = 3000
@@ -29,7 +30,7 @@ def put(
     root: Path, content_id: str | None = None, *, fill: bool = False, version: int = 1, **columns: np.ndarray
 ) -> None:
     staging = new_staging_folder(root)
-    stage = ColumnStage(root, staging, function="tests:measure", version=version)
+    stage = ColumnStage(open_folder(root), staging, function="tests:measure", version=version)
     for name, values in columns.items():
         writer = stage.new(name.replace("__", "."), values.dtype)
         for piece in np.array_split(values, 3):
@@ -86,6 +87,19 @@ def test_what_is_missing_is_filled_from_the_same_function(root: Path) -> None:
     assert np.array_equal(open_columns(root)["tokens"], expected, equal_nan=True)
     put(root, fill=True, version=2, tokens=second)
     assert np.array_equal(open_columns(root)["tokens"], second, equal_nan=True)
+
+
+@pytest.mark.parametrize("damage", [lambda path: _flip(path), Path.unlink])
+def test_what_is_damaged_fills_nothing(
+    root: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Making a column again is the way out, and gives nobody's numbers a new checksum."""
+    values = np.where(np.arange(N) % 2, np.nan, 1.0)
+    put(root, tokens=np.arange(N, dtype=np.float64))
+    damage(file_of(root, "tokens"))
+    put(root, fill=True, tokens=values)
+    assert np.array_equal(open_columns(root)["tokens"], values, equal_nan=True)
+    assert "nothing is taken over from a column that is made again" in caplog.text
 
 
 def test_columns_of_other_samples_are_not_given_out(root: Path) -> None:

@@ -260,6 +260,8 @@ def test_impossible_arguments_are_named(films: dict[str, bytes]) -> None:
     decoder = AVDecoder(io.BytesIO(films["mp4"]))
     with pytest.raises(ConfigError, match=r"video_clip_ranges: \(2, 1\) does not begin before it ends"):
         decoder.get_video_clips([(2, 1)])
+    with pytest.raises(ConfigError, match=r"video_clip_ranges=\(1, 2\): expected a list of \(begin, end\)"):
+        decoder.get_video_clips((1, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="audio_clip_ranges"):
         decoder.get_clips(audio_clip_ranges=[(math.nan, 1)])
     with pytest.raises(ConfigError, match="video_unit='minutes' is not one of seconds, frames"):
@@ -270,6 +272,8 @@ def test_impossible_arguments_are_named(films: dict[str, bytes]) -> None:
         decoder.get_audio(audio_sample_rate=0)
     with pytest.raises(ConfigError, match="binary"):
         AVDecoder(io.StringIO("text"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"binary file, such as open\(path, 'rb'\).*got a value of type str"):
+        AVDecoder("film.mp4")  # type: ignore[arg-type]
 
 
 ENERGON = """

@@ -170,9 +170,9 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
     failed = 0
     tracemalloc.start()
     try:
-        for round in range(25):
+        for round in range(10):
             for name, data in files:
-                if name.endswith(("mp4", "mkv", "flac")) and round > 5:
+                if name.endswith(("mp4", "mkv", "flac")) and round > 2:
                     continue
                 try:
                     found = look(mutated(data, dice), name, dice.choice((BY_HEADER, BY_EXTENSION)))
@@ -183,7 +183,7 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
         assert tracemalloc.get_traced_memory()[1] < MAX_HEADER_BYTES
     finally:
         tracemalloc.stop()
-    assert failed > 50
+    assert failed > 20
 
 
 def test_a_header_without_end_is_given_up() -> None:

@@ -23,6 +23,7 @@ from energon_grain import (
     DecodeFileStore,
     DefaultTaskEncoder,
     FatalSampleError,
+    ObjectFileStore,
     ReadError,
     Sample,
     SampleDecoder,
@@ -136,7 +137,7 @@ def test_only_what_is_asked_for_is_read(folder: Path, read_bytes: Callable[[], i
     assert read_bytes() - lazily > 8 * LARGE
 
 
-@pytest.mark.parametrize(("num_workers", "worker_type"), [(2, "thread"), (2, "process")])
+@pytest.mark.parametrize(("num_workers", "worker_type"), [(2, "thread"), (1, "process")])
 def test_workers_read_them_too(folder: Path, num_workers: int, worker_type: Literal["thread", "process"]) -> None:
     found = clips(folder, num_workers=num_workers, worker_type=worker_type)
     assert len(found) == N
@@ -295,6 +296,26 @@ def test_files_of_a_folder_that_change_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(content(2))
     with pytest.raises(ReadError, match="was changed while it was read; let nothing write"):
         stream.read(10)
+
+
+def test_stores_that_read_in_their_own_way_give_bytes(folder: Path, tmp_path: Path, bucket: Bucket) -> None:
+    (tmp_path / "001.mp4").write_bytes(content(1))
+    for kind, place in (
+        (SystemFileStore, tmp_path),
+        (ObjectFileStore, bucket.upload(tmp_path)),
+        (WebdatasetFileStore, folder),
+    ):
+
+        class Reversing:
+            def read(self, keys: Any) -> Any:
+                return [(data[::-1], source) for data, source in super().read(keys)]  # type: ignore[misc]
+
+        mixed: Any = type("Mixed", (Reversing, kind), {})
+        for decoder in (SampleDecoder(lazy_bytes=1), SampleDecoder(lazy_bytes=None)):
+            assert DecodeFileStore(mixed(place), decoder=decoder).get("001.mp4").stream.read() == content(1)[::-1]
+        first, second = DecodeFileStore(kind(place), decoder=SampleDecoder(lazy_bytes=1)).read(["001.mp4"] * 2)
+        first[0].stream.seek(10)
+        assert second[0].stream.read(10) == content(1)[:10]
 
 
 def test_which_parts_are_lazy() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -299,6 +301,9 @@ def test_datasets_in_buckets(root: Path, bucket: Bucket, at_once: bool) -> None:
         assert store.get_media_metadata("d/001.jpg").width == 22
         shutil.rmtree(open_folder(url).local)  # the copy: what another machine has not
         look_again(open_folder(url))
+    shutil.rmtree(open_folder(url).local)
+    look_again(open_folder(url))
+    prepare_media(url, MediaFilterConfig.parse("d/003.jpg", False, False))  # what others have stays, without a copy
     prepare_dataset(url, tar_index_only=True)
     check_columns(url)
     assert WebdatasetFileStore(url).get_media_metadata("d/001.jpg").width == 22
@@ -323,7 +328,7 @@ def test_folders_in_buckets(bucket: Bucket, tmp_path: Path) -> None:
 
 def test_arguments_are_checked(root: Path) -> None:
     done = run("prepare-media", root)
-    assert (done.exit_code, "exactly one of a glob" in str(done.exception)) == (1, True)
+    assert (done.exit_code, "exactly one of extension, header and glob" in str(done.exception)) == (1, True)
     prepare_dataset(root, split_ratio=(1,))
     done = run("prepare", root, "--tar-index-only", "--media-metadata-by-header")
     assert (done.exit_code, "`energon-grain prepare-media` does" in str(done.exception)) == (1, True)
@@ -353,6 +358,31 @@ def test_info_draws_columns(root: Path) -> None:
     assert document["columns"]["width.jpg"]["function"] == "energon_grain.media.headers:read_header"
     assert sum(document["columns"]["width.jpg"]["bins"]) == 8
     assert sum(bin["samples"] for bin in document["parts"]["jpg"]["sizes"]) == 8
+
+
+def test_parts_with_names_that_are_not_utf8_have_no_columns_of_their_own(tmp_path: Path) -> None:
+    [first, second, *_] = pictures()
+    odd = os.fsdecode(b"caf\xe9")
+    write_tars(tmp_path, [{"__key__": "a", odd: first["jpg"]}, {"__key__": "b", "jpg": second["jpg"], "wav": wav(8)}])
+    report = prepare_dataset(tmp_path, split_ratio=(1,), media_filter=BY_HEADER)
+    assert report.media is not None
+    assert (report.media.found, report.media.failures) == (3, 0)
+    columns = open_columns(tmp_path)
+    assert columns["width"].tolist() == [20, 22]
+    assert [name for name in columns.stored if name.startswith("width.")] == ["width.jpg"]
+    assert WebdatasetFileStore(tmp_path).get_media_metadata(f"a.{odd}").width == 20
+
+
+@pytest.mark.parametrize("column", ["samples RENAME byte_offset", "media_metadata RENAME metadata_json"])
+def test_a_database_of_another_kind_is_replaced(root: Path, column: str) -> None:
+    prepare_dataset(root, split_ratio=(1,), media_filter=BY_EXTENSION)
+    with contextlib.closing(sqlite3.connect(root / ".nv-meta/index.sqlite")) as database:
+        database.execute(f"ALTER TABLE {column} TO another")
+        database.execute("INSERT INTO media_filters (strategy, patterns) VALUES ('MAGIC', '')")
+        database.commit()
+    assert run("lint", root).exit_code == 0
+    prepare_media(root, BY_EXTENSION)
+    assert len(metadata_of(root)) == 13
 
 
 def test_names_that_are_not_utf8_are_left_out(tmp_path: Path) -> None:

@@ -319,7 +319,10 @@ class Drops(TaskEncoder):
 def test_numbers_are_subtracted_sent_and_logged(text_dataset: MakeDataset) -> None:
     with open_stream(text_dataset(97), task_encoder=Drops()) as stream:
         assert stream.stats().bound().cause == "unknown"
-        for _ in range(10):
+        next(stream)
+        assert "1 batches, 4 samples, 0 samples/s" in str(stream.stats())  # no time has passed between batches
+        assert stream.stats().scalars()["samples_per_s"] == 0
+        for _ in range(9):
             next(stream)
         before = stream.stats()
         for _ in range(10):
@@ -365,10 +368,29 @@ def test_other_threads_may_ask_at_any_time(text_dataset: MakeDataset) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        while asked[0] < 5:
+        while asked[0] < 5 and thread.is_alive():
             next(stream)
         over.set()
         thread.join()
+    assert asked[0] >= 5
+
+
+class Pairs(TaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[:2], samples[2:]]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+def test_hosts_that_agree_on_the_end_count_too(text_dataset: MakeDataset) -> None:
+    worker_config = config(0, 2, num_workers=2, any_host=lambda flag: flag)
+    settings: dict[str, Any] = {"repeat": False, "packing_buffer_size": 4, "last_batch": "pad"}
+    path = text_dataset(97)
+    with open_stream(path, task_encoder=Pairs(), worker_config=worker_config, **settings) as stream:
+        for _ in range(3):
+            next(stream)
+        assert stream.stats().batches == 3
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from energon_grain import (
     ConcatDataset,
     ConfigError,
     EpochizeDataset,
+    LimitDataset,
     MapDataset,
     RepeatDataset,
     SavableDataset,
@@ -31,7 +32,7 @@ from energon_grain import (
     get_val_dataset,
     merge_cursors,
 )
-from energon_grain.datasets.mixtures import leaf_draws, pass_length
+from energon_grain.stream.spec import leaf_draws, pass_length
 from energon_grain.testing import make_text_dataset
 
 Folder = Path
@@ -324,7 +325,9 @@ def test_a_blend_needs_a_weight_for_each_part(text_dataset: MakeDataset) -> None
         BlendDataset(part.dataset, part.dataset, schedule=[(0, [1])])
 
 
-@pytest.mark.parametrize("kind", ["weights", "a schedule", "repetitions", "one after the other", "each in each"])
+@pytest.mark.parametrize(
+    "kind", ["weights", "a schedule", "repetitions", "one after the other", "each in each", "a limit"]
+)
 def test_what_a_manifest_says_was_drawn_of_each_leaf(folder: Folder, kind: str) -> None:
     """From weights and lengths alone, without the data: off by the rounding of blends, and nothing else."""
 
@@ -346,6 +349,7 @@ def test_what_a_manifest_says_was_drawn_of_each_leaf(folder: Folder, kind: str) 
         "repetitions": lambda: BlendEpochizedDataset((a, 2), (b, 0.5), (c, 3)),
         "one after the other": lambda: ConcatDataset(a, RepeatDataset(b, repeats=2), c),
         "each in each": lambda: BlendDataset((ConcatDataset(a, b), 3), (BlendDataset((c, 1), (leaf("b"), 2)), 1)),
+        "a limit": lambda: LimitDataset(ConcatDataset(LimitDataset(BlendDataset(a, b), 60), b, c), 100),
     }[kind]()
     spec = dataset.compiled()
     saved = json.loads(json.dumps(spec.manifest()))
