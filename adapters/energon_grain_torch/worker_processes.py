@@ -98,6 +98,7 @@ class _Child:
         until = time.monotonic() + _LEFT_SECONDS
         while self._process.exitcode is None and time.monotonic() < until:
             time.sleep(0.001)
+        self._process.join(0)  # Python keeps those that nobody joined, with two pipes each, until it starts another one
         return True
 
 

@@ -75,7 +75,7 @@ class Traffic:
 
 _NUMBERS = tuple(each.name for each in dataclasses.fields(Traffic) if each.name != "files")
 _here = Traffic()
-_counting = threading.Lock()
+_counting = threading.RLock()  # a signal handler may ask
 
 
 def count(**more: float) -> None:
@@ -103,7 +103,7 @@ def traffic() -> Traffic:
 
 def _renew_lock() -> None:
     global _counting
-    _counting = threading.Lock()  # in a forked child nobody is left to release what another thread held
+    _counting = threading.RLock()  # in a forked child nobody is left to release what another thread held
 
 
 os.register_at_fork(after_in_child=_renew_lock)

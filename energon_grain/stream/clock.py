@@ -15,8 +15,8 @@ from energon_grain.stream.worker_config import worker_number
 
 Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
-_COST_NS, _COST_SHARE = 10_000, 0.002
-"""What it takes to take the time of a step, and what part of all time that may be."""
+_COST_NS, _COST_SHARE = 40_000, 0.004
+"""What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
 
@@ -104,7 +104,7 @@ class HookClock:
 
 
 class StepSampling:
-    """Which of many short steps to take the time of, so that this takes 0.2 % of theirs: all of long ones.
+    """Which of many short steps to take the time of, so that this takes 0.4 % of theirs: all of long ones.
 
     They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
 
@@ -136,7 +136,7 @@ class StepSampling:
         step_ns = (now_ns - self._measured_ns) / steps
         weight = min(steps, max(1.0, (now_ns - self._measured_ns - elsewhere_ns) / max(1, took_ns)))
         self._measured_ns = now_ns
-        self._left = self._random.randint(0, min(1000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
+        self._left = self._random.randint(0, min(10_000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
         return weight
 
 

@@ -193,7 +193,7 @@ class Statistics:
         self._untried = True  # no step was made yet
         self._worked: set[str] = set()  # what worked before that
         self._alike: Counter[_Kind] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask for the numbers
 
     def begin(self, *, first: bool, item: int = 0) -> None:
         """Begin to make steps, at the place behind the last delivered one.
@@ -233,8 +233,8 @@ class Statistics:
                 self._dropped.update(drops)
             self._failed.clear()
 
-    def waited(self, began_ns: int, ready: int) -> None:
-        """Count that the program waited for a step, which it has got now.
+    def waited(self, began_ns: int, ready: int) -> int:
+        """Count that the program waited for a step, which it has got now; how long that took, in nanoseconds.
 
         Args:
             began_ns: When it asked, on `time.perf_counter_ns`.
@@ -253,6 +253,7 @@ class Statistics:
         if self.listeners:
             waited = Span("pipeline", "wait", "main", began_ns, ended_ns - began_ns, 0, ready)
             self._tell_of(Work([waited], worker="main"))
+        return ended_ns - began_ns
 
     def _ran_ns(self) -> int:
         return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)

@@ -343,27 +343,28 @@ class Stream:
             with self._starting:
                 steps = self._steps or self._start()
             with wanted_until(self._under_way.over):
-                if self._any_host is not None:
-                    return self._agreed(steps, self._any_host)
-                ready = steps.waiting if isinstance(steps, Background) else 0
-                began_ns = perf_counter_ns()
-                step = next(steps)
-                self.statistics.waited(began_ns, ready)
-            if self._auto is not None:
-                self._auto.took(step.samples, (perf_counter_ns() - began_ns) / 1e9)
-            return step
+                return self._timed(steps) if self._any_host is None else self._agreed(steps, self._any_host)
         except StopIteration:
             self._none_left = True
             raise
         except BaseException as error:
             if isinstance(error, GivenUp) or (self._closed_at and isinstance(error, Exception)):
-                raise ValueError(
-                    f"this loader was closed at {self._closed_at} while its next batch was waited for"
-                ) from None
+                closed_at = self._closed_at or "the end of the program"
+                raise ValueError(f"this loader was closed at {closed_at} while its next batch was waited for") from None
             # What failed is tried again by the next call, from the same place on.
             self._stop()
             self.statistics.failed()
             raise
+
+    def _timed(self, steps: Iterator[Step]) -> Step:
+        """The next step, and how long it was waited for."""
+        ready = steps.waiting if isinstance(steps, Background) else 0
+        began_ns = perf_counter_ns()
+        step = next(steps)
+        waited_ns = self.statistics.waited(began_ns, ready)
+        if self._auto is not None:
+            self._auto.took(step.samples, waited_ns / 1e9)
+        return step
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it.
@@ -374,9 +375,9 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                ready, began_ns = steps.waiting if isinstance(steps, Background) else 0, perf_counter_ns()
-                step = next(steps, None)
-                self.statistics.waited(began_ns, ready)
+                step = self._timed(steps)
+            except StopIteration:
+                step = None
             except BaseException:
                 # The others do not ask again about steps that all found empty.
                 if self._coming:

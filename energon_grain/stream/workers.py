@@ -332,7 +332,7 @@ class OrderedWorkers(Generic[T]):
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
         self._done = threading.Condition()
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
         self._threads: list[threading.Thread] = []
         self._at_work = 0
         self.resize(threads, most)
@@ -346,19 +346,17 @@ class OrderedWorkers(Generic[T]):
             self._before_change = len(self._under_way)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
-            begun = [
-                threading.Thread(
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            for number in range(self._at_work, threads):
+                thread = threading.Thread(
                     target=_work,
                     args=(self._run_chunk, self._tasks, self._over, self._done),
                     name=f"energon-grain-worker-{number}",
                     daemon=True,
                 )
-                for number in range(self._at_work, threads)
-            ]
-            self._threads = [thread for thread in self._threads if thread.is_alive()] + begun
-            self._at_work = threads
-            for thread in begun:
                 thread.start()
+                self._threads.append(thread)
+            self._at_work = threads
 
     @property
     def settled(self) -> bool:
@@ -418,28 +416,33 @@ class OrderedWorkers(Generic[T]):
 
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
-        with self._changing:
-            self._over.set()
-            for _ in self._threads:
-                self._tasks.put(None)
+        self._over.set()
+        self._tasks.put(None)  # each thread hands it on to the next
         with self._done:
             self._done.notify_all()
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
         self.stop()
-        for thread in self._threads:
+        with self._changing:
+            threads = tuple(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
         self._under_way.clear()  # and what nobody takes
 
 
 def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
-    while (task := tasks.get()) is not None and not over.is_set():
+    while not over.is_set():
+        task = tasks.get()
+        if task is None or over.is_set():
+            break
         task.do(run, over)
         with done:
             done.notify_all()
         del task  # or its samples would live until the next one comes
+    if over.is_set():
+        tasks.put(None)
 
 
 class WorkerPool(Protocol):
@@ -626,12 +629,13 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes.values():
+        processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
+        for process in processes:
             process.dismiss()
         deadline = time.monotonic() + _LEAVE_SECONDS
-        for number in tuple(self._processes):
-            self._processes[number].close(max(0.0, deadline - time.monotonic()))
-            del self._processes[number]
+        for process in processes:
+            process.close(max(0.0, deadline - time.monotonic()))
+        self._processes.clear()
 
 
 _Answer = tuple[list[Any], int, int]

@@ -221,6 +221,25 @@ def test_threads_come_and_go_while_chunks_are_taken() -> None:
     assert found == list(range(300))
 
 
+def test_a_change_may_be_interrupted_by_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a signal handler that closes the loader, in the thread that makes the change."""
+    before, start = set(threading.enumerate()), threading.Thread.start
+    workers = OrderedWorkers(lambda _: None, 1, iter(()), 1 << 30, 5)
+
+    def start_and_close(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("energon-grain-worker"):
+            workers.close()
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_close)
+    changing = threading.Thread(target=workers.resize, args=(4, 9), daemon=True)
+    changing.start()
+    changing.join(PATIENCE_S)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
 def test_who_takes_an_entry_makes_it_where_none_may_wait() -> None:
     makers: list[str] = []
 

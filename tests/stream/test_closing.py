@@ -374,6 +374,44 @@ def test_a_forked_child_goes_on_without_workers(text_dataset: MakeDataset, run_s
     assert (done.returncode, done.stderr) == (0, "")
 
 
+HANDLER = """
+import signal, sys, time
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+
+path, kind, workers = sys.argv[1:]
+stream = Stream.of(get_train_dataset(
+    path, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    worker_config=WorkerConfig(0, 1, int(workers), worker_type=kind),
+))
+calls = 0
+do = stream.stats
+
+def handler(*_):
+    global calls
+    calls += 1
+    do()
+    if calls < 550:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+signal.signal(signal.SIGALRM, handler)
+handler()
+while calls < 500:
+    next(stream)
+do = stream.close
+stream.close()
+while calls < 550:
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("thread", 0), ("thread", 2), ("process", 2)])
+def test_a_signal_handler_may_ask_and_close_whatever_it_interrupts(
+    text_dataset: MakeDataset, run_script: RunScript, kind: str, workers: int
+) -> None:
+    done = run_script(HANDLER, text_dataset(100), kind, workers)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("kind", "cycles"), [("thread", 20), ("process", 10), ("grain", 20), ("dataloader", 20)])
 def test_nothing_is_left_behind(kind: str, cycles: int) -> None:
     if kind == "dataloader":

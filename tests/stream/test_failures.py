@@ -163,7 +163,8 @@ class FailsOnce(Tolerant):
             yield sample
 
 
-def test_a_host_that_goes_on_after_an_error_agrees_with_the_others(text_dataset: MakeDataset) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_host_that_goes_on_after_an_error_agrees_with_the_others(text_dataset: MakeDataset, num_workers: int) -> None:
     path = text_dataset(17)
 
     def host(agreement: Agreement, number: int, call: int) -> list[list[str]]:
@@ -173,7 +174,7 @@ def test_a_host_that_goes_on_after_an_error_agrees_with_the_others(text_dataset:
             lanes=12,
             repeat=False,
             last_batch="pad",
-            worker_config=config(number, 2, any_host=agreement.of(number)),
+            worker_config=config(number, 2, num_workers, any_host=agreement.of(number)),
             task_encoder=FailsOnce(call),
         )
         found: list[list[str]] = []

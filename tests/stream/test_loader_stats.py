@@ -420,6 +420,15 @@ def test_a_trace_tells_what_ran_when(loader: Any, tmp_path: Path) -> None:
     assert check_trace(tmp_path / "trace-0.json", names) == {os.getpid()}
 
 
+def test_a_trace_that_finds_no_room_ends_alone(loader: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with loader.watch(trace="/dev/full"):
+        for _ in range(100):
+            next(loader)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trace /dev/full cannot be written (No space left on device), and ends here"
+    ]
+
+
 def check_trace(path: Path, names: set[str]) -> set[int]:
     """Check a trace of host 0 for some stages; the processes that read."""
     events = json.loads(path.read_text())
@@ -456,6 +465,16 @@ def test_prometheus_finds_the_metrics(loader: Any) -> None:
     assert found["energon_grain_dropped_total", None].labels["reason"] == "encode_sample: SkipSample"
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{watch.port or 1}/metrics")
+
+
+def test_a_port_that_is_taken_is_named(loader: Any, tmp_path: Path) -> None:
+    with (
+        loader.watch(prometheus=0) as watch,
+        pytest.raises(OSError, match=f"port {watch.port} .*prometheus=0 for any that is free"),
+        loader.watch(trace=tmp_path / "trace.json", prometheus=watch.port),
+    ):
+        pass
+    assert json.loads((tmp_path / "trace.json").read_text()) == []  # closed
 
 
 def test_metrics_of_several_loaders_lie_in_one_registry(loader: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import get_worker_info
@@ -162,6 +164,21 @@ def test_processes_live_as_long_as_the_loader(train: Train) -> None:
             break
         assert pids() - others == workers
     assert pids() == others
+
+
+def test_a_closed_loader_keeps_no_pipes(train: Train) -> None:
+    """Those of the last one, too, behind which no other process is started."""
+
+    def opened() -> int:
+        with get_loader(train(num_workers=2)) as loader:
+            next(loader)
+        gc.collect()
+        return psutil.Process().num_fds()
+
+    opened()  # what the first of a kind brings stays for good
+    multiprocessing.active_children()  # which lets go of those that have ended
+    before = psutil.Process().num_fds()
+    assert opened() == before
 
 
 def test_one_loader_after_the_other_while_the_first_ones_run(train: Train) -> None:
