@@ -134,7 +134,7 @@ class BlendDataset(SavableDataset):
         if len(arithmetic) < len(parts):
             raise ConfigError(
                 f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
-                f"its items cost is not known before they are made: do that above the blend; in place of a filter, give "
+                f"its items cost is not known before they are made: do that above it; in place of a filter, give "
                 f"the leaf a `where` of columns"
             )
         said_by = f"weight_unit='{unit}'"
