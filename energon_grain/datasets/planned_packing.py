@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,15 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import Carry, Fold
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, OversizeSample, WindowPacks, plan_packs
-from energon_grain.sources.costs import costs_of
-from energon_grain.sources.source import Source
+from energon_grain.sources.costs import PARTS_OF_ONE, Costs
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.index_map import PASS_BITS, Draws, IndexMap, Int64Array, Packs
+from energon_grain.stream.index_map import PASS_BITS, CostsOfStream, Draws, IndexMap, Int64Array, Packs
 from energon_grain.stream.spec import PackSpec
 from energon_grain.stream.worker_config import WorkerConfig
 
 _logger = logging.getLogger("energon_grain")
 DEFAULT_WINDOW = 16_384
+_FOLDS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -83,6 +84,10 @@ class PackingPlan:
         object.__setattr__(self, "oversize", oversize)
         most = None if max_samples is None else _positive(name, "max_samples", max_samples)
         object.__setattr__(self, "max_samples", most)
+
+    def described(self) -> str:
+        """In one line: what a pack holds."""
+        return ", ".join(f"{text} up to {capacity:,}" for text, capacity in self.capacities)
 
 
 class CostBudget(PackingPlan):
@@ -250,30 +255,25 @@ class PackedPart(IndexPart):
 
     def plan_again(self) -> None:
         """Plan packs of what is below, as it is now."""
-        self.packs = PlannedPacks(
-            child=self.below.index_map(self.lanes),
-            sources=tuple(leaf.resolved.source for leaf in self.leaves),
-            costs=tuple(Expression.parse(text, where="packing") for text, _ in self.plan.capacities),
-            capacities=tuple(capacity for _, capacity in self.plan.capacities),
-            most=self.plan.max_samples,
-            window=self.plan.window,
-            oversize=self.plan.oversize,
-            key=self.key,
-            maker=self.number,
-        )
+        child = self.below.index_map(self.lanes)
+        costs = [[Costs(leaf.resolved.source, cost, "packing") for leaf in self.leaves] for cost in self._expressions()]
+        streams = tuple(CostsOfStream(child, own) for own in costs)
+        self.packs = PlannedPacks(child, streams, self.plan, self.key, self.number)
         self.passes = None if self.below.passes is None else PlannedPasses(self.packs)
 
     def described(self) -> dict[str, Any]:
         """For the manifest: the plan, and what the columns hold."""
-        names = sorted({name for cost in self.packs.costs for name in cost.names})
         return {
             "planned_packs": [list(pair) for pair in self.plan.capacities],
             "window": self.plan.window,
             "oversize": self.plan.oversize,
             "max_samples": self.plan.max_samples,
-            "columns": {name: [leaf.resolved.source.column_id(name) for leaf in self.leaves] for name in names},
+            "columns": [each.ids for cost in self.packs.costs for each in cost.leaves],
             "of": self.below.mixture,
         }
+
+    def _expressions(self) -> list[Expression]:
+        return [Expression.parse(text, where="packing") for text, _ in self.plan.capacities]
 
     def items(self) -> int:
         """Packs of the first pass; endless: of one pass over what is repeated, about."""
@@ -321,166 +321,159 @@ class PlannedPacks:
 
     Attributes:
         child: Whose samples are packed; packs of an endless one go over the ends of passes.
-        sources: Of its leaves.
-        costs: Of a sample, one for each capacity.
-        capacities: Of a pack.
-        most: Samples of a pack; None: any number.
-        window: Samples that are planned together.
-        oversize: What becomes of a sample that is larger than a pack.
+        costs: Of positions of the child among those of all passes, one for each capacity.
+        plan: What a pack is bounded by.
         key: 64-bit key of the order of packs.
         maker: Number of the stream's `PackSpec` that makes them.
     """
 
     child: IndexMap
-    sources: Sequence[Source]
-    costs: tuple[Expression, ...]
-    capacities: tuple[int, ...]
-    most: int | None
-    window: int
-    oversize: Oversize
+    costs: tuple[CostsOfStream, ...]
+    plan: PackingPlan
     key: int
     maker: int
     _folds: dict[int, Fold[_Window]] = field(default_factory=dict[int, "Fold[_Window]"])
     _lengths: dict[int, int] = field(default_factory=dict[int, int])
     _lock: Any = field(default_factory=threading.RLock)
+    _told: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = (self.child, self.sources, self.costs, self.capacities, self.most)
-        return PlannedPacks, (*given, self.window, self.oversize, self.key, self.maker, {}, dict(self._lengths))
+        return PlannedPacks, (self.child, self.costs, self.plan, self.key, self.maker, {}, dict(self._lengths))
 
     def draw(self, positions: Int64Array) -> Draws:
         """Draws of packs by their positions among those of all passes."""
-        parts: list[Draws] = []
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
+        parts: list[Draws] = []
         at = 0
         while at < len(ordered):
             pass_number, item = divmod(int(ordered[at]), 1 << PASS_BITS)
-            start, window = self.fold(pass_number).plan_at(item)
-            first = (pass_number << PASS_BITS) + start
-            stop = int(np.searchsorted(ordered, first + len(window)))
-            parts.append(self._drawn(window, ordered[at:stop] - first, ordered[at:stop]))
+            first, end, window = self._fold(pass_number).plan_at(item)
+            assert item < end
+            begin = pass_number << PASS_BITS
+            stop = int(np.searchsorted(ordered, begin + end))
+            parts.append(self._drawn(window, ordered[at:stop] - (begin + first), ordered[at:stop]))
             at = stop
-        found = Draws.joined(parts)
-        if np.array_equal(order, np.arange(len(order))):
-            return found
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return found[back]
+        return Draws.joined(parts)[back]
 
-    def _drawn(self, window: _Window, places: Int64Array, numbers: Int64Array) -> Draws:
-        packs = Packs(
-            cuts=window.packs.cuts,
-            number=np.zeros(len(window), np.int64),
-            maker=np.full(len(window), self.maker, np.int32),
-            starts=window.packs.starts,
-            stops=window.packs.stops,
+    def _drawn(self, window: _Window, packs: Int64Array, numbers: Int64Array) -> Draws:
+        """Some packs of a window."""
+        cuts = window.packs.cuts
+        sizes = np.diff(cuts)[packs]
+        own = np.append(0, np.cumsum(sizes))
+        members = np.repeat(cuts[packs] - own[:-1], sizes) + np.arange(own[-1])
+        ranges = [-(-units[members] // PARTS_OF_ONE) for units in (window.packs.starts, window.packs.stops)]
+        return replace(
+            self.child.draw_in_stream(window.positions[members]),
+            packs=Packs(
+                cuts=own,
+                number=numbers,
+                maker=np.full(len(packs), self.maker, np.int32),
+                starts=ranges[0],
+                stops=ranges[1],
+            ),
         )
-        everything = Draws(
-            leaf=np.zeros(len(window.children), np.int32),
-            child=window.children,
-            index=window.children,
-            epoch=window.children,
-            packs=packs,
-        )
-        chosen = everything[places]
-        draws = self.child.draw_in_stream(chosen.child)
-        assert chosen.packs is not None
-        own = replace(chosen.packs, number=numbers)
-        return replace(draws, packs=own)
 
-    def fold(self, pass_number: int) -> Fold[_Window]:
+    def _fold(self, pass_number: int) -> Fold[_Window]:
         """The windows of a pass."""
         with self._lock:
             found = self._folds.get(pass_number)
             if found is None:
                 while len(self._folds) >= _FOLDS_KEPT:
                     del self._folds[next(iter(self._folds))]
-                found = self._folds[pass_number] = Fold((0, 0, ()), _Advance(self, pass_number))
+                found = self._folds[pass_number] = Fold((0, 0), partial(self._advance, pass_number))
             return found
+
+    def carries(self, position: int) -> list[Carry]:
+        """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
+        pass_number, item = divmod(position, 1 << PASS_BITS)
+        first, at, *carried = self._fold(pass_number).anchor(item)
+        below = self.child.start(pass_number) + min(carried, default=at)
+        return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
+
+    def remember(self, carries: Iterator[Carry]) -> None:
+        """See `IndexMap.remember`."""
+        carry = next(carries, ())
+        if len(carry) < 2:
+            raise ValueError("there are too few carries")
+        position, *rest = carry
+        pass_number, item = divmod(position, 1 << PASS_BITS)
+        self._fold(pass_number).remember((item, *rest))
+        self.child.remember(carries)
 
     def length(self, pass_number: int) -> int:
         """Packs of a finite pass: it is planned once, all of it."""
         known = self._lengths.get(pass_number)
         if known is None:
-            windows, item = self.fold(pass_number), 0
-            while True:
-                _, window = windows.plan_at(item)
-                item += len(window)
-                if window.last:
-                    break
-            known = self._lengths[pass_number] = item
+            windows, known, last = self._fold(pass_number), 0, False
+            while not last:
+                _, known, window = windows.plan_at(known)
+                last = window.last
+            self._lengths[pass_number] = known
         return known
 
     def typical(self) -> int:
-        """Packs of a pass over the data, about: as many for each sample as in the first window."""
-        length = self.child.length(0)
-        _, window = self.fold(0).plan_at(0)
-        if window.last:
-            return len(window)
-        samples = self.child.samples if length is None else length
-        return max(1, samples * len(window) // max(1, window.samples))
+        """Packs of a pass over the data, about: for each sample as many as in the first window."""
+        _, packs, window = self._fold(0).plan_at(0)
+        return packs if window.last else max(1, self.child.samples * packs // max(1, window.samples))
 
-    def advance(self, pass_number: int, carry: Carry) -> tuple[_Window, Carry]:
-        """The plan of a window, and what it leaves to the next one: (first pack, next position, positions carried)."""
-        item, at, carried = carry
+    def _advance(self, pass_number: int, carry: Carry) -> tuple[_Window, Carry]:
+        """The plan of a window, from (first pack, next position, positions carried over), and that of the next one."""
+        item, at, *carried = carry
+        plan, began = self.plan, at
         first, end = self.child.start(pass_number), self.child.length(pass_number)
-        tried = at
+        capacities = tuple(capacity * PARTS_OF_ONE for _, capacity in plan.capacities)
+        if plan.max_samples is not None:
+            capacities = (*capacities, plan.max_samples)
         while True:
-            stop = at + self.window - len(carried)
+            stop = at + plan.window - len(carried)
             stop = stop if end is None else min(stop, end)
             last = stop == end
             positions = np.concatenate([np.array(carried, np.int64), np.arange(at, stop)])
-            costs = self.costs_at(positions + first)
+            costs = np.stack([own(first + positions) for own in self.costs])
+            if plan.max_samples is not None:
+                costs = np.concatenate([costs, np.ones((1, len(positions)), np.int64)])
             try:
                 packs = plan_packs(
                     costs,
-                    self.capacities if self.most is None else (*self.capacities, self.most),
-                    key=fold(self.key, pass_number, item),
-                    oversize=self.oversize,
-                    patient=int(np.searchsorted(positions, stop - PATIENCE * self.window)),
+                    capacities,
+                    key=fold(self.key, pass_number, at),
+                    oversize=plan.oversize,
+                    patient=int(np.searchsorted(positions, stop - PATIENCE * plan.window)),
                     last=last,
                 )
             except OversizeSample as error:
-                raise self._too_large(error, positions + first, costs) from None
-            if len(packs) or last:
-                break
-            at, carried = stop, tuple(positions[packs.rest].tolist())
-            if end is None and at - tried > self.child.samples + self.window:
-                raise ConfigError(
-                    f"packing by {', '.join(map(str, self.costs))}: every sample is larger than a pack of "
-                    f"{self.capacities} and left out (oversize='drop'); give a larger capacity, or oversize='split'"
+                raise self._too_large(error, first + positions, costs) from None
+            if len(packs.dropped) and not self._told:
+                self._told = True
+                _logger.warning(
+                    "%d of %d samples are larger than a pack (%s), and left out, as oversize='drop' says; "
+                    "this is said once",
+                    *(len(packs.dropped), len(positions), self.plan.described()),
                 )
-        window = _Window(packs, positions[packs.members] + first, len(positions) - len(packs.rest), last)
-        return window, (item + len(packs), stop, tuple(positions[packs.rest].tolist()))
-
-    def costs_at(self, positions: Int64Array) -> Int64Array:
-        """(costs, n) of samples by their positions; with `most` a last one, of 1 each."""
-        draws = self.child.draw_in_stream(positions)
-        found = np.ones((len(self.costs) + (self.most is not None), len(draws)), np.int64)
-        for leaf, places, own in draws.by_leaf():
-            for row, expression in enumerate(self.costs):
-                found[row, places] = costs_of(self.sources[leaf], expression, own.index)
-        return found
+            carried = positions[packs.rest].tolist()
+            if len(packs) or last:
+                window = _Window(packs, first + positions[packs.members], stop - began, last)
+                return window, (item + len(packs), stop, *carried)
+            at = stop
+            if at - began > self.child.samples + plan.window:
+                raise ConfigError(
+                    f"packing: every sample is larger than a pack ({self.plan.described()}) and left out, as "
+                    f"oversize='drop' says; give a larger capacity, or oversize='split'"
+                )
 
     def _too_large(self, error: OversizeSample, positions: Int64Array, costs: Int64Array) -> ConfigError:
-        draws = self.child.draw_in_stream(positions[error.sample : error.sample + 1])
-        source = self.sources[int(draws.leaf[0])]
-        what = str(self.costs[error.cost])
+        cost, (text, capacity) = self.costs[error.cost], self.plan.capacities[error.cost]
+        draws = cost.order.draw_in_stream(positions[error.sample : error.sample + 1])
+        source = cost.leaves[int(draws.leaf[0])].source
         return ConfigError(
-            f"{source.path}: {source.place_of(int(draws.index[0]))} has {what} = {costs[error.cost, error.sample]}, "
-            f"and a pack holds {self.capacities[error.cost]}: give a larger capacity, or say what becomes of such "
-            f"samples: oversize='split' (parts go to neighbouring packs; by the first cost alone), 'drop' or 'alone'"
+            f"{source.path}: {source.place_of(int(draws.index[0]))}: {text} is "
+            f"{costs[error.cost, error.sample] / PARTS_OF_ONE:,g}, and a pack holds {capacity:,}: give a larger "
+            f"capacity, or say what becomes of such samples: oversize='split' (by the first cost alone; parts go to "
+            f"neighbouring packs), 'drop' (they are left out) or 'alone' (in a pack over the capacity)"
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Advance:
-    packs: PlannedPacks
-    pass_number: int
-
-    def __call__(self, carry: Carry) -> tuple[_Window, Carry]:
-        return self.packs.advance(self.pass_number, carry)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -489,18 +482,15 @@ class _Window:
 
     Attributes:
         packs: Of its samples.
-        children: (m,) position in the child's stream of each member.
-        samples: How many it puts into packs.
+        positions: (m,) of each member, in the child's stream.
+        samples: How many it takes from there.
         last: Whether it is the last one of its pass.
     """
 
     packs: WindowPacks
-    children: Int64Array
+    positions: Int64Array
     samples: int
     last: bool
-
-    def __len__(self) -> int:
-        return len(self.packs)
 
 
 @dataclass(frozen=True, slots=True)
