@@ -16,8 +16,9 @@ all 400,000 samples at once does (Zipf 1.2, log-normal, uniform), for 1 to 2 µs
     costs 5 9 3 7 1 8, capacity 10:  9+1, 8, 7+3, 5      the packs, largest first
     the emptiest is carried:         9+1, 8, 7+3         and the 5 is the first sample of the next window
 
-Several costs: samples are parted by all costs but the first, each rounded up to a 32nd of its capacity; the search goes
-through the parts, and takes what has the largest share of all capacities together.
+Several costs: samples are parted by all costs but the first (which are rounded up to 32nds of their capacities where
+that makes more than 64 parts); the search goes through the parts, and takes what has the largest share of all
+capacities together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PATIENCE = 4
 """Windows after which a sample is in a pack at the latest, however empty that is."""
 _FULL = 0.99
 """A pack that is filled so far is not carried."""
-_GRID = 32
+_PARTS, _GRID = 64, 32
 _FAR = 1 << 32
 
 
@@ -187,12 +188,16 @@ def _emptiest(
 def fill(costs: Int64Array, capacities: tuple[int, ...]) -> tuple[Int64Array, int]:
     """(n,) number of the pack of each sample, none of which is larger than a pack; and how many packs there are."""
     count = costs.shape[1]
+    if not count:
+        return np.zeros(0, np.int64), 0
     other = np.zeros(count, np.int64)
     vectors: list[tuple[int, ...]] = [()]
     if len(capacities) > 1:
-        units = np.maximum(1, -(-np.array(capacities[1:], np.int64) // _GRID))[:, None]
-        rounded = np.minimum(-(-costs[1:] // units) * units, np.array(capacities[1:], np.int64)[:, None])
-        found, other = np.unique(rounded, axis=1, return_inverse=True)
+        found, other = np.unique(costs[1:], axis=1, return_inverse=True)
+        if found.shape[1] > _PARTS:
+            limits = np.array(capacities[1:], np.int64)[:, None]
+            units = -(-limits // _GRID)
+            found, other = np.unique(np.minimum(-(-costs[1:] // units) * units, limits), axis=1, return_inverse=True)
         other = other.reshape(-1)
         vectors = [tuple(vector) for vector in found.T.tolist()]
     order = np.lexsort((costs[0], other))
@@ -206,8 +211,6 @@ def fill(costs: Int64Array, capacities: tuple[int, ...]) -> tuple[Int64Array, in
         sizes = ordered[1, begin[own]]
         parts.append(_Part(vector, share, sizes.tolist(), kinds[own].tolist(), own.tolist()))
     runs, packs = _runs(parts, capacities) if len(parts) > 1 else _runs_of_one(parts[0], capacities)
-    if not packs:
-        return np.zeros(0, np.int64), 0
     first, kind, together, times = np.array(runs, np.int64).reshape(-1, 4).T
     # Each run as often as its pack is repeated; then each sample of a kind, in their order, takes the next place.
     repeated = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
@@ -223,7 +226,7 @@ class _Part:
     """Samples that are equal in all costs but the first.
 
     Attributes:
-        vector: Those costs, rounded up.
+        vector: Those costs, or a little more.
         share: Of the capacities, together.
         sizes: The first costs that are left, ascending.
         counts: How many of each.
