@@ -19,7 +19,9 @@ from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import part_of
 from energon_grain.sources.costs import Costs
+from energon_grain.sources.source import Selected, Source
 from energon_grain.stream.spec import StreamSpec, leaf_draws
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -53,9 +55,11 @@ class LeafSummary:
         place: Where in the metadataset it stands.
         split_part: What is read of it.
         subset: The range that is taken of that; None: all.
+        where: The condition that samples of it meet; None: there is none.
+        of_samples: How many there are without that condition.
         name: As the metadataset names it.
         subflavors: Tags, without those of the dataset's own configuration.
-        samples: After subset and excludes.
+        samples: After subset, excludes and `where`.
         shares: Of the samples of the stream; several where a schedule changes it.
         cost_shares: Of what they cost, in a blend by cost; else empty.
         seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
@@ -67,6 +71,8 @@ class LeafSummary:
     place: str
     split_part: str
     subset: str | None
+    where: str | None
+    of_samples: int
     name: str | None
     subflavors: dict[str, Any]
     samples: int
@@ -174,8 +180,8 @@ def summarize_mixture(
         courses = _drawn(spec, sizes, starts)
         costs = costs if unit is None else _costs(spec, unit, courses)
     leaves = tuple(
-        _leaf(each, course, cost, size, label, endless)
-        for each, course, cost, size, label in zip(flat, courses, costs, sizes, _labels(flat), strict=True)
+        _leaf(each, course, cost, resolved.leaf.source, label, endless)
+        for each, course, cost, resolved, label in zip(flat, courses, costs, spec.leaves, _labels(flat), strict=True)
     )
     summary = MixtureSummary(
         path=str(path),
@@ -245,14 +251,17 @@ def _course(starts: Sequence[int], shares: Sequence[Fraction]) -> _Course:
     return tuple((start, share.limit_denominator(MILLION)) for start, share in zip(starts, shares, strict=True))
 
 
-def _leaf(flat: FlatLeaf, course: _Course, cost: _Course, samples: int, label: str, endless: bool) -> LeafSummary:
-    leaf = flat.leaf
+def _leaf(flat: FlatLeaf, course: _Course, cost: _Course, source: Source, label: str, endless: bool) -> LeafSummary:
+    leaf, samples = flat.leaf, len(source)
+    where = source.where if isinstance(source, Selected) else None
     return LeafSummary(
         label=label,
         path=leaf.path,
         place=str(leaf.place),
         split_part=leaf.split_part,
         subset=None if leaf.subset is None else str(leaf.subset),
+        where=None if leaf.where is None else str(leaf.where),
+        of_samples=samples if where is None else where["of"],
         name=leaf.name,
         subflavors=dict(leaf.subflavors),
         samples=samples,
@@ -271,8 +280,8 @@ def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
     for number, leaf in enumerate(leaves):
         if len(splits) > 1:
             labels[number] += f":{leaf.split_part}"
-        if leaf.subset is not None:
-            labels[number] += f" {leaf.subset}"
+        if part := part_of(leaf.subset, leaf.where):
+            labels[number] += f" {part}"
     return [
         f"{label} #{labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
         for number, label in enumerate(labels)
@@ -363,6 +372,11 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
     ]
     if summary.changes:
         lines += ["", f"Shares change at position {', '.join(f'{start:,}' for start in summary.changes)}."]
+    if any(leaf.where for leaf in summary.leaves):
+        lines += ["", "Kept by `where`"]
+        for leaf in summary.leaves:
+            kept = f"{leaf.samples:,} of {leaf.of_samples:,} samples ({leaf.samples / leaf.of_samples:.3%})"
+            lines += [f"  {leaf.label}: {kept}"] if leaf.where else []
     if any(leaf.subflavors for leaf in summary.leaves):
         lines += ["", "Subflavors"]
         for leaf in summary.leaves:
