@@ -135,8 +135,7 @@ class Stream:
         self._prefetch_factor = max(1, prefetch_factor)
         self._auto = None
         if config.num_workers == "auto":
-            hooks = any(leaf.cook is not None or leaf.hooks for leaf in spec.leaves)
-            self._auto = AutoWorkers(self._prefetch_factor, hooks=hooks)
+            self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
         self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
