@@ -111,6 +111,7 @@ class _Reading(TypedDict, total=False):
     seed: Annotated[int, _Keyword(0)]
     lanes: Annotated[int | None, _Keyword(None, least=1, meant="expected a positive number")]
     subset: Annotated[Any, _Keyword(None)]
+    where: Annotated[str | None, _Keyword(None)]
     sample_type: Annotated[type[Any] | None, _Keyword(None)]
     part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
     dataset_config: Annotated[str | None, _Keyword(None)]
@@ -258,6 +259,8 @@ def get_train_dataset(
             it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
             many as leave each lane 20 full buffers, but one a host at least.
         subset: Range of samples, `[start, end]` in numbers or percent.
+        where: Condition on columns that samples must meet, such as `"tokens >= 16 and width * height > 65536"`; see the
+            how-to on filtering by columns. What does not meet it is not there: it is never read, and counts nowhere.
         sample_type: What the dataset must hold; checked.
         part_filter: Parts to read of a crude dataset: names, or a predicate.
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
@@ -368,7 +371,9 @@ class _Run:
                 f"positive number of batches and repeat=True, or 0"
             )
         choose_last_batch(given["last_batch"], given["batch_drop_last"], self._config.world_size)
-        self.outer = {name: given.pop(name) for name in ("subset", "shuffle_over_epochs_multiplier") if name in given}
+        self.outer = {
+            name: given.pop(name) for name in ("subset", "where", "shuffle_over_epochs_multiplier") if name in given
+        }
         of_leaves = {name: given.pop(name) for name in OF_LEAVES if name in given}
         self.leaf: LeafMaker = leaf_maker(
             worker_config=self._config,
@@ -469,6 +474,7 @@ def get_dataset_from_config(
     sample_type: type[Any] | None = None,
     shuffle_over_epochs: int | None = 1,
     subset: Any = None,
+    where: str | None = None,
     **options: Any,
 ) -> SavableDataset:
     """Describe the samples of one prepared dataset, or JSONL file, by themselves: neither encoded nor batched.
@@ -484,6 +490,7 @@ def get_dataset_from_config(
         sample_type: See there.
         shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
         subset: See there.
+        where: See there.
         **options: As in `DatasetLoader.get_datasets`.
 
     Raises:
@@ -502,6 +509,7 @@ def get_dataset_from_config(
             subflavors=subflavors,
             shuffle_over_epochs_multiplier=shuffle_over_epochs,
             subset=subset,
+            where=where,
             sample_type=sample_type,
             dataset_config=dataset_config,
             split_config=split_config,

@@ -20,7 +20,7 @@ from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.sources.source import Source
+from energon_grain.sources.source import Selected, Source
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -425,6 +425,7 @@ class StreamSpec:
                     "window": leaf.order.window,
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
+                    **_where(leaf.leaf.source),
                 }
                 for number, leaf in enumerate(self.leaves)
             },
@@ -434,6 +435,12 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _where(source: Source) -> dict[str, Any]:
+    """What a manifest says of the condition that samples of a leaf meet, where there is one."""
+    where = source.where if isinstance(source, Selected) else None
+    return {} if where is None else {"where": dict(where)}
 
 
 def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:

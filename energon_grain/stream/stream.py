@@ -23,6 +23,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
+from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
@@ -46,7 +47,6 @@ from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
-    Background,
     MakePool,
     ProcessPool,
     ThreadPool,
