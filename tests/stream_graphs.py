@@ -112,7 +112,8 @@ def graphs(draw: st.DrawFn, depth: int, finite: bool | None = None, arithmetic: 
         case "plan":
             maker, capacity = draw(st.sampled_from(["all", "or not"])), draw(st.sampled_from([50, 700, 2000]))
             window, batches = draw(st.sampled_from([4, 15, 60])), draw(st.booleans())
-            return kind, maker, capacity, window, batches, draw(graphs(depth - 1, finite, True))
+            below = draw(graphs(depth - 1, True, True))
+            return kind, maker, capacity, window, batches, below if finite else ("for ever", below)
         case "shuffle":
             return kind, draw(st.sampled_from([1, 5, 30])), child()
         case "limit":
