@@ -161,7 +161,8 @@ class PlannedPackingDataset(SavableDataset):
         batches: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        if not isinstance(plan, PackingPlan):
+        given: Any = plan
+        if not isinstance(given, PackingPlan):
             raise ConfigError(
                 f"PlannedPackingDataset: plan={plan!r}: expected a plan, such as PackingPlan('tokens', capacity=4096)"
             )

@@ -466,7 +466,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
 
 def _encoded_and_batched(
-    encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig, batch_size: int | None, **options: Any
+    encoder: TaskEncoder,
+    dataset: SavableDataset,
+    worker_config: WorkerConfig,
+    batch_size: int | CostBudget | None,
+    **options: Any,
 ) -> SavableDataset:
     """What the builders of single steps make, each of which may be overridden by itself."""
     dataset = call_declared(encoder.build_encode_sample, dataset, asked={}, worker_config=worker_config)

@@ -765,7 +765,7 @@ class PureStage:
             for hook, key in spec.hooks:
                 call = hook
                 if parts is not None:
-                    call = dataclasses.replace(hook, function=partial(hook.function, ranges=parts))
+                    call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=parts))
                     parts = None
                 if id(hook) not in clocks:
                     clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self.hook_lock)
