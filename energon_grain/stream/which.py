@@ -201,12 +201,12 @@ class History:
     def _records(self, keys: list[tuple[int, _Key]]) -> StepSamples:
         """Of items, from their restore keys."""
         items: list[int] = []
-        drawn: list[tuple[int, int]] = []  # feed, or the leaf (-1: a pack) where there is no program; and position
+        drawn: list[tuple[int, int]] = []  # feed, or the leaf where there is no program; and position
         program = self.spec.program
         form = () if program is None else program.root.reference_form
         for item, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
             if kind == "pack":
-                own = [(-1, rest[0])]
+                own = rest[2]
             else:
                 own = [(rest[0], rest[1])] if kind == "sample" else [*positions(form, rest[2])]
             items += repeat(item, len(own))
@@ -218,8 +218,6 @@ class History:
             at = np.flatnonzero(feeds == feed)
             if program is not None:
                 draws = program.feeds[feed].draw(places[at])
-            elif feed < 0:
-                draws = self.spec.order.draw_in_stream(places[at])
             else:
                 leaves = np.full(len(at), feed, np.int32)
                 index, epoch = self.spec.order.table.draw(leaves, places[at])
@@ -402,9 +400,7 @@ class _Stage:
             return self._stage.run(dataclasses.replace(chunk, numbers=None))
         draws = chunk.draws
         keys: list[_Key] = list(zip(repeat("sample"), draws.leaf.tolist(), draws.child.tolist(), strict=False))
-        if draws.packs is not None:
-            keys = list(zip(repeat("pack"), draws.packs.number.tolist(), strict=False))
-        return Encoded(outcomes=[_UNREAD] * len(keys), restore_keys=keys, drops=0, size_bytes=0)
+        return Encoded(outcomes=[_UNREAD] * len(draws), restore_keys=keys, drops=0, size_bytes=0)
 
 
 class _NoSources(Sources):

@@ -41,11 +41,10 @@ from energon_grain import (
     SkipSample,
     Stream,
     TaskEncoder,
-    get_train_dataset,
     get_val_dataset,
     merge_cursors,
 )
-from energon_grain.errors import FingerprintError, HostsError, KeyNotFoundError
+from energon_grain.errors import FingerprintError, HostsError, KeyNotFoundError, StateError
 
 __all__ = ["long_tokens", "tokens"]
 PLAN = PackingPlan("tokens", capacity=CAPACITY, window=100)
@@ -134,6 +133,19 @@ def test_which_skip_and_replay(tokens: Path) -> None:
         assert sorted({record.item for record in records}) == [2 * step, 2 * step + 1]
     again = stream.restore_sample(json.loads(json.dumps(batches[7].__restore_key__)))
     assert [told(pack) for pack in again.packs] == [told(pack) for pack in batches[7].packs]
+    key = ("pack", 0, 3, ((0, 5), (0, 9)), ((0, 4), (0, 7)))
+    pack = stream.restore_sample(key)
+    assert (pack.ranges, pack.__restore_key__) == (key[4], key)
+    for wrong in (
+        ("pack", 1, *key[2:]),
+        (*key[:3], (), ()),
+        (*key[:3], ((1, 5), (0, 9)), key[4]),
+        (*key[:4], ((4, 0), (0, 7))),
+        (*key[:4], ((0, 4),)),
+        ("pack", 7),
+    ):
+        with pytest.raises(StateError, match="is not a restore key of this dataset"):
+            stream.restore_sample(wrong)
     skipping = stream_of(tokens, packing=PLAN, batch_size=2)
     skipping.skip(25)
     assert [told(pack) for pack in next(skipping).packs] == [told(pack) for pack in batches[25].packs]
@@ -490,4 +502,3 @@ def test_a_hook_that_fails_on_packs_is_told(tokens: Path) -> None:
     stream = stream_of(tokens, packing=PLAN, repeat=False, task_encoder=Failing())
     assert all(len(pack.members) > 1 for pack in stream)
     assert "pack_selected_samples: SkipSample" in next(iter(stream.stats().dropped.values()))
-    assert get_train_dataset is not None
