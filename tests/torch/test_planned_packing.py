@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import energon_grain
 import energon_grain_torch
 from energon_grain import CostBudget, PackingPlan
-from energon_grain.loader import BatchMapDataset
+from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 __all__ = ["tokens"]
 PLAN = PackingPlan("tokens", capacity=CAPACITY, window=100)
@@ -115,3 +115,14 @@ def test_batches_by_number(tokens: Path) -> None:
         assert [contents(endless[number]) for number in range(9)] == [contents(next(loader)) for _ in range(9)]
     with pytest.raises(energon_grain.ConfigError, match="planned packs"):
         BatchMapDataset(dataset(energon_grain, tokens, "finite"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_that_take_steps_in_turns(tokens: Path, kind: str) -> None:
+    with energon_grain.get_loader(dataset(energon_grain, tokens, kind)) as loader:
+        expected = [contents(batch) for batch in islice(loader, 24)]
+    for reader in range(3):
+        batches = BatchIterDataset(dataset(energon_grain, tokens, kind))
+        batches.set_slice(slice(reader, None, 3))
+        with iter(batches) as own:
+            assert [contents(next(own)) for _ in range(8)] == expected[reader::3]
