@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orbax.checkpoint import v1
 from planned_data import CAPACITY, Packing, tokens, told
 from stream_hosts import quiet
 from torch.utils.data import DataLoader
@@ -126,3 +127,13 @@ def test_readers_that_take_steps_in_turns(tokens: Path, kind: str) -> None:
         batches.set_slice(slice(reader, None, 3))
         with iter(batches) as own:
             assert [contents(next(own)) for _ in range(8)] == expected[reader::3]
+
+
+def test_a_checkpoint_of_orbax_goes_on(tokens: Path, tmp_path: Path) -> None:
+    with energon_grain.get_loader(dataset(energon_grain, tokens, "packs")) as loader:
+        list(islice(loader, 50))
+        v1.save_checkpointables(tmp_path / "saved", {"data": loader})
+        expected = [contents(batch) for batch in islice(loader, 5)]
+    with energon_grain.get_loader(dataset(energon_grain, tokens, "packs")) as other:
+        loaded = v1.load_checkpointables(tmp_path / "saved", {"data": other})["data"]
+        assert [contents(batch) for batch in islice(loaded, 5)] == expected
