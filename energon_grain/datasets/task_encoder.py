@@ -35,6 +35,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.errors import ConfigError
+from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
@@ -282,6 +283,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
         schedule: Schedule | None = None,
     ) -> SavableDataset:
         """Combine datasets and put encoding, packing, batching and virtual epochs over them.
@@ -290,7 +292,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
             worker_config: Of the nodes.
             batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`,
-                `virtual_epoch_length`, `repeat` and `last_batch`.
+                `virtual_epoch_length`, `repeat`, `last_batch` and `balance`.
             batch_drop_last: See there.
             packing_buffer_size: See there.
             virtual_epoch_length: See there.
@@ -298,6 +300,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             blend_mode: What the numbers of the pairs mean.
             repeat: See there.
             last_batch: See there.
+            balance: See there.
             schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
 
         Raises:
@@ -313,6 +316,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
             last_batch=last_batch,
+            balance=balance,
         )
         if worker_config.should_log(1):
             dataset = LogSampleDataset(dataset, "train", worker_config)
@@ -330,6 +334,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         packing_buffer_size: int | None = None,
         limit: int | None = None,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
     ) -> SavableDataset:
         """Concatenate datasets and put encoding, packing, batching and the limit over them.
 
@@ -341,6 +346,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing_buffer_size: See there.
             limit: See there.
             last_batch: See there.
+            balance: See there.
 
         Raises:
             ConfigError: The hooks or arguments do not fit together.
@@ -356,6 +362,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
             last_batch=last_batch,
+            balance=balance,
         )
         if worker_config.should_log(2):
             dataset = LogSampleDataset(dataset, "val", worker_config)
@@ -385,6 +392,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
     ) -> SavableDataset:
         """Put packing, grouping or batching, and `encode_batch` over a dataset.
 
@@ -395,6 +403,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing_buffer_size: See there.
             worker_config: Of the nodes.
             last_batch: See there.
+            balance: See there.
 
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
@@ -409,6 +418,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 raise ConfigError(
                     f"last_batch='pad' with {type(self).__name__}.batch_group_criterion: groups that are incomplete at "
                     f"the end cannot be filled up; use 'drop', or 'keep' on one host"
+                )
+            if balance is not None:
+                raise ConfigError(
+                    f"balance={balance.by!r} with {type(self).__name__}.batch_group_criterion: which samples make a "
+                    f"batch depends on what is in them, so hosts cannot know beforehand what it costs; use one of both"
                 )
             dataset = GroupBatchDataset(
                 dataset,
@@ -426,6 +440,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 batcher,
                 drop_last=batch_drop_last,
                 last_batch=last_batch,
+                balance=balance,
                 task_encoder=_owner(self, "batch"),
                 worker_config=worker_config,
             )

@@ -61,6 +61,8 @@ class LaneAssembly:
         on_drop: Called for each dropped sample, once, in the order of items.
         on_success: Called when a sample was not dropped.
         patience: Positions that a lane may drop on its way to one item.
+        stand_in: Given a local position and what was dropped there, in place of `on_drop`: the sample that stands there
+            instead, with its restore key; lanes do not move up then. None: they do.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class LaneAssembly:
         on_drop: Callable[[Dropped], None],
         on_success: Callable[[], None],
         patience: int,
+        stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None,
     ) -> None:
+        self._stand_in = stand_in
         self._lanes = lanes
         self._set_drops(drops)
         self._chunks = chunks
@@ -182,7 +186,13 @@ class LaneAssembly:
             if position not in self._bad:
                 self._on_success()
                 return position - self._base
-            self._on_drop(self._hand_out(position - self._base))
+            at = position - self._base
+            if self._stand_in is not None:
+                self._window[at], self._keys[at] = self._stand_in(position, self._hand_out(at))
+                self._bad.discard(position)
+                self._on_success()
+                return at
+            self._on_drop(self._hand_out(at))
             drops = self._drops.copy()
             drops[lane] += 1
             self._set_drops(drops)
