@@ -107,7 +107,7 @@ def test_costs_that_hardly_fit_into_64_bits() -> None:
 def test_what_is_no_balance_is_refused() -> None:
     assert Balance("( tokens )+bytes").by == "tokens + bytes"
     for micro_batches in (0, -1, 1.5, True, "2"):
-        with pytest.raises(ConfigError, match="micro_batches=.*expected a positive number of parts"):
+        with pytest.raises(ConfigError, match=r"micro_batches=.*expected a positive number of parts"):
             Balance("tokens", micro_batches=micro_batches)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="balance"):
         Balance("tokens +")

@@ -141,10 +141,8 @@ def test_what_is_dropped_is_stood_in_for_alike_on_any_number_of_hosts(
             assert sorted(record.key for record in told) == sorted(key for key, *_ in found[-1][4])
     assert found[1:] == found[:-1]
     for got, keys in zip(found[0], planned, strict=True):
-        expected = []
-        for place in range(len(keys)):
-            expected.append(next(key for key in keys[place:] + keys[:place] if int(key) not in gone))
-        assert [key for key, *_ in got] == sorted(expected)
+        good = (next(key for key in keys[n:] + keys[:n] if int(key) not in gone) for n in range(len(keys)))
+        assert [key for key, *_ in got] == sorted(good)
 
 
 def test_a_global_batch_without_one_good_sample_ends_the_run(text_dataset: MakeDataset) -> None:
@@ -268,7 +266,7 @@ def test_a_changed_column_says_so(tmp_path: Path) -> None:
         open_stream(path, **{**options, "balance": Balance("tokens", micro_batches=2)}).restore(saved)
     open_stream(path, **options).restore(saved)
     with_column(path, "tokens", np.arange(60.0)[::-1])
-    with pytest.raises(FingerprintError, match="columns.*tokens"):
+    with pytest.raises(FingerprintError, match=r"columns.*tokens"):
         open_stream(path, **options).restore(saved)
     with_column(path, "tokens", np.where(np.arange(60) % 7, 1.0, np.nan))
     with pytest.raises(ConfigError, match=r"balance='tokens'.*is nan"):
@@ -294,7 +292,7 @@ def test_what_cannot_be_balanced_is_refused(text_dataset: MakeDataset) -> None:
         open_stream(path, balance=Balance("bytes", micro_batches=3))
     with pytest.raises(ConfigError, match="balance=7: expected a column or an expression"):
         open_stream(path, balance=7)
-    with pytest.raises(ConfigError, match="ByKey.batch_group_criterion"):
+    with pytest.raises(ConfigError, match=r"ByKey\.batch_group_criterion"):
         open_stream(path, balance="bytes", task_encoder=ByKey())
     with pytest.raises(ConfigError, match="balance='bytes'"):
         open_stream(path, balance="bytes", packing_buffer_size=4, task_encoder=Packs())

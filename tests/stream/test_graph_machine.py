@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, assume, given, settings as hypothesis_settin
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from stream_fleets import Fleet, Reference
 from stream_graph_hooks import keys_of, tell
-from stream_graphs import Graph, tops
+from stream_graphs import Graph, balanced_tops, tops
 from stream_hosts import MakeDataset
 
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
@@ -38,6 +38,7 @@ _REFUSED = (
     "of the pass was dropped",
     "so its length is not known beforehand",
     "last_batch='pad' fills the last batch up",
+    "samples of a global batch were dropped",
 )
 """What a random graph may be refused for."""
 _DROPS = ("skips", "fails", "content", "random", True)
@@ -61,6 +62,7 @@ class Machine(RuleBasedStateMachine):
     hosts = (1, 2, 3, 4, 6, 8)
     hooks: tuple[str | None, ...] = (None, "number")
     last_batches = ("pad",)
+    tops = staticmethod(tops)
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def open(self, data: st.DataObject) -> None:
-        self.graph = data.draw(tops(self.depth, hooks=self.hooks))
+        self.graph = data.draw(self.tops(self.depth, hooks=self.hooks))
         self.last_batch = data.draw(st.sampled_from(self.last_batches))
         with unless_refused():
             self.reference = Reference(self.graph, self.make, self.last_batch)
@@ -87,8 +89,8 @@ class Machine(RuleBasedStateMachine):
         self.restart(data.draw(st.sampled_from(self.fitting)))
 
     def _fits(self, hosts: int) -> bool:
-        _, lanes, global_batch, *_ = self.graph
-        if lanes % hosts or global_batch % hosts:
+        kind, lanes, global_batch, *_ = self.graph
+        if (lanes % hosts and kind != "balanced") or global_batch % hosts:
             return False
         spec = self.reference.fleet.streams[0].spec
         return bool(global_batch) or (spec.endless and spec.steps is None and spec.limit is None)
@@ -175,7 +177,9 @@ class Machine(RuleBasedStateMachine):
     def may_skip(self) -> bool:
         # Over positions that would have been dropped, a skip is not the same as delivering.
         spec = self.fleet.streams[0].spec
-        return spec.program is not None or not any(name in _DROPS for name in _flat(self.graph))
+        if self.graph[0] == "balanced" or spec.program is not None:
+            return True
+        return not any(name in _DROPS for name in _flat(self.graph))
 
     @precondition(lambda self: self.delivered)
     @rule(data=st.data())
@@ -193,7 +197,8 @@ class Machine(RuleBasedStateMachine):
             assert set(keys) >= set(self.delivered.get(step, ()))
         elif step in self.delivered:
             # A host does not know what the others dropped.
-            if records.read or self.fleet.hosts == 1 or not any(name in _DROPS for name in _flat(self.graph)):
+            alone = self.fleet.hosts == 1 and self.graph[0] != "balanced"  # nor what it dropped before a restore
+            if records.read or alone or not any(name in _DROPS for name in _flat(self.graph)):
                 assert keys == self.delivered[step]
         elif records.read:
             self.foretold[step] = keys
@@ -229,6 +234,27 @@ class OneHost(Machine):
     hosts = (1,)
     hooks = (None, "number", "skips")
     last_batches = ("keep", "drop", "pad")
+
+
+class Balanced(Machine):
+    """Equal work for hosts, of any number."""
+
+    tops = staticmethod(balanced_tops)
+    hosts = (1, 2, 3, 4, 5, 6, 8, 12)
+
+
+class BalancedOnOneHost(OneHost):
+    """The same, alone."""
+
+    tops = staticmethod(balanced_tops)
+
+
+def test_any_balanced_graph_in_any_interleaving(text_dataset: MakeDataset) -> None:
+    run(Balanced, text_dataset, max_examples=25, stateful_step_count=12, derandomize=True)
+
+
+def test_any_balanced_graph_on_one_host(text_dataset: MakeDataset) -> None:
+    run(BalancedOnOneHost, text_dataset, max_examples=10, stateful_step_count=12, derandomize=True)
 
 
 def test_any_graph_in_any_interleaving(text_dataset: MakeDataset) -> None:
