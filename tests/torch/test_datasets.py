@@ -21,6 +21,7 @@ ENDS: list[dict[str, Any]] = [
     {"repeat": False},
     {"repeat": False, "last_batch": "drop"},
     {"repeat": False, "last_batch": "pad"},
+    {"repeat": False, "last_batch": "pad", "balance": "bytes.txt"},
 ]
 
 
