@@ -142,7 +142,7 @@ class History:
             raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
         spec = self.spec
         arithmetic = spec.program is None and not _filtered(spec)
-        balanced = spec.batch is not None and spec.batch.balance is not None
+        balanced = _balanced(spec)
         if arithmetic and not now.drops.any() and step >= now.history[0][0] and not (balanced and dropped):
             return self._arithmetic(now, step)
         if spec.program is not None and _hides(spec.program.root.reference_form):
@@ -284,7 +284,7 @@ class History:
                 f"nearest place that is known is step {start[0].step}, and {items} items, more than {most}, would have "
                 f"to be {what} from there; ask a stream that was just restored from the nearest state before the step"
             )
-        skipped = () if self.spec.program is not None else now.skipped
+        skipped = () if self.spec.program is not None or _balanced(self.spec) else now.skipped
         if any(first <= step < first + steps for first, steps in skipped):
             raise StateError(f"which({step}): the step was jumped over (`skip`), and nothing of it was read")
         found: list[_Entry] | None = None
@@ -486,6 +486,11 @@ def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
 
 def _no_handler(error: Exception, sample: Any, sources: Any = None) -> None:
     """What is dropped again was told when it was dropped first."""
+
+
+def _balanced(spec: StreamSpec) -> bool:
+    """Whether hosts get equal work: then no step depends on what was dropped, or jumped over, before it."""
+    return spec.batch is not None and spec.batch.balance is not None
 
 
 def _filtered(spec: StreamSpec) -> bool:

@@ -344,3 +344,17 @@ def test_a_plan_of_all_hosts_items_stays_small(text_dataset: MakeDataset) -> Non
         worker_config=config(937, 1000),
     )
     assert sum(len(batch.__key__) for batch, _ in zip(Stream.of(stream), range(5), strict=False)) == 40
+
+
+def test_which_makes_again_what_was_jumped_over(text_dataset: MakeDataset) -> None:
+    """Nothing that lies before a step has a part in it."""
+    path = text_dataset(130, broken=range(0, 130, 9))
+    expected = together(step(fleet(path, 2)))
+    streams = fleet(path, 2)
+    for stream in streams:
+        stream.skip(1)
+    step(streams)
+    for stream in streams:
+        told = stream.which(0)
+        assert told.read
+        assert sorted(record.key for record in told) == [key for key, *_ in expected]
