@@ -3,8 +3,7 @@
 `python -m benchmarks.balance [--steps 200]` prints three tables; only this package is needed.
 
 1. The largest over the mean cost of hosts: as items come, by LPT with equal counts (which `divide` begins with), by
-   `divide`, and by no division at all: a bound from counting (of the largest (k - 1)·H + j items some j hosts hold at
-   least j·k, and the smallest beside them). Means over steps; the last column is what a division may ask for at most.
+   `divide`, and what no division can beat (`bound`). Means over steps; the last column is of `divide` over the bound.
 2. Step time saved: a step takes as long as its slowest host. Lengths are those of documents of the web as Barford and
    Crovella fit them ("Generating representative web workloads", SIGMETRICS 1998: log-normal with mu = 9.357 and
    sigma = 1.318 in bytes), at four bytes a token, cut at the context. A sample of n tokens costs a decoder
@@ -53,7 +52,12 @@ def lpt(costs: Array, hosts: int) -> Array:
 
 
 def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
-    """(steps,) what the host with most has at least, however items are divided."""
+    """(steps,) what the host with most has at least, however items are divided: the larger of two bounds.
+
+    *Of counts.* Of the largest (k - 1)·H + j items some j hosts hold j·k or more (pigeons and their holes), and the
+    smallest items beside them. k = 1 and j = H is the mean, k = j = 1 the largest item with the smallest others.
+    *Of sizes*, for bins of any number of items: Martello and Toth's bound L2 says how many of a capacity are needed.
+    """
     count, size = costs.shape[1], costs.shape[1] // hosts
     falling = -np.sort(-costs, axis=1)
     before = np.concatenate([np.zeros((len(costs), 1), np.int64), np.cumsum(falling, axis=1)], axis=1)
@@ -63,6 +67,26 @@ def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
         stop, others = (k - 1) * hosts + j, j * (size - k)
         held = before[:, stop] - before[:, stop - j * k] + before[:, -1:] - before[:, count - others]
         least = np.maximum(least, np.where(stop <= count - others, held / j, 0).max(axis=1))
+    return np.array([_capacity(row, hosts, low) for row, low in zip(np.sort(costs, axis=1), least, strict=True)])
+
+
+def _capacity(costs: Array, hosts: int, low: float) -> float:
+    """The least capacity from `low` on of which L2 lets so many bins suffice; costs in ascending order."""
+    sums = np.concatenate([[0], np.cumsum(costs)])
+
+    def bins(capacity: int) -> int:
+        half = int(np.searchsorted(2 * costs, capacity, side="right"))
+        alone = np.searchsorted(costs, capacity - costs[:half], side="right")  # items that none of size a fits beside
+        room = (alone - half) * capacity - (sums[alone] - sums[half])
+        more = np.maximum(0, -(-(sums[half] - sums[:half] - room) // capacity))
+        return int((len(costs) - half + more).max(initial=len(costs) - half))
+
+    least, most = int(low), int(sums[-1])
+    if bins(least) <= hosts:
+        return low
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if bins(middle) <= hosts else (middle + 1, most)
     return least
 
 
