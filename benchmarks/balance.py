@@ -48,7 +48,7 @@ def loads(costs: Array, parts: Array) -> Array:
 
 def lpt(costs: Array, hosts: int) -> Array:
     """(steps, hosts) what hosts have by LPT with equal counts, without exchange."""
-    return balance._layers(costs, hosts)[1]
+    return balance._largest_first(costs, hosts)[1]
 
 
 def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
