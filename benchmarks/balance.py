@@ -165,7 +165,7 @@ def planning() -> bool:
 
 def main() -> int:
     """Print all; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="How equal `balance=` makes the work of hosts.")
     parser.add_argument("--steps", type=int, default=200, help="of each row")
     steps = parser.parse_args().steps
     equal = equality(steps)

@@ -58,11 +58,10 @@ class Balance:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", Expression.parse(self.by, where="balance").text)
-        if isinstance(self.micro_batches, bool) or not hasattr(self.micro_batches, "__index__"):
-            raise ConfigError(f"Balance: micro_batches={self.micro_batches!r}: expected a positive number of parts")
-        object.__setattr__(self, "micro_batches", operator.index(self.micro_batches))
-        if self.micro_batches < 1:
-            raise ConfigError(f"Balance: micro_batches={self.micro_batches}: expected a positive number of parts")
+        parts = self.micro_batches
+        if isinstance(parts, bool) or not hasattr(parts, "__index__") or parts < 1:
+            raise ConfigError(f"Balance: micro_batches={parts!r}: expected a positive number of parts")
+        object.__setattr__(self, "micro_batches", operator.index(parts))
 
     @property
     def costs(self) -> Expression:
