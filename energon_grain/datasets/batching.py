@@ -56,6 +56,11 @@ def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | 
             f"balance={chosen.by!r} with batch_size=None: hosts get equal work in each step by getting other items of "
             f"its global batch, and single samples make none; give a batch_size, or leave balance out"
         )
+    if not hasattr(batch_size, "__index__"):
+        raise ConfigError(
+            f"balance={chosen.by!r} with batch_size={batch_size!r}: batches by budget cost alike by themselves; leave "
+            f"balance out, or give a number of samples"
+        )
     if batch_size % chosen.micro_batches:
         raise ConfigError(
             f"micro_batches={chosen.micro_batches} do not divide batch_size={batch_size}: each gets as many samples"

@@ -10,8 +10,9 @@ behind by 50 items.) What stands at the same place on both sides goes first by a
 give a pattern that hosts could fall in step with.
 
 Errors add up to less than the largest item nearly always. Where an item would put a child further from its share than
-the largest item so far, the child that is furthest behind comes in its place, and the merging goes on from there. So at
-every prefix no child is further from its share than the largest item.
+the largest item so far, another comes in its place: of the children that are not ahead the one that would first be too
+far behind. The merging goes on from there. So at every prefix no child is further from its share than the largest item
+(by up to 0.7 % more was found by searching for the worst weights of items that all cost the same, never otherwise).
 
 Of items that cost 3 each of a child of weight 1, and of such that cost 1 of a child of weight 2, with the middles 1.5,
 4.5, ... and 0.25, 0.75, ... (over the weights), come first `b b b a b b b b b b a`.
@@ -293,8 +294,9 @@ def _within(
         now = ahead - weight * costs[at]
         now[labels[at]] += whole * int(costs[at])
         if int(abs(now).max()) > bounds[at]:
-            lags = np.where(weight > 0, ahead, _IN_64_BITS)
-            instead = int(np.argmin(lags))
+            # Of those that are not ahead, the one that would first be too far behind.
+            left = np.where((weight > 0) & (ahead <= 0), (bounds[at] + ahead) / np.maximum(weight, 1), np.inf)
+            instead = int(np.argmin(left))
             if instead != labels[at]:
                 return at, instead
         ahead = now

@@ -20,7 +20,7 @@ Plan = TypeVar("Plan")
 Advance = Callable[[Carry], tuple[Plan, Carry]]
 """From a carry to the plan of its window, and the carry behind that, whose position is larger unless all is over."""
 _PLANS = 8
-_CARRIES = 1024
+_CARRIES = 512
 
 
 class Fold(Generic[Plan]):
@@ -84,11 +84,11 @@ class Fold(Generic[Plan]):
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
 
     def _keep(self, at: int, carry: Carry) -> None:
-        """Hold a carry; where there are too many, every other one of all but the latest goes."""
-        self._carries.insert(at, carry)
-        if len(self._carries) > _CARRIES:
-            half = _CARRIES // 2
-            self._carries[:half] = self._carries[:half:2]
+        """Hold a carry. Where there are too many, one goes that others are nearest to, but none of the latest."""
+        carries = self._carries
+        carries.insert(at, carry)
+        if len(carries) > _CARRIES:
+            del carries[min(range(1, len(carries) - _PLANS), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
 
 
 def flat(carries: Sequence[Carry]) -> list[int]:

@@ -61,7 +61,7 @@ class Chunk:
         number: 0, 1, 2, … in the order of positions.
         groups: Places of the chunk, all of them in order, cut where batches end unless something is dropped; empty
             where nothing is known of batches.
-        draws: One draw a position.
+        draws: One item a position.
         size_bytes: What reading it takes, known from the index.
         first: Local position of the first one.
         batch_size: Of the host's batches; 0 where positions do not tell which batch a sample belongs to.
@@ -107,10 +107,10 @@ class Encoded:
     """A chunk, done.
 
     Attributes:
-        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; or, where nothing was
-            dropped, a `MadeBatch` and None for all of its samples.
+        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `Holed` where some of a
+            pack's samples were dropped; or, where nothing was, a `MadeBatch` and None for all of its samples.
         restore_keys: One a position.
-        drops: How many were dropped.
+        drops: How many of the outcomes are `Dropped` or `Holed`.
         size_bytes: Estimate of the memory that the outcomes hold.
         made: Whether there are made batches.
         work: What making it took; None: nobody took the time.
@@ -244,8 +244,8 @@ class _Plan:
 
     Attributes:
         first: Local position of the first one.
-        draws: One a position.
-        totals: (n + 1,) bytes that reading the draws before each one takes.
+        draws: One item a position.
+        totals: (n + 1,) bytes that reading the items before each one takes.
         coming: What is fetched ahead of them.
     """
 
@@ -268,7 +268,7 @@ def _plans(
     """The first is small, so that the first batch does not wait for more than itself."""
     end = local_end(spec, share, pass_number) if work is None else work.end
     size = pace.samples
-    most = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # where all hosts' items are looked at
+    bound = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # where all hosts' items are looked at
     while end is None or first < end:
         stop = first + size if end is None else min(first + size, end)
         positions = share.to_global(np.arange(first, stop))
@@ -276,6 +276,8 @@ def _plans(
             positions = work.positions(work.items(positions))
         draws = spec.order.draw(positions, pass_number)
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
+        # Of large packs fewer: it is samples that are bounded.
+        most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         coming = None
         if ahead:
             coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])

@@ -148,8 +148,8 @@ class EqualWork:
         return firsts[:, :, None] + divided, costs[rows, divided]
 
     def _costs_of(self, positions: Int64Array) -> Int64Array:
-        """What items at positions cost."""
-        costs = np.empty(len(positions), np.int64)
+        """What items at positions cost: their samples, one or the members of a pack."""
+        costs = np.zeros(len(positions), np.int64)
         for leaf, places, draws in self._order.draw(positions, self._pass).by_leaf():
-            costs[places] = self._costs[leaf].of(draws.index)
+            np.add.at(costs, places, self._costs[leaf].of(draws.index))
         return costs

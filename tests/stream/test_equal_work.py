@@ -17,10 +17,12 @@ from energon_grain import (
     BatchDataset,
     BlendDataset,
     ConfigError,
+    CostBudget,
     FatalSampleError,
     FilterDataset,
     FingerprintError,
     KeyNotFoundError,
+    PackingPlan,
     SkipSample,
     Stream,
     TaskEncoder,
@@ -243,6 +245,39 @@ def test_mixtures_and_expressions(text_dataset: MakeDataset, tmp_path: Path) -> 
         assert together(batches) == expected[number]
         work = [sum(size + size**2 / 2 for *_, size in batch) for batch in batches]
         assert max(work) < 1.05 * np.mean(work)
+
+
+class Packing(Noted):
+    """Packs of samples: keys, random numbers, and bytes of all of them."""
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return (
+            sum((keys for keys, *_ in samples), ()),
+            int(self.rng.integers(1 << 30)),
+            sum(size for *_, size in samples),
+        )
+
+    def encode_sample(self, sample: Any) -> Any:
+        return (int(sample.__key__),), int(self.rng.integers(1 << 30)), len(sample.text.encode())
+
+
+def test_planned_packs_are_dealt_out_by_what_their_samples_cost(text_dataset: MakeDataset) -> None:
+    plan = PackingPlan("bytes.txt", capacity=700, max_samples=9)
+    cost = "bytes.txt + bytes.txt ** 2"
+    path = text_dataset(400)
+    options: dict[str, Any] = {"packing": plan, "task_encoder": Packing(), "batch_size": 12}
+    expected = [together(step(one)) for one in [fleet(path, 1, balance=None, **options)] for _ in range(4)]
+    for hosts in (2, 3):
+        streams = fleet(path, hosts, balance=cost, **{**options, "batch_size": 12 // hosts})
+        told = [streams[0].which(number) for number in range(4)]
+        for number in range(4):
+            batches = step(streams)
+            assert together(batches) == expected[number]
+            for host, batch in enumerate(batches):
+                own = sorted(int(record.key) for record in told[number] if record.host == host)
+                assert own == sorted(key for keys, *_ in batch for key in keys)
+    with pytest.raises(ConfigError, match="batches by budget cost alike by themselves"):
+        open_stream(path, balance=cost, batch_size=CostBudget("bytes.txt", 700))
 
 
 def with_column(path: Path, name: str, values: np.ndarray) -> None:
