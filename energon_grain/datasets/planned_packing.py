@@ -390,7 +390,7 @@ class PlannedPacks:
         pass_number, item = divmod(position, 1 << PASS_BITS)
         windows = self._fold(pass_number)
         carry = windows.anchor(item)
-        if carry == windows.anchor(_FAR):  # the last one that is known: the window may lie behind it
+        if item and carry == windows.anchor(_FAR):  # the last one that is known: the window may lie behind it
             windows.plan_at(item)
             carry = windows.anchor(item)
         first, at, *carried = carry

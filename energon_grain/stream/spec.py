@@ -392,7 +392,11 @@ class StreamSpec:
             feed = feeds[form.feed]
             position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
             first[feed.index] = min(first[feed.index], position)
-        places = [0 if place == _NOWHERE else place for place in first]
+        # Packs of each pass are planned by themselves, and rounds do not tell of which: then from its beginning.
+        places = [
+            0 if place == _NOWHERE or (feed.order.packs is not None and feed.order.passes is not None) else place
+            for feed, place in zip(feeds, first, strict=True)
+        ]
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:

@@ -25,11 +25,13 @@ from planned_data import (
     tokens_of,
     told,
 )
+from small_graphs import require_exact_states
 from stream_hosts import config
 
 from energon_grain import (
     BatchDataset,
     BlendDataset,
+    ConcatDataset,
     ConfigError,
     CostBudget,
     EmptyDatasetError,
@@ -379,15 +381,23 @@ def test_packs_in_a_blend(tokens: Path) -> None:
     assert set(keys_of_step) <= {record.key for record in stream.which(5)}
 
 
-def test_a_limit_over_packs(tokens: Path) -> None:
+def finite(path: Path) -> Any:
+    """All packs of a pass, and then its first ones again, in lanes."""
     encoder = Packing()
-    samples = MapDataset(
-        packed(tokens, repeat=False, task_encoder=TaskEncoder()), encoder.postencode_sample, task_encoder=encoder
+    samples = packed(path, repeat=False, lanes=12, task_encoder=TaskEncoder())
+    mapped = MapDataset(samples, encoder.postencode_sample, task_encoder=encoder)
+    packs = PlannedPackingDataset(mapped, PLAN, encoder.pack_selected_samples, task_encoder=encoder)
+    return BatchDataset(
+        ConcatDataset(packs, LimitDataset(packs, 40)), 12 // hosts, lambda packs: list(map(told, packs))
     )
-    packs = PlannedPackingDataset(samples, PLAN, encoder.pack_selected_samples)
-    cut = BatchDataset(LimitDataset(packs, 20), 4, list)
-    stream = Stream.of(cut)
-    assert [len(list(stream)) for _ in range(3)] == [5, 5, 5]
+
+
+def test_finite_packs_in_lanes(tokens: Path) -> None:
+    expected = require_exact_states(lambda: finite(tokens), 40, every=7, ahead=3)
+    steps = expected.index(None)
+    everything = [members for batch in expected[:steps] for members, _, _ in batch]
+    assert Counter(key for members in everything[:-40] for key, _ in members).most_common(1)[0][1] <= 2
+    assert {key for members in everything for key, _ in members} == {f"{number:06d}" for number in range(SAMPLES)}
 
 
 def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
