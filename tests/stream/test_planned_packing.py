@@ -387,9 +387,7 @@ def finite(path: Path) -> Any:
     samples = packed(path, repeat=False, lanes=12, task_encoder=TaskEncoder())
     mapped = MapDataset(samples, encoder.postencode_sample, task_encoder=encoder)
     packs = PlannedPackingDataset(mapped, PLAN, encoder.pack_selected_samples, task_encoder=encoder)
-    return BatchDataset(
-        ConcatDataset(packs, LimitDataset(packs, 40)), 12 // hosts, lambda packs: list(map(told, packs))
-    )
+    return BatchDataset(ConcatDataset(packs, LimitDataset(packs, 40)), 12, lambda packs: list(map(told, packs)))
 
 
 def test_finite_packs_in_lanes(tokens: Path) -> None:
