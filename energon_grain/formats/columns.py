@@ -225,7 +225,7 @@ def _open_column(
 def _copied(folder: DataFolder) -> dict[str, StoredColumn]:
     """The columns of a dataset that have files, on this machine."""
     stored = read_stored(folder.local)
-    if folder.is_remote and stored:
+    if folder.is_mirrored and stored:
         copy_columns(folder, COLUMNS_FOLDER, {each.file: each.size_bytes for each in stored.values()})
     return stored
 

@@ -40,6 +40,7 @@ class WebDatasetSource(IndexedSource):
         start: First sample to serve, counted over `shards` before `excluded` are taken out.
         stop: One past the last sample, counted likewise; default: the end.
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
+        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
         info: What its `.info.json` says, where that was read already.
 
