@@ -288,7 +288,7 @@ class Resolver:
 
 def _absolute(written: str, folder: str, place: Place) -> str:
     with asked_at(place):  # of a path that leads out of a bucket
-        return BETWEEN.join(absolute(piece, folder) for piece in str(written).split(BETWEEN))
+        return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
 def _kind_at(path: str, place: Place) -> DatasetKind:

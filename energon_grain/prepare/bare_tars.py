@@ -202,7 +202,7 @@ def find_tars(text: str) -> BareTars:
 
 
 def _find(listed: TarList, piece: str) -> Iterator[str]:
-    base, where = listed.base, join(listed.base, piece) if piece else listed.base
+    base, where = listed.base, os.path.join(listed.base, piece).rstrip("/")
     if not is_pattern(where):
         if not is_tar(where):
             yield from (f"{piece}/{name}".lstrip("/") for name in find_shards(where))
@@ -214,14 +214,14 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     for one in expanded:
-        if not is_pattern(join(base, one)) and not re.search(r"[*?\[]", one):
+        if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
             yield _decoded(base, one)
             continue
         found = sorted(
             (name for name in _matches(base, one) if ends_like_a_tar(name)), key=lambda name: name.split("/")
         )
         if not found:
-            raise DatasetNotFoundError(f"{join(base, one)}: the pattern matches no *.tar file")
+            raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file")
         yield from found
 
 
@@ -230,8 +230,8 @@ def _matches(base: str, pattern: str) -> Iterator[str]:
         return (name for name in glob.iglob(pattern, root_dir=base, recursive=True) if ".nv-meta/" not in name)
     if not has_lists(base, storage_settings()):
         raise ConfigError(
-            f"{join(base, pattern)}: a web server has no list of its files to compare a pattern with; name them, as "
-            "shard-{000..099}.tar or as a list"
+            f"{os.path.join(base, pattern)}: a web server has no list of its files to compare a pattern with; name "
+            "them as shard-{000..099}.tar, or in a list"
         )
     return filter(re.compile(glob_to_regex(pattern)).fullmatch, list_files(base))
 
