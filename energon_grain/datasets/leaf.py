@@ -31,6 +31,7 @@ from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.parquet import ColumnDecoder, ParquetSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import is_url, join, located
@@ -412,12 +413,35 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
 
 
+def _open_rows(leaf: LeafDataset, whole: bool) -> Content:
+    """Parquet files: one split part, whatever it is called, of crude samples whose parts are columns."""
+    _check_rows(leaf, whole)
+    definition = leaf.definition
+    if definition is None:
+        decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
+        definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
+    field_map = definition.field_map
+    source = ParquetSource(leaf.path, parts=definition.part_filter if field_map is None else set(field_map.parts))
+    if field_map is not None and not source.lists:
+        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    if leaf.subset is not None and not whole:
+        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
+        source = source.cut(start, stop)
+    if definition.decoder is not None:
+        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
+
+
 def _check_lines(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "a JSONL file")
 
 
 def _check_arrays(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "an array")
+
+
+def _check_rows(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a Parquet file")
 
 
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
@@ -431,6 +455,7 @@ _KINDS = {
     DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
     DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
     DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
+    DatasetKind.PARQUET: Container(open=_open_rows, check=_check_rows),
 }
 
 

@@ -36,6 +36,7 @@ from energon_grain.formats.nv_meta import (
     dataset_kind,
     not_prepared,
 )
+from energon_grain.formats.parquet import PARQUET_SUFFIX, is_parquet
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.local import LocalFiles
@@ -125,8 +126,12 @@ def kind_at(location: str) -> DatasetKind:
         return dataset_kind(location)
     if location.endswith((".jsonl", ".yaml")):
         return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
+    if location.endswith(PARQUET_SUFFIX):
+        return DatasetKind.PARQUET
     kind = dataset_kind(mirror_dataset(location).folder)
-    return DatasetKind.ARRAY if kind is DatasetKind.INVALID and is_array_folder(location) else kind
+    if kind is DatasetKind.INVALID and is_array_folder(location):
+        return DatasetKind.ARRAY
+    return DatasetKind.PARQUET if kind is DatasetKind.INVALID and is_parquet(location) else kind
 
 
 def mirror_dataset(url: str) -> Mirror:
