@@ -418,8 +418,7 @@ def _open_rows(leaf: LeafDataset, whole: bool) -> Content:
     _check_rows(leaf, whole)
     definition = leaf.definition
     if definition is None:
-        decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
-        definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
+        definition = SampleDefinition(decoder=leaf.task_encoder.decoder, part_filter=leaf.part_filter)
     field_map = definition.field_map
     source = ParquetSource(leaf.path, parts=definition.part_filter if field_map is None else set(field_map.parts))
     if field_map is not None and not source.lists:

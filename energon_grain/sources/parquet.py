@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -74,16 +74,41 @@ class _Group:
     """A decoded row group.
 
     Attributes:
-        table: Its columns, a `pyarrow.Table`.
-        takes: What gives the values of columns, those that were asked for.
+        table: Its columns, a `pyarrow.Table`; None: it has none of those wanted.
         size_bytes: Of it.
-        on_disk: Whether it is a mapped file.
+        takes: What gives the values of columns, those that were asked for.
     """
 
     table: Any
-    takes: dict[str, Take]
     size_bytes: int
-    on_disk: bool = False
+    takes: dict[str, Take] = field(default_factory=dict[str, Take])
+
+
+class _Kept:
+    """The row groups in memory, or those on disk, the ones used longest ago first."""
+
+    def __init__(self) -> None:
+        self.groups: OrderedDict[tuple[object, int], _Group] = OrderedDict()
+        self.size_bytes = 0
+
+    def get(self, key: tuple[object, int]) -> _Group | None:
+        if key in self.groups:
+            self.groups.move_to_end(key)
+        return self.groups.get(key)
+
+    def put(self, key: tuple[object, int], group: _Group, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
+        """Keep a row group; give those that have to leave for it."""
+        self.groups[key] = group
+        self.size_bytes += group.size_bytes
+        leaving: list[tuple[tuple[object, int], _Group]] = []
+        while self.size_bytes > limit_bytes and len(self.groups) > 1:
+            leaving.append(self.groups.popitem(last=False))
+            self.size_bytes -= leaving[-1][1].size_bytes
+        return leaving
+
+    def forget(self, owner: object) -> None:
+        for key in [key for key in self.groups if key[0] is owner]:
+            self.size_bytes -= self.groups.pop(key).size_bytes
 
 
 class DecodedGroups:
@@ -92,6 +117,9 @@ class DecodedGroups:
     Args:
         limit_bytes: In memory; one row group at least.
         folder: Where files are made.
+
+    Attributes:
+        decoded: How many were, ever.
     """
 
     def __init__(self, limit_bytes: int, folder: str) -> None:
@@ -102,16 +130,17 @@ class DecodedGroups:
     def renew(self) -> None:
         """Keep nothing: in a forked child nobody is left to bring what another thread was decoding."""
         self._lock = threading.Lock()
-        self._held: OrderedDict[Any, _Group] = OrderedDict()
-        self._coming: dict[Any, Future[_Group]] = {}
-        self._used = {False: 0, True: 0}
+        self._memory, self._disk = _Kept(), _Kept()
+        self._coming: dict[tuple[object, int], Future[_Group]] = {}
 
-    def get(self, key: tuple[object, ...], decode: Callable[[], Any]) -> _Group:
+    def __contains__(self, key: tuple[object, int]) -> bool:
+        return key in self._memory.groups or key in self._disk.groups
+
+    def get(self, key: tuple[object, int], decode: Callable[[], Any]) -> _Group:
         """The row group of this name; of several threads that ask for it one decodes it. Raises as `decode`."""
         with self._lock:
-            found = self._held.get(key)
+            found = self._memory.get(key) or self._disk.get(key)
             if found is not None:
-                self._held.move_to_end(key)
                 return found
             coming = self._coming.get(key)
             if coming is None:
@@ -120,7 +149,7 @@ class DecodedGroups:
             return coming.result()
         try:
             table = decode()
-            found = _Group(table, {}, 0 if table is None else table.nbytes)
+            found = _Group(table, 0 if table is None else table.nbytes)
         except BaseException as error:
             with self._lock:
                 self._coming.pop(key, None)
@@ -129,26 +158,11 @@ class DecodedGroups:
         with self._lock:
             self.decoded += 1
             self._coming.pop(key, None)
-            leaving = self._put(key, found)
+            leaving = self._memory.put(key, found, self.limit_bytes)
         mine.set_result(found)
         for other, group in leaving:
             self._move_to_disk(other, group)
         return found
-
-    def _put(self, key: Any, group: _Group) -> list[tuple[Any, _Group]]:
-        """Keep a row group; gives those that have to leave the memory. Under the lock."""
-        self._held[key] = group
-        self._used[group.on_disk] += group.size_bytes
-        limit = self._disk_bytes if group.on_disk else self.limit_bytes
-        leaving: list[tuple[Any, _Group]] = []
-        for other in list(self._held):
-            if self._used[group.on_disk] <= limit or other == key:
-                break
-            if self._held[other].on_disk == group.on_disk:
-                gone = self._held.pop(other)
-                self._used[group.on_disk] -= gone.size_bytes
-                leaving.append((other, gone))
-        return [] if group.on_disk else leaving
 
     @cached_property
     def _disk_bytes(self) -> int:
@@ -161,7 +175,7 @@ class DecodedGroups:
         """How much is kept, in memory and on disk."""
         return self.limit_bytes + self._disk_bytes
 
-    def _move_to_disk(self, key: Any, group: _Group) -> None:
+    def _move_to_disk(self, key: tuple[object, int], group: _Group) -> None:
         """Keep a row group in a file; where that cannot be written it is decoded again when it is asked for."""
         import pyarrow
 
@@ -176,16 +190,13 @@ class DecodedGroups:
             finally:
                 os.unlink(name)
             with self._lock:
-                if key not in self._held:
-                    self._put(key, _Group(table, {}, group.size_bytes, on_disk=True))
-                    self._held.move_to_end(key)
+                self._disk.put(key, _Group(table, group.size_bytes), self._disk_bytes)
 
     def forget(self, owner: object) -> None:
         """Let go of what has a name that begins with `owner`."""
         with self._lock:
-            for key in [key for key in self._held if key[0] is owner]:
-                group = self._held.pop(key)
-                self._used[group.on_disk] -= group.size_bytes
+            self._memory.forget(owner)
+            self._disk.forget(owner)
 
 
 @cache
@@ -409,8 +420,9 @@ class ParquetSource:
         keys = self._usual_keys(rows, files)
         order = np.argsort(group, kind="stable")
         cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
-        for begin, end in zip(cuts, [*cuts[1:], len(order)], strict=True):
-            at = order[begin:end]
+        runs = [order[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(order)], strict=True)]
+        # What is decoded comes first: what comes then takes the place of what was used before, and not of that.
+        for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
             places, number = at.tolist(), int(group[at[0]])
             decoded = self._decoded(number)
             within = (rows[at] - self._first[number]).tolist()
