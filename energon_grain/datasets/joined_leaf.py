@@ -201,7 +201,13 @@ class JoinedLeafDataset(SavableDataset):
             where=str(self.place),
         )
         return ResolvedJoin(
-            source=JoinedSource(index, [_joinable(member) for member in members], start=start, stop=stop),
+            source=JoinedSource(
+                index,
+                [_joinable(member) for member in members],
+                names=[member.argument or getattr(member.leaf, "field", None) for member in self.members],
+                start=start,
+                stop=stop,
+            ),
             members=members,
             row=row,
             ordering=self.primary.ordering(said_by=f"{self.place}: "),

@@ -90,14 +90,15 @@ def _training_mixture(
     """
     if not datasets:
         raise ConfigError("build_train_datasets: there is no dataset; pass at least one")
-    if blend_mode is DatasetBlendMode.DATASET_WEIGHT:
+    by_cost = blend_mode is DatasetBlendMode.NONE and isinstance(datasets[0][0], BlendDataset)
+    if blend_mode is DatasetBlendMode.DATASET_WEIGHT or by_cost:
         if not repeat:
             place = getattr(datasets[0], "combined_at", "")
             raise ConfigError(
                 f"{place}{': ' if place else ''}a blend by weights has no end, so repeat=False has no meaning; use "
                 f"`blend_epochized` with repetitions, or virtual_epoch_length"
             )
-        return BlendDataset(*datasets, schedule=schedule, worker_config=worker_config)
+        return datasets[0][0] if by_cost else BlendDataset(*datasets, schedule=schedule, worker_config=worker_config)
     if blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
         mixture: SavableDataset = BlendEpochizedDataset(*datasets, worker_config=worker_config)
     elif len(datasets) == 1:

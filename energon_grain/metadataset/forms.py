@@ -21,6 +21,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import PERCENT, Subset
 from energon_grain.samplers.weights import exact
 from energon_grain.storage.location import check_url
@@ -295,6 +296,10 @@ class MetadatasetBlend(Node, frozen=True, kw_only=True):
         | None,
         _doc("Weights that change along the stream, in place of those of the children."),
     ] = None
+    weight_unit: Annotated[
+        str | None,
+        _doc("What weights are shares of: a column, as `tokens`, or arithmetic of columns. Default: samples."),
+    ] = None
     subset: Range = None
 
 
@@ -453,6 +458,8 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             at = place.at("schedule")
             _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
             _check_schedule(node)
+        if node.weight_unit is not None:
+            Expression.parse(node.weight_unit, where=str(place.at("weight_unit")))
     elif isinstance(node, MetadatasetBlendEpochized):
         _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
     elif isinstance(node, MetadatasetConcat):

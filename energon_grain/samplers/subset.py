@@ -94,6 +94,12 @@ class Selection:
             raw += np.searchsorted(self._kept_before, indices, side="right")
         return raw
 
+    def raw_run(self, first: int, stop: int) -> slice | None:
+        """The raw ranks of samples [first, stop) of the selection; None: they do not follow one another."""
+        if self.excluded.size:
+            return None
+        return slice(self.start + first, self.start + max(first, stop))
+
     def from_raw(self, raw: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Undo `to_raw`; -1 where a raw rank is outside the range or excluded."""
         before = np.searchsorted(self.excluded, raw, side="left")

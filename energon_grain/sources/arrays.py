@@ -20,19 +20,28 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError, WorkerError
+from energon_grain.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    StaleIndexError,
+    WorkerError,
+)
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_pieces, in_range
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.read_whole import read_beginning
@@ -202,6 +211,22 @@ class ArraySource:
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
         return np.full(len(self.check(indices)), self.row_bytes, np.int64)
+
+    @property
+    def is_column(self) -> bool:
+        """Whether a row is one number."""
+        return len(self.shape) == 1 and self.dtype.kind in "biuf"
+
+    def column(self, rows: Int64Array) -> npt.NDArray[Any]:
+        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`."""
+        self.check(rows)
+        if not len(rows):
+            return np.zeros(0, self.dtype)
+        wanted, place = np.unique(rows, return_inverse=True)
+        try:
+            return self.opened()[_as_range(wanted)].read().result()[place.reshape(-1)]
+        except Exception as error:
+            raise ReadError(f"{self.path}: rows {int(wanted[0])} to {int(wanted[-1])}: {error}") from error
 
     def locate(self, index: int) -> SampleLocation:
         """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
@@ -378,6 +403,38 @@ class ArrayGroupSource:
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the same for all."""
         return np.full(len(self._rows(indices)), self._row_bytes, np.int64)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: sizes, and arrays with one number a row, whether they are read or not."""
+        sizes = ("bytes", *(f"bytes.{name}" for name in self._arrays))
+        return (*sizes, *(name for name, array in self._group.items() if self._is_column(array)))
+
+    def _is_column(self, array: ArraySource | str | None) -> TypeGuard[ArraySource]:
+        return isinstance(array, ArraySource) and array.is_column and len(array) == self._selection.total
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`; raises as `ArraySource.read` too."""
+        if isinstance(indices, slice):
+            return in_pieces(indices, len(self), partial(self.column, name))
+        array = self._group.get(name)
+        if self._is_column(array):
+            return array.column(self._rows(indices))
+        sizes = {f"bytes.{part}": array.row_bytes for part, array in self._arrays.items()} | {"bytes": self._row_bytes}
+        if name not in sizes:
+            raise KeyNotFoundError(
+                f"{self._path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
+                f"number a row beside the others, {self._path}/{name}, is one"
+            )
+        return np.full(len(self._rows(indices)), sizes[name], np.int64)
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        array = self._group.get(name)
+        if self._is_column(array):
+            return array.content_id
+        self.column(name, np.zeros(0, np.int64))
+        return self.content_id
 
     def locate(self, index: int) -> SampleLocation:
         """Which row a sample is; places are counted in each array as if it were not compressed.

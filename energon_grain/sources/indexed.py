@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack, cast
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
@@ -25,7 +26,15 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import FileStore, T_co, with_sources
 from energon_grain.sources.remote_runs import remote_run
-from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts, in_range
+from energon_grain.sources.source import (
+    CLIP_BYTES,
+    LazyFrom,
+    PartFilter,
+    SampleLocation,
+    accepts,
+    in_pieces,
+    in_range,
+)
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
@@ -296,6 +305,43 @@ class IndexedSource:
             taken = np.bincount(owner, weights=sizes, minlength=len(samples)).astype(np.int64)
         self._touch(samples)
         return taken
+
+    @cached_property
+    def _columns(self) -> Columns:
+        with naming(self._folder):
+            return Columns(ColumnFolder.of(self._folder), Measured.of(self._index))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: sizes of parts, read or not, and what was measured."""
+        return tuple(self._columns)
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`."""
+        if not isinstance(indices, slice):
+            numbers = self.numbers(indices)
+            found = self._columns.at(name, numbers)
+            self._touch(numbers)
+            return found
+        numbers = self._run(range(*indices.indices(len(self))))
+        if numbers is None:
+            return in_pieces(indices, len(self), partial(self.column, name))
+        return self._columns.at(name, numbers)
+
+    def _run(self, indices: range) -> slice | None:
+        """The numbers of samples as a slice; None: they do not follow one another."""
+        ranks = self._selection.raw_run(indices.start, indices.stop) if indices.step == 1 and indices else None
+        if ranks is None:
+            return None
+        first, last = (np.searchsorted(self._first, [ranks.start, ranks.stop - 1], side="right") - 1).tolist()
+        shift = self._shift[first : last + 1]
+        if (shift != shift[0]).any():
+            return None
+        return slice(ranks.start + int(shift[0]), ranks.stop + int(shift[0]))
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        return self._columns.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range.

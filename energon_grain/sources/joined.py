@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
+from energon_grain.errors import ConfigError, EmptyDatasetError, KeyNotFoundError, StaleIndexError
+from energon_grain.formats.columns import SIZES
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
-from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
+from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_pieces, in_range
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.location import name_of
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
@@ -82,6 +85,7 @@ class JoinedSource:
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
             its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
             stand among them, behind the primary.
+        names: What columns call the members, each before a dot; None, or where one is None: the name of its folder.
         start: First row to serve.
         stop: One past the last; default: the end.
 
@@ -96,6 +100,7 @@ class JoinedSource:
         index: JoinIndex,
         members: Sequence[PreparedSource | ArraySource],
         *,
+        names: Sequence[str | None] | None = None,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
@@ -120,11 +125,17 @@ class JoinedSource:
                     f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not "
                     f"{len(member)}"
                 )
+        named = zip(names or repeat(None), self._members, strict=False)
+        said = [name or name_of(member.path) for name, member in named]
+        # Of members that are called alike none is found by that name.
+        self._names = {name: number for number, name in enumerate(said) if said.count(name) == 1}
         self._rows = np.asarray(index.rows)
         self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self._members))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(JoinedSource, start=self._start, stop=self._stop), (self._index, self._members)
+        called = {number: name for name, number in self._names.items()}
+        names = [called.get(number) for number in range(len(self._members))]
+        return partial(JoinedSource, names=names, start=self._start, stop=self._stop), (self._index, self._members)
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
@@ -220,6 +231,60 @@ class JoinedSource:
             if len(places):
                 taken[places] += member.sizes(samples[places, number])
         return taken
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: those of the primary, and of every other member with its name and a dot before.
+
+        Those of the primary are found in that way too. An array with one number a row is the column of its name.
+        """
+        found = list(self.primary.columns)
+        for name, number in self._names.items():
+            member = self._members[number]
+            if number == 0:
+                continue
+            if not isinstance(member, ArraySource):
+                found += [f"{name}.{column}" for column in member.columns]
+            elif member.is_column:
+                found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    def _member_of(self, column: str) -> tuple[int, str]:
+        """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
+        if column in self.primary.columns:
+            return 0, column
+        for name, number in self._names.items():
+            member = self._members[number]
+            if isinstance(member, ArraySource):
+                if column == name and member.is_column:
+                    return number, column
+            elif column.startswith(f"{name}."):
+                return number, column.removeprefix(f"{name}.")
+        if "." in column or len(self._members) == 1:
+            raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
+        return 0, column  # the primary says which command makes it
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
+        if isinstance(indices, slice):
+            return in_pieces(indices, len(self), partial(self.column, name))
+        number, column = self._member_of(name)
+        member, samples = self._members[number], self.samples(indices)[:, number]
+        if not self._index.header.members[number].missing:
+            return member.column(samples) if isinstance(member, ArraySource) else member.column(column, samples)
+        there = samples >= 0
+        own = samples[there]
+        values = member.column(own) if isinstance(member, ArraySource) else member.column(column, own)
+        sizes = column == SIZES or column.startswith(f"{SIZES}.")
+        found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
+        found[there] = values
+        return found
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        number, column = self._member_of(name)
+        member = self._members[number]
+        return member.content_id if isinstance(member, ArraySource) else member.column_id(column)
 
     def locate(self, index: int) -> SampleLocation:
         """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, open_jsonl
+from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_pieces, in_range
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import coalesce
@@ -30,7 +31,6 @@ Int64Array = npt.NDArray[np.int64]
 
 PART = "json"
 """Name of the one part of a sample: its line, with the line's end and the blank lines behind it."""
-_HASHED_OFFSETS = 1 << 17
 _LOOKED_AT = 8
 
 
@@ -106,13 +106,8 @@ class JsonlSource:
 
     @property
     def content_id(self) -> str:
-        """Digest of how many samples there are, where they lie, and which are served.
-
-        Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
-        """
-        starts, selection = self._starts, self._selection
-        step = -(-len(starts) // _HASHED_OFFSETS)
-        digest = fold(len(starts), self._size_bytes, starts[::step].tobytes())
+        """Digest of how many samples there are, where they lie, and which are served; see `lines_id`."""
+        selection, digest = self._selection, lines_id(self._starts)
         self._pages.release()
         return f"{digest:016x}-{fold(selection.start, selection.stop):016x}"
 
@@ -206,6 +201,31 @@ class JsonlSource:
         """(n,) bytes that reading each sample takes."""
         _, start, stop = self._bounds(indices)
         return stop - start
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: the size of the line, and what was measured."""
+        return tuple(self._columns)
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`."""
+        if isinstance(indices, slice):
+            wanted = range(*indices.indices(len(self)))
+            numbers = self._selection.raw_run(wanted.start, wanted.stop) if wanted.step == 1 else None
+            if numbers is None:
+                return in_pieces(indices, len(self), partial(self.column, name))
+        else:
+            numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
+            self._pages.touch(numbers)
+        return self._columns.at(name, numbers)
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        return self._columns.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""

@@ -49,6 +49,16 @@ def accepts(parts: PartFilter, name: str) -> bool:
     return bool(parts(name)) if callable(parts) else name in parts
 
 
+_AT_ONCE = 1 << 20
+
+
+def in_pieces(indices: slice, count: int, column: Callable[[Int64Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """(n,) what `column` says of a slice of `count` samples, asked for a million at a time."""
+    wanted = range(*indices.indices(count))
+    cuts = [wanted[at : at + _AT_ONCE] for at in range(0, len(wanted), _AT_ONCE)] or [wanted]
+    return np.concatenate([column(np.arange(cut.start, cut.stop, cut.step)) for cut in cuts])
+
+
 class LazySources(msgspec.Struct, gc=False, eq=False):
     """The `__sources__` of a sample: behaves as a tuple of `SourceInfo`, looked up in the index when asked for.
 
@@ -245,6 +255,31 @@ class Source(Protocol):
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(n,) payload bytes that reading each sample yields, known without reading it. See `CLIP_BYTES`."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns: numbers, one a sample, that are known without reading it."""
+        ...
+
+    def column(self, name: str, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[Any]:
+        """(n,) what a column says of samples; NaN (of sizes 0) where it says nothing of one.
+
+        Args:
+            name: Of the column.
+            indices: (n,) in [0, len), in any order; or a slice, which takes no memory but what is returned, and not
+                even that where the column lies as it is asked for.
+
+        Raises:
+            IndexError: An index is out of range.
+            KeyNotFoundError: There is no such column, or it is of other samples; says which command makes it.
+            IndexFileError: It is damaged.
+            ReadError: An object store cannot be reached.
+        """
+        ...
+
+    def column_id(self, name: str) -> str:
+        """Digest that changes with the numbers of a column. Raises KeyNotFoundError as `column` does."""
         ...
 
     def locate(self, index: int) -> SampleLocation:

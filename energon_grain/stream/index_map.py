@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -10,10 +11,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.samplers.fold import Carry
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.samplers.weights import epoch_lengths, period
 from energon_grain.samplers.window_shuffle import Passes
+from energon_grain.sources.costs import Costs
 from energon_grain.sources.source import Source
 
 _MANY = 64
@@ -222,5 +225,36 @@ class IndexMap:
         index, epoch = self.table.draw(leaf, child)
         return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
+    def carries(self, position: int) -> list[Carry]:
+        """From what all folds in it can go on at a position among those of all passes. See `samplers.fold`."""
+        return [] if self.routes is None else self.routes.carries(position)
+
+    def remember(self, carries: Iterator[Carry]) -> None:
+        """Take in what `carries` gave. Raises ValueError where it is not of such an order."""
+        if self.routes is not None:
+            self.routes.remember(carries)
+
     def _counted(self, pass_number: int) -> int:
         return 0 if self.same_pass else pass_number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostsOfStream:
+    """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
+
+    Attributes:
+        order: From positions to draws.
+        leaves: Costs of the samples of each leaf.
+    """
+
+    order: IndexMap
+    leaves: Sequence[Costs]
+
+    def __call__(self, positions: Int64Array) -> Int64Array:
+        draws = self.order.draw_in_stream(positions)
+        if len(self.leaves) == 1:
+            return self.leaves[0].of(draws.index)
+        found = np.empty(len(positions), np.int64)
+        for leaf, places, own in draws.by_leaf():
+            found[places] = self.leaves[leaf].of(own.index)
+        return found

@@ -489,7 +489,8 @@ class Stream:
             self._history.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
-        return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
+        plans = self.spec.carries(progress.pass_number, progress.item, progress.lanes)
+        return to_cursor(progress, self.share, self._fingerprint, held=held, plans=plans, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
@@ -508,6 +509,8 @@ class Stream:
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
+        if cursor.get("plans") and cursor.get("fingerprint") == self._fingerprint:
+            self.spec.remember(cursor["plans"])
         with self.turn:
             self._go_to(progress)
             self._history.restored(progress, dict(cursor), changed=allow_changes)
