@@ -24,8 +24,8 @@ from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_block
 from energon_grain.samplers.routing import Router, RouteTree
 from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.stream.hooks import HookSpec
 from energon_grain.sources.remote_runs import ReadInBlocks
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.spec import BatchSpec, LeafSpec, Program, ResolvedJoin, ResolvedLeaf, StreamSpec, wanted_block
@@ -116,7 +116,7 @@ class LeafPart:
         passes = 1 if ordering.passes == -1 else ordering.passes
         block, starts, source = wanted_block(self.resolved), None, self.resolved.source
         if block is not None and isinstance(source, ReadInBlocks):
-            starts = source.block_starts(ordering.block or 1)
+            starts = source.block_starts(ordering.block)
             block = -(-samples // (len(starts) - 1))
         if block is not None and samples * passes < block * lanes:
             # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few

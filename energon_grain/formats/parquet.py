@@ -110,9 +110,10 @@ def _find(location: str) -> tuple[str, list[str], dict[str, Version] | None]:
     """
     patterns = expand_braces(location) if "{" in location else [location]
     wild = any(map(_PATTERN.search, patterns))
-    fixed = os.path.commonprefix([_PATTERN.split(pattern, maxsplit=1)[0] for pattern in patterns])
-    cut = fixed.rfind("/")
-    root = fixed[:cut] if cut > 0 else "/"[: cut + 1]
+    fixed = [_PATTERN.split(pattern, maxsplit=1)[0] for pattern in patterns]
+    same = next((at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1), min(map(len, fixed)))
+    cut = fixed[0][:same].rfind("/")
+    root = fixed[0][:cut] if cut > 0 else "/"[: cut + 1]
     if not is_url(location):
         if len(patterns) == 1 and os.path.isdir(location):
             return location, _sorted(_below(location), location), None
@@ -294,7 +295,9 @@ class ParquetFiles:
                 held -= self._records[self._parsed.popitem(last=False)[0]].footer_bytes
         return parsed
 
-    def spans(self, groups: Int64Array, columns: Sequence[str]) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    def spans(
+        self, groups: Int64Array, columns: Sequence[str]
+    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """(file, start, size, owner) of the bytes of columns of row groups; `owner`: the place in `groups`."""
         places = [number for number, name in enumerate(self.columns) if name in columns]
         extents = self.groups.extents[groups][:, places]
@@ -518,7 +521,9 @@ def _footer_length(path: str, tail: bytes, size_bytes: int) -> int:
     if tail[-4:] == b"PARE":
         raise FormatError(f"{path}: its footer is encrypted, which is not read; write it in the clear")
     if tail[-4:] != _MAGIC or not 0 < said <= min(size_bytes - 12, _LARGEST_FOOTER_BYTES):
-        found = f"ends in {tail[-4:]!r}, not {_MAGIC!r}" if tail[-4:] != _MAGIC else f"announces a footer of {said} bytes"
+        found = (
+            f"ends in {tail[-4:]!r}, not {_MAGIC!r}" if tail[-4:] != _MAGIC else f"announces a footer of {said} bytes"
+        )
         raise FormatError(f"{path}: {found} ({size_bytes} bytes); the file {_DAMAGED}")
     return said
 

@@ -38,7 +38,11 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import absolute, folder_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
-_UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array", DatasetKind.PARQUET: "a Parquet file"}
+_UNCONFIGURED = {
+    DatasetKind.JSONL: "a JSONL file",
+    DatasetKind.ARRAY: "an array",
+    DatasetKind.PARQUET: "a Parquet file",
+}
 """Kinds that are read as they are, without a configuration beside them."""
 
 

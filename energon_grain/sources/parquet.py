@@ -2,8 +2,8 @@
 
 A row group is the least that can be decoded, so it is decoded whole, but for the columns that nobody wants, and stays
 decoded while others may ask for its rows: up to `memory_bytes()` in memory, and what does not fit goes to files that
-are mapped (uncompressed, in the cache folder, without a name, so that they vanish with the process). So a shuffle should
-read row group by row group, which its blocks are: see `block_starts`.
+are mapped (uncompressed, in the cache folder, without names, so that they vanish with the process). So a shuffle should
+read row group by row group, and these are its blocks: see `block_starts`.
 
 | column | part, before the decoder | with it |
 |---|---|---|
@@ -11,7 +11,7 @@ read row group by row group, which its blocks are: see `block_starts`.
 | lists of these, of one length or several; Hugging Face's `Array2D` to `Array5D` | an array | as it is |
 | strings | UTF-8 | `str` |
 | bytes | bytes | by the column's name, as parts of tars |
-| Hugging Face's images, sounds and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`; pictures of any format |
+| Hugging Face's images, sounds and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`, of any format |
 | lists of these | `name.0`, `name.1`, … | likewise |
 | anything else: structs, lists of strings, times, decimals | JSON | what the JSON says |
 
@@ -43,8 +43,8 @@ from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
 from energon_grain.formats.parquet import PARQUET_SUFFIX, ParquetFiles
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
-from energon_grain.sources.source import PartFilter, PartValue, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import PartFilter, PartValue, RawBatch, SampleLocation, accepts, in_pieces, in_range
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import Buffer, Codec, SampleDecoder
@@ -55,6 +55,7 @@ Take = Callable[[list[int]], list[Any]]
 KEY_COLUMN = "__key__"
 _MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4"}
 """What Hugging Face calls a column, and which end of a part's name decodes it: by content, whatever the format."""
+_SIZES = "bytes"
 _MOST_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
@@ -279,8 +280,7 @@ class ParquetSource:
         self._wanted = [
             name
             for name in self._kinds
-            if name != KEY_COLUMN
-            and (accepts(parts, name) or any(entry.startswith(f"{name}.") for entry in entries))
+            if name != KEY_COLUMN and (accepts(parts, name) or any(entry.startswith(f"{name}.") for entry in entries))
         ]
         if not self._wanted:
             raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
@@ -302,7 +302,7 @@ class ParquetSource:
         self._owner = object()  # whose row groups are whose
 
     def cut(self, start: int, stop: int) -> ParquetSource:
-        """Rows [start, stop) of all. Raises ConfigError where there are fewer, EmptyDatasetError where there is none."""
+        """Rows [start, stop) of all. Raises ConfigError where there are fewer, EmptyDatasetError where none is left."""
         source = copy.copy(self)
         source._serve(start, stop)
         return source
@@ -326,7 +326,7 @@ class ParquetSource:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of all columns, read or not; of lists of files, `name` stands for `name.0`, `name.1`, …"""
+        """Names of all columns, read or not; of lists of files, one stands for all entries."""
         return tuple(name for name in self._kinds if name != KEY_COLUMN)
 
     @property
@@ -352,18 +352,22 @@ class ParquetSource:
     @property
     def run_samples(self) -> int | None:
         """Rows of a row group, in the mean."""
-        return max(1, len(self) // (len(self.block_starts(1)) - 1))
+        return max(1, len(self) // (len(self.block_starts()) - 1))
 
-    def block_starts(self, at_least: int) -> Int64Array:
-        """(blocks + 1,) the first sample of each block, and how many samples there are: a block is a row group, or
-        several neighbours of which all but the last together have less than `at_least` samples."""
+    def block_starts(self, at_least: int | None = None) -> Int64Array:
+        """(blocks + 1,) the first sample of each block, and how many samples there are.
+
+        A block is a row group, or as many neighbours as have `at_least` samples; by default, in an object store, 4 MiB.
+        """
+        if at_least is None and self.remote_files:
+            at_least = remote_run(int(self._group_bytes.sum()), len(self.files))
         low, high = np.zeros(len(self._first), np.int64), np.full(len(self._first), len(self), np.int64)
         while (open_ := low < high).any():  # how many samples lie before each bound: `to_raw` ascends
             middle = (low + high) // 2
             before = np.where(open_, self._selection.to_raw(np.minimum(middle, len(self) - 1)) < self._first, False)
             low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
         bounds = np.unique(low)
-        if at_least > 1:
+        if at_least is not None:
             kept = [0]
             for bound in bounds[1:-1].tolist():
                 if bound - kept[-1] >= at_least:
@@ -389,8 +393,8 @@ class ParquetSource:
         )
         return (
             f"{self.path}: this order has {count:,} row groups of {_megabytes(float(sizes.mean()))} in use at a time, "
-            f"{_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. Row groups of a few MB are best: "
-            "write the files anew so (`row_group_size`), or take fewer `lanes`"
+            f"{_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. Row groups of a few MB are "
+            "best: write the files anew so (`row_group_size`), or take fewer `lanes`"
         )
 
     # Reading.
@@ -512,36 +516,40 @@ class ParquetSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of numbers, one a row."""
-        return tuple(name for name, kind in self._kinds.items() if kind.take is _numbers)
+        """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
+        return (_SIZES, *(name for name in self._kinds if name in self._numeric and name != _SIZES))
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """(n,) the numbers of samples; NaN where one has none, and the column floating-point then.
+        """See `Source.column`. Raises as `read` too.
 
-        The column of all files is read when it is first asked for, kept beside the footers and mapped.
-
-        Raises:
-            KeyNotFoundError: There is no such column of numbers; names those there are.
-            FormatError, StaleIndexError, ReadError: As `read`.
+        That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
+        missing it is NaN, and the column floating-point.
         """
-        whole = self._column(name)
         if isinstance(indices, slice):
             begin, stop, step = indices.indices(len(self))
-            chosen = self._selection
-            if not chosen.excluded.size and step == 1:
-                return np.asarray(whole[chosen.start + begin : chosen.start + max(begin, stop)])
-            indices = np.arange(begin, stop, step)
-        return np.asarray(whole[self._rows(indices)[0]])
+            run = self._selection.raw_run(begin, max(begin, stop)) if step == 1 and name in self._numeric else None
+            if run is None:
+                return in_pieces(indices, len(self), partial(self.column, name))
+            return np.asarray(self._column(name)[run])
+        if name == _SIZES and name not in self._numeric:
+            return self.sizes(indices)
+        return np.asarray(self._column(name)[self._rows(indices)[0]])
 
     def column_id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column: that of the files. Raises KeyNotFoundError."""
+        """See `Source.column_id`: that of the files."""
         self._check_column(name)
         return f"{self.files.content_id}-{fold(name):016x}"
 
+    @cached_property
+    def _numeric(self) -> frozenset[str]:
+        return frozenset(name for name, kind in self._kinds.items() if kind.take is _numbers)
+
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
-            known = ", ".join(self.columns[:20]) or "none"
-            raise KeyNotFoundError(f"{self.path}: has no column of numbers {name!r}; there are: {known}")
+            raise KeyNotFoundError(
+                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}. To "
+                "Parquet files no column can be added by `energon-grain measure`: write it into the files"
+            )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         self._check_column(name)
@@ -550,7 +558,7 @@ class ParquetSource:
         with suppress(OSError, ValueError):
             found = np.load(path, mmap_mode="r")
             if found.shape == (len(self.files),):
-                return found
+                return np.asarray(found)
         parts = [self._numbers_of(name, number) for number in range(len(self._first) - 1)]
         whole = np.concatenate(parts)
         with suppress(OSError):
@@ -559,7 +567,7 @@ class ParquetSource:
             with os.fdopen(descriptor, "wb") as file:
                 np.save(file, whole)
             os.replace(temporary, path)
-            return np.load(path, mmap_mode="r")
+            return np.asarray(np.load(path, mmap_mode="r"))
         return whole
 
     def _numbers_of(self, name: str, number: int) -> npt.NDArray[Any]:

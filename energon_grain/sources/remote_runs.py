@@ -39,11 +39,11 @@ class ReadInRuns(Protocol):
 class ReadInBlocks(ReadInRuns, Protocol):
     """A source whose samples can only be had with their neighbours, in blocks that lie as they lie."""
 
-    def block_starts(self, at_least: int) -> Int64Array:
+    def block_starts(self, at_least: int | None = None) -> Int64Array:
         """(blocks + 1,) the first sample of each block, and how many samples there are.
 
         Args:
-            at_least: Small blocks are put together until they have so many samples.
+            at_least: Small blocks are put together until they have so many samples; None: as many as is best.
         """
         ...
 
