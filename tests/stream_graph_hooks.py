@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import Sample, SkipSample, TaskEncoder, current_draw, stateless
+from energon_grain import (
+    Cooker,
+    Sample,
+    SkipSample,
+    TaskEncoder,
+    TextSample,
+    basic_sample_keys,
+    current_draw,
+    stateless,
+)
 
 
 @dataclass(kw_only=True)
@@ -88,10 +97,16 @@ def skips_some(value: Any) -> Any:
     return value
 
 
+@stateless
+def cook_row(row: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(row), text=row["txt"])
+
+
 class Encoder(TaskEncoder):
-    """Hooks as methods."""
+    """Hooks as methods; makes texts of crude samples with a part `txt`."""
 
     __default_failure_tolerance__ = 0
+    cookers = (Cooker(cook_row),)
 
     def with_rng(self, value: Any) -> Any:
         return noted(value, float(self.rng.random()))
