@@ -23,7 +23,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,7 @@ PARQUET_SUFFIX = ".parquet"
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
 _LARGEST_FOOTER_BYTES = 1 << 30
+_MOST_ROWS = 1 << 56
 _PARSED_BYTES = 64 << 20
 """Footers that stay parsed, as they lie in files: parsed they take about ten times as much."""
 _PATTERN = re.compile(r"[*?\[]")
@@ -431,17 +432,17 @@ class ParquetFiles:
             leaves = [_leaves(column.type) for column in schema]
             if sum(leaves) != metadata.num_columns:
                 raise ValueError(f"{sum(leaves)} columns by the schema, {metadata.num_columns} in the file")
-            end = version[0] - 8 - len(footer)
-            rows = np.zeros(metadata.num_row_groups, "<i8")
-            extents = np.zeros((len(rows), len(names), 3), "<i8")
-            for number in range(len(rows)):
-                group = metadata.row_group(number)
-                rows[number] = group.num_rows
-                chunks = (group.column(leaf) for leaf in range(group.num_columns))
-                for column, count in enumerate(leaves):
-                    extents[number, column] = _extent(list(itertools.islice(chunks, count)), end)
-            if (rows < 0).any() or int(sum(rows.tolist())) != metadata.num_rows or metadata.num_rows >= 1 << 60:
-                raise ValueError(f"row groups of {int(rows.sum())} rows, {metadata.num_rows} in the file")
+            said = _thrift(footer)
+            groups = _structs(said, _ROW_GROUPS)
+            rows = np.array([_number(group, _ROWS) for group in groups], "<i8")
+            extents = np.array(
+                [_extents(_structs(group, _CHUNKS), leaves, end=version[0] - 8 - len(footer)) for group in groups],
+                "<i8",
+            ).reshape(len(rows), len(names), 3)
+            if len(groups) != metadata.num_row_groups or (rows < 0).any():
+                raise ValueError(f"{len(groups)} row groups, {metadata.num_row_groups} in the file")
+            if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= _MOST_ROWS:
+                raise ValueError(f"row groups of {sum(rows.tolist())} rows, {metadata.num_rows} in the file")
         full = rows > 0
         if not full.all():
             # Numbers of row groups are those of the file, so an empty one keeps its place and has no rows.
@@ -539,21 +540,138 @@ def _leaves(kind: Any) -> int:
     return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) if kind.num_fields else 1
 
 
-def _extent(chunks: Sequence[Any], end: int) -> tuple[int, int, int]:
-    """First byte, one past the last, and bytes uncompressed, of the chunks of one column. Raises ValueError."""
-    begins: list[int] = []
-    ends: list[int] = []
-    size = 0
+_ROW_GROUPS, _CHUNKS, _ROWS, _ELSEWHERE, _CHUNK = 4, 1, 3, 1, 3
+_UNPACKED, _PACKED, _PAGES, _DICTIONARY = 6, 7, 9, 11
+_WANTED = {
+    _ROW_GROUPS: {
+        _ROWS: None,
+        _CHUNKS: {_ELSEWHERE: None, _CHUNK: dict.fromkeys((_UNPACKED, _PACKED, _PAGES, _DICTIONARY))},
+    }
+}
+"""Numbers of fields in `parquet.thrift`, of the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
+_DEEPEST = 32
+
+
+def _thrift(footer: bytes) -> dict[int, Any]:
+    """The wanted fields of a footer, which is a struct in Thrift's compact protocol; see its compact-protocol.md.
+
+    pyarrow tells the same of each chunk, but ends the process where what a footer says contradicts itself.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return _struct(footer, 0, _WANTED, 0)[0]
+    except IndexError:
+        raise ValueError("the footer ends within a value") from None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    if byte < 0x80:
+        return byte, at + 1
+    value = byte & 0x7F
+    for shift in range(7, 70, 7):
+        at += 1
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+    raise ValueError("the footer has a number of more than 64 bits")
+
+
+def _struct(data: bytes, at: int, wanted: Mapping[int, Any], depth: int) -> tuple[dict[int, Any], int]:
+    if depth > _DEEPEST:
+        raise ValueError("the footer is nested too deeply")
+    found: dict[int, Any] = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        if head >> 4:
+            field += head >> 4
+        else:
+            field, at = _varint(data, at)
+            field = field >> 1 ^ -(field & 1)
+        value, at = _value(data, at, head & 15, wanted.get(field) or {}, depth)
+        if field in wanted:
+            found[field] = value
+    return found, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, wanted: Mapping[int, Any], depth: int) -> tuple[Any, int]:
+    if 4 <= kind <= 6:
+        value, at = _varint(data, at)
+        return value >> 1 ^ -(value & 1), at
+    if kind == 8:
+        length, at = _varint(data, at)
+        if at + length > len(data):
+            raise IndexError
+        return data[at : at + length], at + length
+    if kind == 12:
+        return _struct(data, at, wanted, depth + 1)
+    if kind in (9, 10):
+        of, count = data[at] & 15, data[at] >> 4
+        at += 1
+        if count == 15:
+            count, at = _varint(data, at)
+        values: list[Any] = []
+        for _ in range(count):  # truth values take a byte each here
+            value, at = _value(data, at, 3 if of < 3 else of, wanted, depth + 1)
+            if wanted:
+                values.append(value)
+        return values, at
+    if kind not in (1, 2, 3, 7):
+        raise ValueError(f"the footer has a value of type {kind}")
+    at += {3: 1, 7: 8}.get(kind, 0)
+    if at > len(data):
+        raise IndexError
+    return kind == 1, at
+
+
+def _number(struct: Mapping[int, Any], field: int) -> int:
+    """A field that is a number; 0 where it is missing. Raises ValueError."""
+    value = struct.get(field, 0)
+    if type(value) is not int:
+        raise ValueError(f"its footer has something else than a number in field {field}")
+    return value
+
+
+def _structs(struct: Mapping[int, Any], field: int) -> list[dict[int, Any]]:
+    """A field that is a list of structs; none where it is missing. Raises ValueError."""
+    value = struct.get(field, [])
+    if not isinstance(value, list) or any(type(each) is not dict for each in value):
+        raise ValueError(f"its footer has something else than a list in field {field}")
+    return value
+
+
+def _extents(chunks: Sequence[dict[int, Any]], leaves: Sequence[int], *, end: int) -> list[tuple[int, int, int]]:
+    """First byte, one past the last, and bytes uncompressed, of each column of a row group.
+
+    Args:
+        chunks: What a footer says of the columns of the file.
+        leaves: How many of these each column takes.
+        end: Where the footer begins.
+
+    Raises:
+        ValueError: They do not lie in the file.
+    """
+    if len(chunks) != sum(leaves):
+        raise ValueError(f"a row group has {len(chunks)} columns, but the schema {sum(leaves)}")
+    places: list[tuple[int, int, int]] = []
     for chunk in chunks:
-        if chunk.file_path:
+        if chunk.get(_ELSEWHERE):
             raise ValueError("its columns lie in other files, which is not read")
-        dictionary = chunk.dictionary_page_offset
-        begins.append(min(chunk.data_page_offset, dictionary) if dictionary else chunk.data_page_offset)
-        ends.append(begins[-1] + chunk.total_compressed_size)
-        size += max(0, chunk.total_uncompressed_size)
-        if not 0 <= begins[-1] <= ends[-1] <= end:
-            raise ValueError(f"a column at bytes {begins[-1]} to {ends[-1]}, but the footer begins @ {end}")
-    return min(begins), max(ends), size
+        said = chunk.get(_CHUNK)
+        if not isinstance(said, dict):
+            raise ValueError("its footer says nothing of a column")
+        unpacked, packed, pages, dictionary = (_number(said, f) for f in (_UNPACKED, _PACKED, _PAGES, _DICTIONARY))
+        begin = min(pages, dictionary) if dictionary else pages
+        if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < _MOST_ROWS):
+            raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
+        places.append((begin, begin + packed, unpacked))
+    cuts = [0, *itertools.accumulate(leaves)]
+    columns = [places[begin:stop] for begin, stop in itertools.pairwise(cuts)]
+    return [(min(c[0] for c in each), max(c[1] for c in each), sum(c[2] for c in each)) for each in columns]
 
 
 class _HeldFile:
