@@ -38,6 +38,8 @@ from energon_grain import (
     MapDataset,
     MixBatchDataset,
     PackingDataset,
+    PackingPlan,
+    PlannedPackingDataset,
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
@@ -61,7 +63,7 @@ _LEAF = st.tuples(
     st.just("leaf"), st.sampled_from([20, 33, 48]), st.booleans(), st.sampled_from(sorted(ORDERS)), st.integers(0, 1)
 )
 _VAL = st.tuples(st.just("val"), st.sampled_from([20, 33, 48]), st.booleans())
-_ONE_TO_ONE = ("map", "filter", "generate", "iterate", "batch", "group", "pack", "shuffle")
+_ONE_TO_ONE = ("map", "filter", "generate", "iterate", "batch", "group", "pack", "plan", "shuffle")
 _ONLY_FINITE = ("concat", "blend_epochized", "repeat", "limit", "epochize")
 _ONLY_ENDLESS = ("blend", "blend_by_cost", "mix", "for ever")
 _WEIGHTS = st.sampled_from([1, 0.25, 3])
@@ -107,6 +109,10 @@ def graphs(draw: st.DrawFn, depth: int, finite: bool | None = None, arithmetic: 
             selector, maker = draw(st.sampled_from(sorted(SELECTORS))), draw(st.sampled_from(sorted(MAKERS)))
             encoder = draw(st.sampled_from([None, "number", "fails"]))
             return kind, selector, maker, encoder, draw(st.integers(1, 9)), child()
+        case "plan":
+            maker, capacity = draw(st.sampled_from(["all", "or not"])), draw(st.sampled_from([50, 700, 2000]))
+            window, batches = draw(st.sampled_from([4, 15, 60])), draw(st.booleans())
+            return kind, maker, capacity, window, batches, draw(graphs(depth - 1, finite, True))
         case "shuffle":
             return kind, draw(st.sampled_from([1, 5, 30])), child()
         case "limit":
@@ -240,6 +246,9 @@ class Builder:
                     sample_encoder=encoder and MAPS[encoder],
                     task_encoder=ENCODER,
                 )
+            case "plan", maker, capacity, window, batches:
+                plan = PackingPlan("bytes", capacity, window=window, oversize="alone")
+                return PlannedPackingDataset(child, plan, MAKERS[maker], task_encoder=ENCODER, batches=batches)
             case "shuffle", size:
                 return ShuffleBufferDataset(child, size)
             case "limit", length:

@@ -153,6 +153,14 @@ Range: TypeAlias = Annotated[
         anyOf=[{"anyOf": [_form("", {"range": {"anyOf": _BOUNDS}}, "range"), *_BOUNDS]}, {"type": "null"}],
     ),
 ]
+Where: TypeAlias = Annotated[
+    Any,  # an `Expression`, once it is read
+    _doc(
+        "A condition on columns, such as `tokens >= 16 and width * height > 65536`: what meets it is all there is. "
+        "Joined by `and` with those of outer levels.",
+        anyOf=[_TEXT, {"type": "null"}],
+    ),
+]
 DatasetPath: TypeAlias = Annotated[
     PathText, _doc("A prepared dataset folder, a .jsonl file or another metadataset (.yaml); relative to this file.")
 ]
@@ -216,6 +224,7 @@ class DatasetReference(_Tagged, frozen=True, kw_only=True):
         _doc("Auxiliary stores for the cookers of a crude dataset."),
     ] = None
     subset: Range = None
+    where: Where = None
     name: Name = None
 
 
@@ -301,6 +310,7 @@ class MetadatasetBlend(Node, frozen=True, kw_only=True):
         _doc("What weights are shares of: a column, as `tokens`, or arithmetic of columns. Default: samples."),
     ] = None
     subset: Range = None
+    where: Where = None
 
 
 class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
@@ -312,6 +322,7 @@ class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
         _doc("The children, each with its `repetitions`.", **_children("EpochizedEntry")),
     ]
     subset: Range = None
+    where: Where = None
 
 
 class MetadatasetConcat(Node, frozen=True, kw_only=True):
@@ -319,6 +330,7 @@ class MetadatasetConcat(Node, frozen=True, kw_only=True):
 
     concat: Annotated[tuple[Any, ...], msgspec.Meta(min_length=1), _doc("The children, in order.", **_children("node"))]
     subset: Range = None
+    where: Where = None
 
 
 _NONMATCH, _BY = ["error", "skip", "none"], ["row", "key"]
@@ -412,6 +424,7 @@ class MetadatasetJoin(_Tagged, frozen=True, kw_only=True):
     ] = None
     shuffle_over_epochs_multiplier: PassesShuffled = 1  # type: ignore[assignment]
     subset: Range = None
+    where: Where = None
     name: Name = None
 
 
@@ -448,6 +461,8 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             _put(node, subset=Subset.parse(node.subset))
         except ConfigError as error:
             raise wrong(place.at("subset"), str(error)) from None
+    if node.where is not None:
+        _put(node, where=Expression.parse(node.where, where=str(place.at("where"))))
     if isinstance(node, DatasetReference):
         if node.aux is not None:
             stores = as_mapping(node.aux, place.at("aux"), "a mapping of names to auxiliary stores")

@@ -109,7 +109,7 @@ class Expression:
         tree = reader.read()
         if not reader.names:
             raise ConfigError(f"{where}: the expression {text!r} names no column, so it says the same of every sample")
-        return cls(ast.unparse(_Written().visit(tree)), tuple(sorted(reader.names)))
+        return cls(_text(tree), tuple(sorted(reader.names)))
 
     def of(self, column: Callable[[str], _Array]) -> _Array:
         """Compute it for some samples.
@@ -170,7 +170,7 @@ class _Reader:
         try:
             tree = ast.parse(self._text[lead:], mode="eval").body
         except SyntaxError as error:
-            at = lead + max((error.offset or 1) - 1, 0)
+            at = lead + error.offset - 1 if error.offset else len(self._text)  # Python says 0 of the end
             self._fail(at, "`==` compares" if self._text[at : at + 1] == "=" else f"{error.msg}; {_KNOWN}")
         except (ValueError, RecursionError, MemoryError) as error:
             raise ConfigError(
@@ -212,7 +212,13 @@ class _Reader:
             case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
                 self._fail_at(node, "`&` and `|` bind more tightly than comparisons; write `and` / `or`")
             case ast.BoolOp():
-                node.values = [condition(value) for value in node.values]
+                checked = [condition(value) for value in node.values]
+                same = type(node.op)
+                node.values = [
+                    inner
+                    for each in checked
+                    for inner in (each.values if isinstance(each, ast.BoolOp) and isinstance(each.op, same) else [each])
+                ]
             case ast.Compare():
                 node.left = number(node.left)
                 node.comparators = [
@@ -268,9 +274,8 @@ class _Reader:
 
     def _fail(self, at: int, rule: str) -> NoReturn:
         found = self._text[at : at + 40].rstrip()
-        raise ConfigError(
-            f"{self._where}: the expression {self._quoted()}, character {at + 1} ({found!r}): {rule}"
-        ) from None
+        place = f"character {at + 1} ({found!r})" if found else "at its end"
+        raise ConfigError(f"{self._where}: the expression {self._quoted()}, {place}: {rule}") from None
 
     def _quoted(self) -> str:
         return repr(self._text if len(self._text) <= 400 else self._text[:397] + "...")
@@ -286,6 +291,18 @@ class _Written(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         return ast.Call(node.func, [self.visit(argument) for argument in node.args], [])
+
+
+def _text(node: ast.expr, inside: bool = False) -> str:
+    """The node as it is written, with no parentheses but those that matter; may change the node."""
+    match node:
+        case ast.BoolOp():
+            joined = f" {'and' if isinstance(node.op, ast.And) else 'or'} ".join(_text(v, True) for v in node.values)
+            return f"({joined})" if inside else joined
+        case ast.UnaryOp(op=ast.Not()):
+            return f"not {_text(node.operand, True)}"
+        case _:
+            return ast.unparse(_Written().visit(node))
 
 
 @lru_cache(maxsize=256)
@@ -369,7 +386,7 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
         if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
             if about.max(initial=0) >= _LARGEST:
-                written = ast.unparse(_Written().visit(deepcopy(node)))
+                written = _text(deepcopy(node))
                 raise ConfigError(
                     f"expression: {written} reaches {about.max():.3g}; whole numbers end at 2**62. Write `1.0 *` "
                     "before it to compute with floats"

@@ -20,7 +20,6 @@ A part is called as its column. Where a row has no value (null), the sample lack
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -41,10 +40,20 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
 from energon_grain.formats.parquet import PARQUET_SUFFIX, ParquetFiles
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import PartFilter, PartValue, RawBatch, SampleLocation, accepts, in_pieces, in_range
+from energon_grain.sources.source import (
+    PartFilter,
+    PartValue,
+    RawBatch,
+    SampleLocation,
+    Selected,
+    accepts,
+    in_pieces,
+    in_range,
+)
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import Buffer, Codec, SampleDecoder
@@ -247,7 +256,7 @@ class ColumnDecoder(SampleDecoder):
         return ColumnDecoder, (self._inner, self._endings)
 
 
-class ParquetSource:
+class ParquetSource(Selected):
     """The rows of Parquet files, in the order of the files' names and of the rows in each.
 
     The key of a row is the name of its file without the ending, a slash, and the row's number in the file, from 0; or
@@ -258,6 +267,7 @@ class ParquetSource:
         path: Files, see `ParquetFiles`.
         start: First sample to serve.
         stop: One past the last sample; default: the end.
+        where: Which of these to serve, by their columns; default: all.
         parts: Which columns to read, names or a predicate.
 
     Raises:
@@ -271,6 +281,7 @@ class ParquetSource:
         *,
         start: int = 0,
         stop: int | None = None,
+        where: Expression | None = None,
         parts: PartFilter = None,
     ) -> None:
         self.files = path if isinstance(path, ParquetFiles) else ParquetFiles(path)
@@ -295,21 +306,23 @@ class ParquetSource:
         self._stems = stems if len(set(stems)) == len(stems) else self.files.names
         begins = np.searchsorted(groups.file, np.arange(len(self.files.names)))
         self._file_first = self._first[begins]
-        self._serve(start, stop)
-
-    def _serve(self, start: int, stop: int | None) -> None:
-        self._selection = Selection(len(self.files), start=start, stop=stop)
         self._owner = object()  # whose row groups are whose
+        self._reading_column = threading.Lock()
+        self._selection = Selection(len(self.files), start=start, stop=stop)
+        self._narrow(where)
 
-    def cut(self, start: int, stop: int) -> ParquetSource:
-        """Rows [start, stop) of all. Raises ConfigError where there are fewer, EmptyDatasetError where none is left."""
-        source = copy.copy(self)
-        source._serve(start, stop)
-        return source
+    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> ParquetSource:
+        """Rows [start, stop) of all, for which `where` holds.
+
+        Raises:
+            ConfigError: There are fewer.
+            EmptyDatasetError: There are none between.
+            KeyNotFoundError, FormatError, ReadError: As `column`.
+        """
+        return ParquetSource(self.files, start=start, stop=stop, where=where, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        chosen = self._selection
-        return partial(ParquetSource, start=chosen.start, stop=chosen.stop, parts=self._parts), (self.files,)
+        return partial(ParquetSource, parts=self._parts), (self.files,), {"_selection": self._selection}
 
     def __repr__(self) -> str:
         return f"ParquetSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
@@ -322,7 +335,8 @@ class ParquetSource:
     @property
     def content_id(self) -> str:
         """Digest of names, sizes and footers of the files, and of which rows are served."""
-        return f"{self.files.content_id}-{fold(self._selection.start, self._selection.stop):016x}"
+        chosen = self._selection
+        return f"{self.files.content_id}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -338,9 +352,6 @@ class ParquetSource:
     def endings(self) -> dict[str, str]:
         """Which ends of names decode columns that are not decoded by their own."""
         return {name: kind.ending for name, kind in self._kinds.items() if kind.ending}
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _rows(self, indices: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
         """(n,) number of each row among those of all files, and of its row group."""
@@ -553,14 +564,17 @@ class ParquetSource:
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         self._check_column(name)
+        with self._reading_column:  # else threads that ask for parts of it would each read the whole
+            return self._whole_column(name)
+
+    def _whole_column(self, name: str) -> npt.NDArray[Any]:
         beside = self.files.kept_beside
         path = beside.with_name(f"{beside.name}-{self.column_id(name)}.npy")
         with suppress(OSError, ValueError):
             found = np.load(path, mmap_mode="r")
             if found.shape == (len(self.files),):
                 return np.asarray(found)
-        parts = [self._numbers_of(name, number) for number in range(len(self._first) - 1)]
-        whole = np.concatenate(parts)
+        whole = np.concatenate([self._numbers_of(name, number) for number in range(len(self._first) - 1)])
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".column-")

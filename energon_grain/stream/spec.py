@@ -20,7 +20,7 @@ from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.sources.source import Source
+from energon_grain.sources.source import Selected, Source
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -231,6 +231,20 @@ class BatchSpec:
     encode: tuple[HookSpec, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackSpec:
+    """How samples become a pack, where packs are planned.
+
+    Attributes:
+        hooks: With the 64-bit key of its random numbers, each: the first one's argument is the list of samples, the
+            others work on what it returned.
+        takes_ranges: Whether the first one is also told, by the keyword `ranges`, which part of each sample to take.
+    """
+
+    hooks: tuple[tuple[HookSpec, int], ...]
+    takes_ranges: bool
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Program:
     """What lanes do with their samples.
@@ -254,6 +268,7 @@ class StreamSpec:
         lanes: L.
         index_map: From positions to draws, and how long passes are; None where lanes have a program.
         program: What lanes do with their samples, where that depends on more than a position.
+        packs: How planned packs are made, by their number.
         batch: None: single samples are delivered.
         steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
         limit: Batches per host after which a pass ends; None: at its natural end.
@@ -269,6 +284,7 @@ class StreamSpec:
     leaves: tuple[LeafSpec, ...]
     index_map: IndexMap | None
     program: Program | None
+    packs: tuple[PackSpec, ...]
     batch: BatchSpec | None
     steps: int | None
     limit: int | None
@@ -319,8 +335,14 @@ class StreamSpec:
         In another thread it would seed `random` and its like, and put them back, in the middle of whatever the training
         loop draws, and get its numbers; the batches would then depend on the workers.
         """
-        hooks = (hook for leaf in self.leaves for hook in (leaf.cook, *leaf.hooks) if hook is not None)
-        return any(hook.restore_seeds for hook in hooks)
+        return any(hook.restore_seeds for hook in self.stage_hooks())
+
+    def stage_hooks(self) -> Iterator[HookSpec]:
+        """The hooks that run where samples are read."""
+        for leaf in self.leaves:
+            yield from (hook for hook in (leaf.cook, *leaf.hooks) if hook is not None)
+        for pack in self.packs:
+            yield from (hook for hook, _ in pack.hooks)
 
     @property
     def assembly_seeds_globals(self) -> bool:
@@ -337,9 +359,10 @@ class StreamSpec:
     def expected_reads(self, first: int, stop: int) -> list[float] | None:
         """How many samples of each leaf positions [first, stop) ask for, by weights, repetitions and lengths.
 
-        None: lanes mix items of several datasets, and only data could tell how many samples they take.
+        None: lanes mix items of several datasets, and only data could tell how many samples they take; or items are
+        packs that are planned.
         """
-        if self.program is not None and len(self.program.feeds) > 1:
+        if self.packs or (self.program is not None and len(self.program.feeds) > 1):
             return None
         sizes = [len(leaf.leaf.source) for leaf in self.leaves]
         before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
@@ -358,7 +381,7 @@ class StreamSpec:
             return pack_integers(flat(found)) if found else ""
         assert self.program is not None
         feeds = self.program.feeds
-        if lanes is None or not any(feed.order.routes is not None and feed.order.routes.folds for feed in feeds):
+        if lanes is None or not any(feed.order.folds for feed in feeds):
             return ""
         first = [_NOWHERE] * len(feeds)
         for form, number in numbers((self.program.root.state_form,) * len(lanes), lanes):
@@ -402,6 +425,7 @@ class StreamSpec:
                     "window": leaf.order.window,
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
+                    **_where(leaf.leaf.source),
                 }
                 for number, leaf in enumerate(self.leaves)
             },
@@ -411,6 +435,12 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _where(source: Source) -> dict[str, Any]:
+    """What a manifest says of the condition that samples of a leaf meet, where there is one."""
+    where = source.where if isinstance(source, Selected) else None
+    return {} if where is None else {"where": dict(where)}
 
 
 def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:

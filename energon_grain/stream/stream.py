@@ -23,6 +23,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
+from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
@@ -46,7 +47,6 @@ from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
-    Background,
     MakePool,
     ProcessPool,
     ThreadPool,
@@ -135,8 +135,7 @@ class Stream:
         self._prefetch_factor = max(1, prefetch_factor)
         self._auto = None
         if config.num_workers == "auto":
-            hooks = any(leaf.cook is not None or leaf.hooks for leaf in spec.leaves)
-            self._auto = AutoWorkers(self._prefetch_factor, hooks=hooks)
+            self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
         self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None

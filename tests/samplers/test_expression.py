@@ -81,6 +81,11 @@ def test_numbers_stay_whole_where_they_can() -> None:
 
 
 def test_text_is_normalised_and_names_are_found() -> None:
+    flat = "a > 1 and b and c and d > 1"
+    for text in (flat, f"(({flat}))", "(a>1 and b) and (c and(d>1))"):
+        assert Expression.parse(text, where="here").text == flat
+    text = "not (a and not b) or ((c or d > 1) and e)"
+    assert Expression.parse(text, where="here").text == text
     one = Expression.parse("(tokens>=16)and( a.b.c<column('x') or column('bytes.0.jpg')>1 )", where="here")
     assert one.text == str(one) == "tokens >= 16 and (a.b.c < x or column('bytes.0.jpg') > 1)"
     assert one.names == ("a.b.c", "bytes.0.jpg", "tokens", "x")

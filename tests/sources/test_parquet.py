@@ -571,3 +571,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             ParquetSource(path)
     assert pq.read_metadata(whole).num_rows == 50
+
+
+def test_where_over_columns(tmp_path: Path) -> None:
+    """What is left is read, and blocks are what is left of row groups."""
+    folder = write_numbers(tmp_path / "data", 200, files=2, row_group_size=10)
+    options: dict[str, Any] = {"where": "n % 3 == 0 and n >= 60", "subset": ["10%", "90%"]}
+    kept = [number for number in range(20, 180) if number % 3 == 0 and number >= 60]
+    assert [int(each["n"]) for each in in_order(folder, **options)] == kept
+    assert sorted(sum(trained(folder, len(kept) // 4, repeat=False, **options), [])) == sorted(kept)
+    assert kept == [int(each["n"]) for each in in_order(folder, part_filter={"text", "n"}, **options)]
+    with pytest.raises(EmptyDatasetError, match="keeps none of its 200 samples"):
+        in_order(folder, where="n > 1000")
+    with pytest.raises(KeyNotFoundError, match="no column of numbers 'm'"):
+        in_order(folder, where="m > 1000")
