@@ -100,12 +100,12 @@ def skips_some(value: Any) -> Any:
 
 @stateless
 def cook_text(sample: Any) -> TextSample:
-    """What tars without a `dataset.yaml` hold."""
+    """What tars without a `dataset.yaml` and rows of Parquet files hold."""
     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
 
 
 class Encoder(TaskEncoder):
-    """Hooks as methods."""
+    """Hooks as methods; makes texts of crude samples with a part `txt`."""
 
     __default_failure_tolerance__ = 0
     decoder = SampleDecoder()

@@ -33,6 +33,7 @@ from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.parquet import ColumnDecoder, ParquetSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import is_url, join, located
@@ -449,7 +450,23 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
 
 
-Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource)
+def _open_rows(leaf: LeafDataset, whole: bool) -> Content:
+    """Parquet files: one split part, whatever it is called, of crude samples whose parts are columns."""
+    _check_rows(leaf, whole)
+    definition = leaf.definition
+    if definition is None:
+        definition = SampleDefinition(decoder=leaf.task_encoder.decoder, part_filter=leaf.part_filter)
+    field_map = definition.field_map
+    source = ParquetSource(leaf.path, parts=definition.part_filter if field_map is None else set(field_map.parts))
+    if field_map is not None and not source.lists:
+        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    source = _cut(source, leaf, whole)
+    if definition.decoder is not None:
+        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
+
+
+Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource, ParquetSource)
 
 
 def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
@@ -469,6 +486,10 @@ def _check_arrays(leaf: LeafDataset, _: bool) -> None:
     _refuse_ratio(leaf, "an array is one split part; take a `subset` of it")
 
 
+def _check_rows(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a Parquet file")
+
+
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
     for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
         if given not in (None, DEFAULT_DATASET_CONFIG):
@@ -486,6 +507,7 @@ _KINDS = {
     DatasetKind.BARE_TARS: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_tars),
     DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
     DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
+    DatasetKind.PARQUET: Container(open=_open_rows, check=_check_rows),
 }
 
 

@@ -38,6 +38,7 @@ from energon_grain.formats.nv_meta import (
     names_below,
     not_prepared,
 )
+from energon_grain.formats.parquet import PARQUET_SUFFIX, is_parquet
 from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
@@ -147,11 +148,15 @@ def kind_at(location: str) -> DatasetKind:
         return DatasetKind.BARE_TARS if kind is DatasetKind.INVALID and _has_bare_tars(location) else kind
     if location.endswith((".jsonl", ".yaml")):
         return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
+    if location.endswith(PARQUET_SUFFIX):
+        return DatasetKind.PARQUET
     kind = dataset_kind(mirror_dataset(location).folder)
     if kind is not DatasetKind.INVALID:
         return kind
     if is_array_folder(location):
         return DatasetKind.ARRAY
+    if is_parquet(location):
+        return DatasetKind.PARQUET
     names = names_below(location) or ()
     has_meta = any(META_FOLDER in name.split("/") for name in names)
     return DatasetKind.BARE_TARS if not has_meta and any(map(ends_like_a_tar, names)) else kind

@@ -15,6 +15,7 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.formats.parquet import is_parquet
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
@@ -76,11 +77,12 @@ IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or sp
 
 
 class DatasetKind(enum.Enum):
-    """What lies at a path, decided in Energon's order; arrays, which it does not know, come last."""
+    """What lies at a path, decided in Energon's order; arrays and Parquet, which it does not know, come last."""
 
     JSONL = "jsonl"
     ARRAY = "array"
     BARE_TARS = "bare tars"
+    PARQUET = "parquet"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
     ARRAY_RECORD = "array_record"
@@ -120,7 +122,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
     when it has an info file in `.nv-meta` (beside a `records.json`, its shards are ArrayRecord files), and a plain
     folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
-    of a zarr or N5 array or group.
+    of a zarr or N5 array or group; else it is Parquet, by the ending of the path or of files below it.
     """
     path = os.fspath(path)
     meta = os.path.join(path, META_FOLDER, "")
@@ -129,10 +131,14 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     if isfile(path):
         if path.endswith(".jsonl"):
             return DatasetKind.JSONL
-        return DatasetKind.METADATASET if path.endswith(".yaml") else DatasetKind.INVALID
+        if path.endswith(".yaml"):
+            return DatasetKind.METADATASET
+        return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
     if isfile(meta + INDEX_SQLITE):
         return DatasetKind.FILESYSTEM
-    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
+    if is_array_folder(path):
+        return DatasetKind.ARRAY
+    return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:

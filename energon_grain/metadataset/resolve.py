@@ -47,6 +47,7 @@ _UNCONFIGURED = {
     DatasetKind.JSONL: "a JSONL file",
     DatasetKind.ARRAY: "an array",
     DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
+    DatasetKind.PARQUET: "a Parquet file",
 }
 """Kinds that are read as they are, without a configuration beside them."""
 

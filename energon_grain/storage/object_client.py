@@ -124,6 +124,10 @@ class ObjectClient:
         """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
         return self._repeated(lambda _: self._stores.list(url), f"listing {url}", url)
 
+    def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
+        """Size and generation of the objects below a folder, by names relative to it. Raises ReadError."""
+        return self._repeated(lambda _: self._stores.list_versions(url), f"listing {url}", url)
+
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole or not at all; give its generation. Raises ReadError."""
         return self._repeated(lambda _: self._stores.write(url, data), f"writing {url}", url)

@@ -289,15 +289,23 @@ class ObjectStores:
 
     def list(self, url: str) -> list[str]:
         """Keys below a folder, relative to it, sorted."""
+        return sorted(self.list_versions(url))
+
+    def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
+        """Size and generation of what lies below a folder, by keys relative to it."""
         place = self._place(url)
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = {each["path"]: each["size"] for page in place.store.list(place.key or None) for each in page}
+            found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
         skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
-        return sorted(path[skipped:] for path, size in found.items() if size or path not in folders)
+        return {
+            path[skipped:]: (told["size"], place.generation(told))
+            for path, told in found.items()
+            if told["size"] or path not in folders
+        }
 
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole; give its generation."""

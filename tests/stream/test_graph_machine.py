@@ -9,15 +9,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from parquet_files import write_parquet
 from stream_fleets import Fleet, Reference
 from stream_graph_hooks import keys_of, tell
 from stream_graphs import Graph, tops
@@ -252,6 +254,23 @@ def test_any_graph_over_bare_tars(tmp_path_factory: pytest.TempPathFactory) -> N
     run(Machine, make, max_examples=8, phases=[Phase.generate], stateful_step_count=12, derandomize=True)
 
 
+def test_any_graph_over_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups of uneven sizes, in two files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(n: int, broken: Iterable[int] = ()) -> Path:
+        folder = tmp_path / f"{n}-{sorted(broken)}"
+        if not folder.exists():
+            rows = {
+                "__key__": [f"{number:06d}" for number in range(n)],
+                "txt": [b"\xff" if number in broken else f"text {number}".encode() for number in range(n)],
+            }
+            write_parquet(folder, rows, files=2, row_group_size=4)
+        return folder
+
+    run(Machine, make, max_examples=25, stateful_step_count=12, derandomize=True)
+
+
 def test_any_graph_on_one_host(text_dataset: MakeDataset) -> None:
     run(OneHost, text_dataset, max_examples=30, stateful_step_count=12, derandomize=True)
 
@@ -301,6 +320,7 @@ def test_worker_processes_change_nothing(text_dataset: MakeDataset, graph: Graph
 
 _SCRIPT = """
 import json, pathlib, sys
+from parquet_files import write_parquet
 from stream_fleets import Fleet
 from stream_graph_hooks import tell
 
