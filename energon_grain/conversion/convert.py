@@ -79,6 +79,7 @@ _CONTAINERS: dict[DatasetKind, Container] = {
 _OTHERS = {
     DatasetKind.JSONL: "a JSONL file, which is read as it is",
     DatasetKind.ARRAY: "an array, which is read as it is",
+    DatasetKind.PARQUET: "Parquet, which is read as it is",
     DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
 }
 
