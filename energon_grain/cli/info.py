@@ -14,7 +14,7 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.summary import ArraySummary, ColumnSummary, DatasetSummary, SizeBin
+    from energon_grain.prepare.summary import ArraySummary, ColumnSummary, DatasetSummary, ParquetSummary, SizeBin
 
 _BAR_WIDTH = 40
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -105,16 +105,20 @@ def info(
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.formats.nv_meta import DatasetKind
-    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl
+    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_parquet
 
     lines = is_file_of(path, ".jsonl")
-    if lines or kind_at(path) is DatasetKind.ARRAY:
+    found_kind = None if lines else kind_at(path)
+    if lines or found_kind in (DatasetKind.ARRAY, DatasetKind.PARQUET):
         if split_config is not None or dataset_config is not None:
-            kind = "a JSONL file" if lines else "an array"
+            kind = "a JSONL file" if lines else "an array" if found_kind is DatasetKind.ARRAY else "a Parquet file"
             raise ConfigError(f"{path}: {kind} has neither --split-config nor --dataset-config")
     else:
         summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
         return Answer(document=summary, lines=_lines(summary))
+    if found_kind is DatasetKind.PARQUET:
+        parquet = summarize_parquet(path)
+        return Answer(document=parquet, lines=_lines_of_parquet(parquet))
     if not lines:
         arrays = summarize_arrays(path)
         return Answer(document=arrays, lines=_lines_of_arrays(arrays))
@@ -180,6 +184,21 @@ def sparkline(counts: Sequence[int]) -> str:
     """
     most = max(counts, default=0)
     return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
+
+
+def _lines_of_parquet(summary: ParquetSummary) -> list[str]:
+    mean, largest = map(format_bytes, summary.row_group_bytes)
+    groups = f"{counted(summary.row_groups, 'row group')} of {mean} in the mean, {largest} at most"
+    return [
+        summary.path,
+        f"  {counted(summary.samples, 'sample')} in {counted(summary.files, 'file')}, "
+        f"{format_bytes(summary.size_bytes)} of columns, not compressed",
+        f"  {groups}; a shuffle is in as many at a time as it has lanes (48)",
+        "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
+        "",
+        "Parts",
+        *table([*summary.columns.items()], "<<"),
+    ]
 
 
 def _lines_of_arrays(summary: ArraySummary) -> list[str]:

@@ -355,8 +355,9 @@ def _check_kind(path: str) -> None:
         raise DatasetNotFoundError(no_such_path(path, "folder"))
     from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
-    if dataset_kind(path) is DatasetKind.ARRAY:
-        raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
+    read_as_it_is = {DatasetKind.ARRAY: "is an array, which is", DatasetKind.PARQUET: "has Parquet files, which are"}
+    if (kind := dataset_kind(path)) in read_as_it_is:
+        raise RefusedError(f"{path}: {read_as_it_is[kind]} read as it is: there is nothing to prepare.")
 
 
 def _executor(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

@@ -282,11 +282,14 @@ def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 
 def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
+    raise ConfigError(
+        f"{path}: is an array or Parquet, whose rows cannot be read by key; give the cooker no `need_primary`"
+    )
 
 
 _STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
     DatasetKind.ARRAY_RECORD: _store_of_records,
     DatasetKind.JSONL: JsonlFileStore,
     DatasetKind.ARRAY: _no_store_of_rows,
+    DatasetKind.PARQUET: _no_store_of_rows,
 }

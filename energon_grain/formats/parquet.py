@@ -225,7 +225,7 @@ class ParquetFiles:
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         with needed_for("reading Parquet files"):
-            import pyarrow.parquet  # noqa: F401
+            import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportUnusedImport]
         self.location, self._cache_dir = located(path), cache_dir
         root, self.names, versions = _find(self.location)
         self.paths = [join(root, name) for name in self.names]

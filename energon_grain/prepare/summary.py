@@ -19,6 +19,7 @@ from energon_grain.formats.columns import Columns, StoredColumn, open_columns
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
+from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArrayGroupSource
@@ -315,6 +316,55 @@ class ArrayForm:
     row_shape: tuple[int, ...]
     row_bytes: int
     chunk_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetSummary:
+    """What Parquet files hold.
+
+    Attributes:
+        path: The files, as they were named.
+        files: How many.
+        row_groups: In all of them.
+        samples: Number of rows.
+        size_bytes: Of all columns, uncompressed.
+        content_id: Digest of names, sizes and footers of the files.
+        columns: Arrow's type of each, by name.
+        row_group_bytes: Uncompressed, of a row group in the mean, and of the largest.
+    """
+
+    path: str
+    files: int
+    row_groups: int
+    samples: int
+    size_bytes: int
+    content_id: str
+    columns: dict[str, str]
+    row_group_bytes: tuple[int, int]
+
+
+def summarize_parquet(path: str | os.PathLike[str]) -> ParquetSummary:
+    """Describe Parquet files.
+
+    Raises:
+        EnergonGrainError: As `ParquetFiles` does.
+    """
+    files = ParquetFiles(path)
+    sizes = files.groups.extents[:, :, 2].sum(axis=1)
+    types: dict[str, str] = {}
+    for number in range(len(files.names)):
+        if len(types) < len(files.columns):
+            types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
+    return ParquetSummary(
+        path=files.location,
+        files=len(files.names),
+        row_groups=len(sizes),
+        samples=len(files),
+        size_bytes=int(sizes.sum()),
+        content_id=files.content_id,
+        columns={name: types[name] for name in files.columns},
+        row_group_bytes=(int(sizes.mean()), int(sizes.max())),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

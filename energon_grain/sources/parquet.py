@@ -152,10 +152,9 @@ class DecodedGroups:
             found = self._memory.get(key) or self._disk.get(key)
             if found is not None:
                 return found
-            coming = self._coming.get(key)
-            if coming is None:
-                mine = self._coming[key] = Future[_Group]()
-        if coming is not None:
+            mine = Future[_Group]()
+            coming = self._coming.setdefault(key, mine)
+        if coming is not mine:
             return coming.result()
         try:
             table = decode()
@@ -477,8 +476,9 @@ class ParquetSource(Selected):
         take = decoded.takes.get(name)
         if take is None:
             table = decoded.table
-            there = table is not None and name in table.column_names
-            take = self._kinds[name].take(_whole(table.column(name))) if there else _nothing
+            take = _nothing
+            if table is not None and name in table.column_names:
+                take = self._kinds[name].take(_whole(table.column(name)))
             decoded.takes[name] = take
         try:
             return take(within)
@@ -772,7 +772,7 @@ def _bytes(array: Any) -> Take:
 def _files(array: Any) -> Take:
     import pyarrow.compute
 
-    return _bytes(pyarrow.compute.struct_field(array, "bytes"))
+    return _bytes(cast("Any", pyarrow.compute).struct_field(array, "bytes"))
 
 
 def _offsets(array: Any) -> tuple[Int64Array, Any]:

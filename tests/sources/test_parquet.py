@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+import json
 import pickle
 import random
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cli_runs import run
 from metadatasets import write_v2
 from object_server import Bucket
 from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
@@ -585,3 +587,18 @@ def test_where_over_columns(tmp_path: Path) -> None:
         in_order(folder, where="n > 1000")
     with pytest.raises(KeyNotFoundError, match="no column of numbers 'm'"):
         in_order(folder, where="m > 1000")
+
+
+def test_commands(tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "data", 60, files=2, row_group_size=7)
+    done = run("info", folder)
+    assert done.exit_code == 0, done.output
+    assert "60 samples in 2 files" in done.output
+    assert "10 row groups of" in done.output
+    assert "  n     int64" in done.output
+    assert json.loads(run("info", folder, "--json").output)["columns"] == {"n": "int64", "text": "string"}
+    assert "a Parquet file has neither" in str(run("info", folder, "--split-config", "s").exception)
+    done = run("which", folder, "--step", "0", "--batch-size", "2", "--validation")
+    assert "train-00000/1" in done.output, done.output
+    for command in (["prepare", folder], ["convert", folder, tmp_path / "to"]):
+        assert "read as it is" in str(run(*command).exception)
