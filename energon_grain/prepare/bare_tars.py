@@ -17,6 +17,7 @@ this, on all machines whose file system has common locks; the others wait, and f
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import logging
@@ -26,9 +27,10 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import unquote
 
 import msgspec
@@ -51,7 +53,7 @@ from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset,
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.file_lock import locked_at
+from energon_grain.storage.file_lock import locked, open_unlinked
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located, scheme_of
 from energon_grain.storage.mirror import mirror_of
@@ -78,7 +80,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     version: int = _VERSION
-    folder: str
+    folder: Annotated[str, msgspec.Meta(pattern="^g[0-9a-f]+$")]
     shards: tuple[ScannedShard, ...]
     replaced: dict[str, float] = {}
 
@@ -116,7 +118,7 @@ def open_tars(text: str) -> DataFolder:
     for place, state in found:
         if tars.are(state):
             if (place / _LOG).exists():  # of one who was killed right at the end
-                with contextlib.suppress(OSError), locked_at(place / _LOCK) as alone:
+                with contextlib.suppress(OSError), _locked(place, text) as alone:
                     _sweep(place, alone=alone)
             return tars.folder(place / state.folder)
     place = next(filter(is_writable, tars.places()), None)
@@ -125,7 +127,7 @@ def open_tars(text: str) -> DataFolder:
             f"{text}: cannot be indexed, because neither {META_FOLDER} beside the tars nor {tars.places()[-1]} can be "
             "written; set XDG_CACHE_HOME to a folder that can, or prepare the tars as a user who may"
         )
-    with locked_at(place / _LOCK) as alone:
+    with _locked(place, text) as alone:
         state = _read(place)
         if state is None or not tars.are(state):
             old = (place, state) if state is not None else next(iter(found), None)
@@ -239,6 +241,22 @@ def _matches(base: str, pattern: str) -> Iterator[str]:
 def _decoded(base: str, name: str) -> str:
     """A name as `join` takes it: on the web it is written as it is sent."""
     return unquote(name) if scheme_of(base) in ("http", "https") else name
+
+
+@contextlib.contextmanager
+def _locked(place: Path, text: str) -> Generator[bool]:
+    """Be the only one to index into a place, on all machines; False where locks cannot tell."""
+    descriptor = open_unlinked(place / _LOCK)
+    try:
+        with locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+            if alone:
+                yield True
+                return
+        _logger.info("%s: waiting for another process, which is indexing these tars", text)
+        with locked(descriptor) as alone:
+            yield alone
+    finally:
+        os.close(descriptor)
 
 
 def _read(place: Path) -> _State | None:
