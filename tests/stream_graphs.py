@@ -112,7 +112,8 @@ def graphs(draw: st.DrawFn, depth: int, finite: bool | None = None, arithmetic: 
         case "plan":
             maker, capacity = draw(st.sampled_from(["all", "or not"])), draw(st.sampled_from([50, 700, 2000]))
             window, batches = draw(st.sampled_from([4, 15, 60])), draw(st.booleans())
-            return kind, maker, capacity, window, batches, draw(graphs(depth - 1, finite, True))
+            below = draw(graphs(depth - 1, True, True))
+            return kind, maker, capacity, window, batches, below if finite else ("for ever", below)
         case "shuffle":
             return kind, draw(st.sampled_from([1, 5, 30])), child()
         case "limit":
@@ -155,6 +156,25 @@ def tops(draw: st.DrawFn, depth: int, *, hooks: tuple[str | None, ...] = (None, 
     return "top", lanes, global_batch, cut, draw(st.sampled_from(hooks)), draw(graphs(depth))
 
 
+_BALANCE = "bytes.txt + 0.01 * bytes.txt ** 2"
+
+
+@st.composite
+def balanced_tops(draw: st.DrawFn, depth: int, *, hooks: tuple[str | None, ...] = (None, "number")) -> Graph:
+    """The same, over a graph whose order is arithmetic, with equal work for hosts."""
+    _, lanes, global_batch, cut, hook, graph = draw(tops(0, hooks=hooks))
+    finite = graph[0] != "for ever"
+    leaf = _LEAF if finite else _LEAF.map(lambda leaf: ("for ever", leaf))
+    for _ in range(draw(st.integers(0, depth))):
+        if draw(st.booleans()):
+            graph = "map", draw(st.sampled_from(sorted(MAPS))), graph
+        elif finite:
+            graph = "concat", graph, draw(leaf)
+        else:
+            graph = "blend", False, (graph, 1), (draw(leaf), draw(_WEIGHTS))
+    return "balanced", lanes, global_batch or 24, cut, hook, graph
+
+
 @dataclass(frozen=True)
 class Builder:
     """Makes the dataset of a graph for one host."""
@@ -166,11 +186,14 @@ class Builder:
 
     def top(self, graph: Graph) -> SavableDataset:
         """Of a graph with its top."""
-        _, _, global_batch, cut, hook, child = graph
+        kind, _, global_batch, cut, hook, child = graph
         dataset = self.build(child)
         if global_batch:
             size = global_batch // self.config.world_size
-            dataset = BatchDataset(dataset, size, together, last_batch=self.last_batch, failure_tolerance=0)
+            balance = _BALANCE if kind == "balanced" else None
+            dataset = BatchDataset(
+                dataset, size, together, last_batch=self.last_batch, balance=balance, failure_tolerance=0
+            )
             if hook:
                 dataset = MapDataset(dataset, BATCH_HOOKS[hook], failure_tolerance=0)
         return _cut(dataset, cut)

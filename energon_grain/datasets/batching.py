@@ -12,6 +12,7 @@ from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.errors import ConfigError
+from energon_grain.samplers.balance import Balance
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, MadeOfSeveral, Making, Reference, State
 from energon_grain.stream.passes import check_last_batch
@@ -36,6 +37,37 @@ def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int)
     return last_batch
 
 
+def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | None:
+    """By what hosts get equal work; the cost of a sample is short for all of it.
+
+    Raises:
+        ConfigError: It is neither, or there are no batches of so many parts.
+    """
+    if balance is None:
+        return None
+    chosen: Any = Balance(balance) if isinstance(balance, str) else balance
+    if not isinstance(chosen, Balance):
+        raise ConfigError(
+            f"balance={balance!r}: expected a column or an expression of columns, such as balance='tokens', or "
+            f"Balance('tokens', micro_batches=4)"
+        )
+    if batch_size is None:
+        raise ConfigError(
+            f"balance={chosen.by!r} with batch_size=None: hosts get equal work in each step by getting other items of "
+            f"its global batch, and single samples make none; give a batch_size, or leave balance out"
+        )
+    if not hasattr(batch_size, "__index__"):
+        raise ConfigError(
+            f"balance={chosen.by!r} with batch_size={batch_size!r}: batches by budget cost alike by themselves; leave "
+            f"balance out, or give a number of samples"
+        )
+    if batch_size % chosen.micro_batches:
+        raise ConfigError(
+            f"micro_batches={chosen.micro_batches} do not divide batch_size={batch_size}: each gets as many samples"
+        )
+    return chosen
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class BatchDataset(SavableDataset):
     """Consecutive samples, batch by batch.
@@ -52,6 +84,8 @@ class BatchDataset(SavableDataset):
             validity mask in `__valid__`), or, on one host only, "keep" it short. Where samples were dropped, lanes end
             early; "pad" and "drop" fill their places with samples from the beginning of the pass, so that hosts have
             equal numbers of steps ("drop" without a mask). Default: "keep" on one host, "pad" on several.
+        balance: What a sample costs, by its columns, or a `Balance`: which host gets which samples of a global batch
+            follows that, so that each has equal work; for the outermost batch. None, the default: as they come.
         hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
         batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
         batcher_config: See there.
@@ -65,6 +99,7 @@ class BatchDataset(SavableDataset):
     batch_size: int
     batcher: Callable[[list[Any]], Any]
     last_batch: LastBatch
+    balance: Balance | None
     hook: str
     task_encoder: HookOwner | None
     failure_tolerance: int | None
@@ -77,6 +112,7 @@ class BatchDataset(SavableDataset):
         *,
         drop_last: bool = False,
         last_batch: LastBatch | None = None,
+        balance: str | Balance | None = None,
         hook: str = "batch",
         task_encoder: HookOwner | None = None,
         failure_tolerance: int | None = None,
@@ -94,6 +130,7 @@ class BatchDataset(SavableDataset):
             dataset=dataset,
             batch_size=batch_size,
             batcher=batcher,
+            balance=choose_balance(balance, batch_size),
             hook=hook,
             task_encoder=task_encoder,
             failure_tolerance=failure_tolerance,
@@ -107,11 +144,22 @@ class BatchDataset(SavableDataset):
         named = [self._hook()]
         for hook in steps.hooks:
             named.append(with_own_name(hook, named))
-        steps.batch = BatchSpec(size=self.batch_size, hook=named[0], last=self.last_batch, encode=tuple(named[1:]))
+        steps.batch = BatchSpec(
+            size=self.batch_size,
+            hook=named[0],
+            last=self.last_batch,
+            encode=tuple(named[1:]),
+            balance=self.balance,
+        )
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
+        if self.balance is not None:
+            raise ConfigError(
+                f"balance={self.balance.by!r} is for the batches of steps, one of each host: for the outermost "
+                f"BatchDataset, which is not below others or in a mixture, and whose batcher is no generator"
+            )
         hook = self._hook()
         several = is_generator(self.batcher)
         if self.batch_size == 1 and not several:

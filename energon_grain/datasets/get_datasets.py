@@ -17,7 +17,7 @@ from functools import wraps
 from typing import Annotated, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
-from energon_grain.datasets.batching import choose_last_batch
+from energon_grain.datasets.batching import choose_balance, choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
@@ -38,6 +38,7 @@ from energon_grain.metadataset.documents import (
 )
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.storage.location import check_url
 from energon_grain.stream.spec import LastBatch, check_passes
@@ -75,6 +76,7 @@ class _Batching(TypedDict, total=False):
     ]
     batch_drop_last: Annotated[bool, _Keyword(False)]
     last_batch: Annotated[LastBatch | None, _Keyword(None)]
+    balance: Annotated[str | Balance | None, _Keyword(None)]
     packing_buffer_size: Annotated[
         int | None, _Keyword(None, least=1, meant="expected a positive number of samples, or None for no packing")
     ]
@@ -239,6 +241,11 @@ def get_train_dataset(
         batch_drop_last: True: as `last_batch="drop"`. Default: False.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
+        balance: Give hosts equal work: what a sample costs, by its columns, such as "tokens" or
+            "tokens + 0.0001 * tokens**2". Each global batch is of the same samples, as many for each host, but which
+            host gets which follows their costs. `Balance("tokens", micro_batches=4)` also orders those of a host, for
+            gradient accumulation. Where a sample is dropped, another one of its global batch stands in for it. None,
+            the default: samples as they come.
         packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
             not used.
@@ -332,6 +339,7 @@ def get_val_datasets(
 _UNASKED: dict[str, Any] = {
     "batch_drop_last": False,
     "last_batch": None,
+    "balance": None,
     "packing_buffer_size": None,
     "packing": None,
     "virtual_epoch_length": 0,
@@ -376,6 +384,7 @@ class _Run:
                 f"positive number of batches and repeat=True, or 0"
             )
         choose_last_batch(given["last_batch"], given["batch_drop_last"], self._config.world_size)
+        given["balance"] = choose_balance(given["balance"], given["batch_size"])
         self.outer = {
             name: given.pop(name) for name in ("subset", "where", "shuffle_over_epochs_multiplier") if name in given
         }

@@ -548,6 +548,12 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
             part = steps.below.lower(to)
     same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
     at_once = hosts * (1 if steps.batch is None else steps.batch.size)
+    if steps.batch is not None and steps.batch.balance is not None and (isinstance(part, LanePart) or part.drops):
+        raise ConfigError(
+            f"balance={steps.batch.balance.by!r}: which samples make a step of this dataset depends on what is in them "
+            f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
+            f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
+        )
     if steps.repeat_for_limit is not None and steps.limit is not None:
         items = steps.limit * at_once
         if isinstance(part, IndexPart):

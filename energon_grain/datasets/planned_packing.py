@@ -33,6 +33,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 _logger = logging.getLogger("energon_grain")
 DEFAULT_WINDOW = 16_384
 _FOLDS_KEPT = 4
+_FAR = 1 << PASS_BITS
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -160,7 +161,8 @@ class PlannedPackingDataset(SavableDataset):
         batches: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        if not isinstance(plan, PackingPlan):
+        given: Any = plan
+        if not isinstance(given, PackingPlan):
             raise ConfigError(
                 f"PlannedPackingDataset: plan={plan!r}: expected a plan, such as PackingPlan('tokens', capacity=4096)"
             )
@@ -312,9 +314,6 @@ class PackedPart(IndexPart):
         return PackSpec(hooks=hooks, takes_ranges=self.takes_ranges)
 
 
-_FOLDS_KEPT = 4
-
-
 @dataclass(slots=True, eq=False)
 class PlannedPacks:
     """Packs of the samples of an index map: a function of its order, of columns and of a key, the same everywhere.
@@ -389,7 +388,12 @@ class PlannedPacks:
     def carries(self, position: int) -> list[Carry]:
         """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
         pass_number, item = divmod(position, 1 << PASS_BITS)
-        first, at, *carried = self._fold(pass_number).anchor(item)
+        windows = self._fold(pass_number)
+        carry = windows.anchor(item)
+        if item and carry == windows.anchor(_FAR):  # the last one that is known: the window may lie behind it
+            windows.plan_at(item)
+            carry = windows.anchor(item)
+        first, at, *carried = carry
         below = self.child.start(pass_number) + min(carried, default=at)
         return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
 

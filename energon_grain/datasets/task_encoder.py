@@ -38,6 +38,7 @@ from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
 from energon_grain.errors import ConfigError
+from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
@@ -298,6 +299,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
         schedule: Schedule | None = None,
     ) -> SavableDataset:
         """Combine datasets and put encoding, packing, batching and virtual epochs over them.
@@ -306,7 +308,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
             worker_config: Of the nodes.
             batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`,
-                `virtual_epoch_length`, `repeat` and `last_batch`.
+                `virtual_epoch_length`, `repeat`, `last_batch` and `balance`.
             batch_drop_last: See there.
             packing_buffer_size: See there.
             packing: See there.
@@ -315,6 +317,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             blend_mode: What the numbers of the pairs mean.
             repeat: See there.
             last_batch: See there.
+            balance: See there.
             schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
 
         Raises:
@@ -331,6 +334,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing_buffer_size=packing_buffer_size,
             packing=packing,
             last_batch=last_batch,
+            balance=balance,
         )
         if worker_config.should_log(1):
             dataset = LogSampleDataset(dataset, "train", worker_config)
@@ -349,6 +353,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         packing: PackingPlan | None = None,
         limit: int | None = None,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
     ) -> SavableDataset:
         """Concatenate datasets and put encoding, packing, batching and the limit over them.
 
@@ -361,6 +366,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing: See there.
             limit: See there.
             last_batch: See there.
+            balance: See there.
 
         Raises:
             ConfigError: The hooks or arguments do not fit together.
@@ -377,6 +383,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing_buffer_size=packing_buffer_size,
             packing=packing,
             last_batch=last_batch,
+            balance=balance,
         )
         if worker_config.should_log(2):
             dataset = LogSampleDataset(dataset, "val", worker_config)
@@ -407,6 +414,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         packing: PackingPlan | None = None,
         worker_config: WorkerConfig,
         last_batch: LastBatch | None = None,
+        balance: Balance | None = None,
     ) -> SavableDataset:
         """Put packing, grouping or batching, and `encode_batch` over a dataset.
 
@@ -418,6 +426,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             packing: See there.
             worker_config: Of the nodes.
             last_batch: See there.
+            balance: See there.
 
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
@@ -441,6 +450,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                     f"last_batch='pad' with {type(self).__name__}.batch_group_criterion: groups that are incomplete at "
                     f"the end cannot be filled up; use 'drop', or 'keep' on one host"
                 )
+            if balance is not None:
+                raise ConfigError(
+                    f"balance={balance.by!r} with {type(self).__name__}.batch_group_criterion: which samples make a "
+                    f"batch depends on what is in them, so hosts cannot know beforehand what it costs; use one of both"
+                )
             dataset = GroupBatchDataset(
                 dataset,
                 batch_size,
@@ -457,6 +471,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 batcher,
                 drop_last=batch_drop_last,
                 last_batch=last_batch,
+                balance=balance,
                 task_encoder=_owner(self, "batch"),
                 worker_config=worker_config,
             )
@@ -466,7 +481,11 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
 
 def _encoded_and_batched(
-    encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig, batch_size: int | None, **options: Any
+    encoder: TaskEncoder,
+    dataset: SavableDataset,
+    worker_config: WorkerConfig,
+    batch_size: int | CostBudget | None,
+    **options: Any,
 ) -> SavableDataset:
     """What the builders of single steps make, each of which may be overridden by itself."""
     dataset = call_declared(encoder.build_encode_sample, dataset, asked={}, worker_config=worker_config)

@@ -20,6 +20,7 @@ from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.passes import PassPlan, Share
@@ -134,7 +135,11 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         positions = share.to_global(np.arange(first, first + plan.batch_size))
         number = self._spec.order.start(pass_number) + int(positions[0])
         valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
-        if plan.length is not None and int(positions[-1]) >= plan.length:
+        sources = self._stage.sources
+        work = EqualWork.of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        if work is not None:
+            positions = work.items(positions)
+        if plan.length is not None and int(positions.max()) >= plan.length:
             inside = positions < plan.length
             valid = inside if plan.pads else None
             positions = positions[inside] if plan.keeps else positions % plan.length

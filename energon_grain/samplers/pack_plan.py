@@ -10,8 +10,9 @@ of different packs.
 Two things keep this apart from sorting all samples at once. The packs of a window come in a keyed random order: by
 size, one of them would hold the longest samples, and training would see them first. And the emptiest packs do not come
 at all: their samples are the first of the next window, at most `CARRIED` of them, and none for more than `PATIENCE`
-windows. With windows of 16,384 samples this fills packs to 0.9999, 0.9999 and 0.9988 of what first fit decreasing over
-all 400,000 samples at once does (Zipf 1.2, log-normal, uniform), for 1 to 2 µs a pack.
+windows. With windows of 16,384 samples this fills packs to 0.9999, 0.9999 and 0.9984 of what first fit decreasing over
+all of 1,000,000 samples at once does (Zipf 1.2, log-normal, uniform), for 1.5 to 3.3 µs a pack
+(`python -m benchmarks.plan_packs`).
 
     costs 5 9 3 7 1 8, capacity 10:  9+1, 8, 7+3, 5      the packs, largest first
     the emptiest is carried:         9+1, 8, 7+3         and the 5 is the first sample of the next window

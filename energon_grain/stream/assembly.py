@@ -62,6 +62,8 @@ class LaneAssembly:
         on_hole: Called for each sample that is missing in a pack, likewise: no item moves up for it.
         on_success: Called when a sample was not dropped.
         patience: Positions that a lane may drop on its way to one item.
+        stand_in: Given a local position and what was dropped there, in place of `on_drop`: the sample that stands there
+            instead, with its restore key; lanes do not move up then. None: they do.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class LaneAssembly:
         on_hole: Callable[[Dropped], None],
         on_success: Callable[[], None],
         patience: int,
+        stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None,
     ) -> None:
+        self._stand_in = stand_in
         self._lanes = lanes
         self._set_drops(drops)
         self._chunks = chunks
@@ -190,7 +194,13 @@ class LaneAssembly:
             if type(entry) is not Dropped:
                 self._on_success()
                 return position - self._base
-            self._window[position - self._base] = None
+            at = position - self._base
+            self._window[at] = None
+            if self._stand_in is not None:
+                self._window[at], self._keys[at] = self._stand_in(position, entry)
+                self._bad.discard(position)
+                self._on_success()
+                return at
             self._on_drop(entry)
             drops = self._drops.copy()
             drops[lane] += 1

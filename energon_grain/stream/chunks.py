@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.clock import Work
+from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Arrival, Coming, Prefetch
@@ -191,6 +192,7 @@ def plan_chunks(
     numbers: Callable[[], BatchNumbers | None] = lambda: None,
     origin: int = 0,
     ahead: Prefetch | None = None,
+    work: EqualWork | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
 
@@ -205,9 +207,11 @@ def plan_chunks(
         numbers: Asked for each chunk whether its batches shall be made with it, and how they are numbered.
         origin: Local position at which some batch begins.
         ahead: Fetches what lies in object stores.
+        work: Says which items the host gets; None: one of each so many.
     """
     number = 0
-    plans = _plans(spec, sources, share, pass_number, first, pace, ahead)
+    plans = _plans(spec, sources, share, pass_number, first, pace, ahead, work)
+    padded = None if work is None else work.whole_until
     for plan in plans if ahead is None else _one_ahead(plans):
         first, draws, totals, begin = plan.first, plan.draws, plan.totals, 0
         while begin < len(draws):
@@ -227,7 +231,7 @@ def plan_chunks(
                 groups=_groups(first + begin - origin, first + until - origin, batch_size),
                 first=first + begin,
                 batch_size=batch_size,
-                numbers=numbers(),
+                numbers=numbers() if padded is None or first + until <= padded else None,
                 arrival=None if plan.coming is None else plan.coming.until(until),
             )
             number += 1
@@ -259,16 +263,21 @@ def _plans(
     first: int,
     pace: ChunkPace,
     ahead: Prefetch | None,
+    work: EqualWork | None,
 ) -> Iterator[_Plan]:
     """The first is small, so that the first batch does not wait for more than itself."""
-    end = local_end(spec, share, pass_number)
+    end = local_end(spec, share, pass_number) if work is None else work.end
     size = pace.samples
+    bound = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # where all hosts' items are looked at
     while end is None or first < end:
         stop = first + size if end is None else min(first + size, end)
-        draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
+        positions = share.to_global(np.arange(first, stop))
+        if work is not None:
+            positions = work.positions(work.items(positions))
+        draws = spec.order.draw(positions, pass_number)
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
         # Of large packs fewer: it is samples that are bounded.
-        most = max(1, MAX_PLAN * len(draws) // max(1, len(draws.leaf)))
+        most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         coming = None
         if ahead:
             coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])

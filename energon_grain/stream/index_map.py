@@ -366,6 +366,8 @@ class IndexMap:
 class CostsOfStream:
     """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
 
+    A pack costs what its samples cost together.
+
     Attributes:
         order: From positions to draws.
         leaves: Costs of the samples of each leaf.
@@ -376,9 +378,14 @@ class CostsOfStream:
 
     def __call__(self, positions: Int64Array) -> Int64Array:
         draws = self.order.draw_in_stream(positions)
+        found = self._of(draws.members)
+        return found if draws.packs is None else np.diff(np.append(0, np.cumsum(found))[draws.packs.cuts])
+
+    def _of(self, draws: Draws) -> Int64Array:
+        """Of single samples."""
         if len(self.leaves) == 1:
             return self.leaves[0].of(draws.index)
-        found = np.empty(len(positions), np.int64)
+        found = np.empty(len(draws), np.int64)
         for leaf, places, own in draws.by_leaf():
             found[places] = self.leaves[leaf].of(own.index)
         return found

@@ -3,7 +3,7 @@
 A restore key is nested tuples (lists, once it went through JSON):
 
     ("sample", leaf, child position)                          an encoded sample
-    ("pack", position)                                        a pack that was planned
+    ("pack", maker, number, ((leaf, child position), …), …)   a pack that was planned; last the range of each, or None
     ("item", pass, lane, reference)                           what a lane made: a pack, a batch, a generated sample
     ("batch", pass, step, item, padding, key, key, …)         the batch of a step, of the items with those keys
 """
@@ -11,6 +11,7 @@ A restore key is nested tuples (lists, once it went through JSON):
 from __future__ import annotations
 
 import reprlib
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
-from energon_grain.stream.index_map import Draws, IndexMap
+from energon_grain.stream.index_map import Draws, IndexMap, Packs
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Codec
@@ -76,10 +77,15 @@ class SampleRestorer:
                 raise ValueError(f"leaf {leaf} of {len(self._spec.leaves)}")
             _number(child)
         elif kind == "pack":
-            (position,) = rest
-            if self._spec.index_map is None or self._spec.order.packs is None:
-                raise ValueError("packs of this dataset have other keys")
-            _number(position)
+            maker, number, members, ranges = rest
+            _number(number)
+            if _number(maker) >= len(self._spec.packs) or not members or len(ranges or members) != len(members):
+                raise ValueError("there is no such pack")
+            for each in members:
+                self._check(("sample", *each))
+            for start, stop in ranges or ():
+                if _number(start) > _number(stop):
+                    raise ValueError(f"a range from {start} to {stop}")
         elif kind == "item":
             pass_number, lane, reference = rest
             _number(pass_number)
@@ -105,15 +111,37 @@ class SampleRestorer:
         if kind == "sample":
             return self._sample(*rest, step=step)
         if kind == "pack":
-            return self._made(self._spec.order.draw_in_stream(np.array(rest, np.int64)), step)
+            return self._pack(*rest, step=step)
         return self._item(*rest, step=step) if kind == "item" else self._batch(*rest)
 
     def _sample(self, leaf: int, child: int, *, step: int | None) -> Any:
-        order, first = self._order_of(leaf)
-        positions = np.array([child], np.int64)
-        index, epoch = order.table.draw(np.array([leaf - first], np.int32), positions)
-        draws = Draws(leaf=np.array([leaf], np.int32), child=positions, index=index, epoch=epoch)
-        return self._made(draws, step)
+        return self._made(self._draws(((leaf, child),)), step)
+
+    def _pack(
+        self,
+        maker: int,
+        number: int,
+        members: tuple[tuple[int, int], ...],
+        ranges: tuple[tuple[int, int], ...] | None,
+        *,
+        step: int | None,
+    ) -> Any:
+        starts, stops = np.array(ranges or [(0, 0)] * len(members), np.int64).T
+        packs = Packs(
+            cuts=np.array([0, len(members)]),
+            number=np.array([number]),
+            maker=np.array([maker], np.int32),
+            starts=starts,
+            stops=stops,
+        )
+        return self._made(replace(self._draws(members), packs=packs), step)
+
+    def _draws(self, samples: tuple[tuple[int, int], ...]) -> Draws:
+        """The draws of samples of one index map, of each the leaf and the child position."""
+        order, first = self._order_of(samples[0][0])
+        leaves, positions = np.array(samples, np.int64).T
+        index, epoch = order.table.draw((leaves - first).astype(np.int32), positions)
+        return Draws(leaf=leaves.astype(np.int32), child=positions, index=index, epoch=epoch)
 
     def _made(self, draws: Draws, step: int | None) -> Any:
         """The only item of draws."""

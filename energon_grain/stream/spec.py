@@ -14,10 +14,12 @@ from fractions import Fraction
 from typing import Any, Literal, cast
 
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.samplers.balance import Balance
 from energon_grain.samplers.fold import flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.costs import Costs
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
@@ -223,12 +225,14 @@ class BatchSpec:
         hook: Makes the batch of a list of samples.
         last: What becomes of an incomplete last batch of a finite pass.
         encode: Hooks on the batch, in order.
+        balance: By what hosts get equal work; None: each gets items as they come.
     """
 
     size: int
     hook: HookSpec
     last: LastBatch
     encode: tuple[HookSpec, ...]
+    balance: Balance | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,7 +392,11 @@ class StreamSpec:
             feed = feeds[form.feed]
             position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
             first[feed.index] = min(first[feed.index], position)
-        places = [0 if place == _NOWHERE else place for place in first]
+        # Packs of each pass are planned by themselves, and rounds do not tell of which: then from its beginning.
+        places = [
+            0 if place == _NOWHERE or (feed.order.packs is not None and feed.order.passes is not None) else place
+            for feed, place in zip(feeds, first, strict=True)
+        ]
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:
@@ -409,7 +417,9 @@ class StreamSpec:
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
+        balance = None if self.batch is None else self.batch.balance
         return {
+            **({} if balance is None else {"balance": self._manifest_of(balance)}),
             "seed": self.written_seed[0],
             "seed_offset": self.written_seed[1],
             "lanes": self.lanes,
@@ -429,6 +439,14 @@ class StreamSpec:
                 }
                 for number, leaf in enumerate(self.leaves)
             },
+        }
+
+    def _manifest_of(self, balance: Balance) -> dict[str, Any]:
+        sources = {"/".join(leaf.key): leaf.leaf.source for leaf in self.leaves}
+        return {
+            "by": balance.by,
+            "micro_batches": balance.micro_batches,
+            "columns": {key: Costs(source, balance.costs, "balance").ids for key, source in sources.items()},
         }
 
     def fingerprint(self) -> str:

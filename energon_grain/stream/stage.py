@@ -718,6 +718,8 @@ class PureStage:
         drops = 0
         cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
         clocks: dict[int, tuple[HookSpec, HookClock]] = {}
+        members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
+        parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
         makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
         for place, (number, maker) in enumerate(makers):
             begin, end = cuts[place], cuts[place + 1]
@@ -731,13 +733,11 @@ class PureStage:
                 [at for at in range(begin, end) if type(samples[at]) is not Dropped] if dropped else range(begin, end)
             )
             spec, value = self._spec.packs[maker], [samples[at] for at in there]
-            parts = None
-            if spec.takes_ranges:
-                parts = list(zip(packs.starts[there].tolist(), packs.stops[there].tolist(), strict=True))
+            ranges = [parts[at] for at in there] if spec.takes_ranges else None
             batch = None if batch_of is None else batch_of(place)
-            leaf = int(chunk.draws.leaf[begin])
-            outcome = self._made(spec, value, parts, number, leaf, batch, clocks)
-            keys.append(("pack", number))
+            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clocks)
+            told = tuple(parts[begin:end]) if spec.takes_ranges else None
+            keys.append(("pack", maker, number, tuple(members[begin:end]), told))
             if type(outcome) is not Dropped:
                 outcome = with_restore_key(outcome, keys[-1])
             drops += bool(dropped) or type(outcome) is Dropped
@@ -750,7 +750,7 @@ class PureStage:
         self,
         spec: PackSpec,
         samples: list[Any],
-        parts: list[tuple[int, int]] | None,
+        ranges: list[tuple[int, int]] | None,
         number: int,
         leaf: int,
         batch: int | None,
@@ -764,9 +764,9 @@ class PureStage:
                 raise SkipSample("none of its samples is left")
             for hook, key in spec.hooks:
                 call = hook
-                if parts is not None:
-                    call = dataclasses.replace(hook, function=partial(hook.function, ranges=parts))
-                    parts = None
+                if ranges is not None:
+                    call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
+                    ranges = None
                 if id(hook) not in clocks:
                     clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self.hook_lock)
                 lock = clocks[id(hook)][1]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_grain.errors import EmptyDatasetError
+from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
 from energon_grain.stream.clock import Span, StepSampling
+from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.prefetch import Prefetch
@@ -116,13 +117,18 @@ class Production:
             under_way.add(self._ahead.close)
         self._sampling = StepSampling()
         self._chunks_ns = 0  # that chunks were waited for
+        self._work: EqualWork | None = None
         self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
 
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
         spec, share, start = self._spec, self._share, self._progress
         origin = share.first_at(start.item)
-        first = origin + int(start.drops.min()) * share.local_lanes
+        self._work = EqualWork.of(
+            spec, self._stage.sources, share, pass_number=start.pass_number, first=start.item, plan=self._plan
+        )
+        drops = start.drops if self._work is None else np.zeros_like(start.drops)  # those of an unbalanced run
+        first = origin + int(drops.min()) * share.local_lanes
         numbers = BatchNumbers(
             origin=origin,
             item=start.item,
@@ -144,19 +150,21 @@ class Production:
             numbers=lambda: numbers if self._takes_batches() else None,
             origin=origin,
             ahead=self._ahead if self._ahead else None,
+            work=self._work,
         )
         sent: deque[Chunk] = deque()
         return LaneAssembly(
             lanes=share.local_lanes,
-            drops=start.drops,
+            drops=drops,
             chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
             again=self._stage.run,
             first=first,
-            end=local_end(spec, share, start.pass_number),
+            end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,
             on_hole=self._statistics.drop,
             on_success=self._statistics.succeeded,
             patience=spec.patience,
+            stand_in=None if self._work is None else self._stand_in,
         )
 
     def _takes_batches(self) -> bool:
@@ -232,7 +240,8 @@ class Production:
         self._statistics.took_here(batched, weight)
 
     def _on_drop(self, dropped: Dropped) -> None:
-        self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
+        if self._work is None:
+            self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
         self._statistics.drop(dropped)
 
     def __iter__(self) -> Iterator[Step]:
@@ -332,6 +341,9 @@ class Production:
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
+            if self._work is not None and valid is not None and plan.length is not None and behind > plan.length:
+                items = self._work.items(self._share.to_global(np.arange(first, first + plan.batch_size)))
+                valid = items < plan.length
             return taken.samples, taken.restore_keys, valid, behind
         if isinstance(self._assembly, LaneProgram):
             return self._collect_at_end(self._assembly, taken, behind)
@@ -386,22 +398,44 @@ class Production:
         assert length is not None
         found: list[tuple[Any, tuple[Any, ...]]] = []
         for item in items.tolist():
-            for offset in range(length):
-                position = np.array([(item + offset) % length])
-                draws = self._spec.order.draw(position, self._progress.pass_number)
-                local = item // self._share.hosts
-                chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
-                encoded = self._stage.run(chunk)
-                outcome = encoded.outcomes[0]
-                outcome = outcome.value if type(outcome) is Holed else outcome
-                if type(outcome) is not Dropped:
-                    found.append((outcome, encoded.restore_keys[0]))
-                    break
-            else:
+            positions = ((item + offset) % length for offset in range(length))
+            sample = self._first_good(positions, item // self._share.hosts)
+            if sample is None:
                 raise EmptyDatasetError(
                     f"every one of the {length} samples of the pass was dropped; see the log for why"
                 )
+            found.append(sample)
         return found
+
+    def _stand_in(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
+        """The sample that stands at a place of a balanced step whose own was dropped, with its restore key."""
+        work, length = self._work, self._plan.length
+        assert work is not None
+        items = work.items(np.array([self._share.to_global(local)]))
+        item = int(items[0])
+        if length is not None and item >= length:
+            return self._fillers(items)[0]
+        self._on_drop(dropped)
+        sample = self._first_good(work.stand_ins(item).tolist(), local)
+        if sample is None:
+            raise FatalSampleError(
+                f"all {len(work.stand_ins(item)) + 1} samples of a global batch were dropped, so with balance= none of "
+                f"them can stand in for the others. loader.stats() says what was dropped and why; leave such samples "
+                f"out by their columns (`where`), or balance= away"
+            )
+        return sample
+
+    def _first_good(self, positions: Iterable[int], local: int) -> tuple[Any, tuple[Any, ...]] | None:
+        """The sample of the first of some positions that is not dropped, for a local place; None: all are."""
+        for position in positions:
+            draws = self._spec.order.draw(np.array([position]), self._progress.pass_number)
+            chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
+            encoded = self._stage.run(chunk)
+            outcome = encoded.outcomes[0]
+            outcome = outcome.value if type(outcome) is Holed else outcome
+            if type(outcome) is not Dropped:
+                return outcome, encoded.restore_keys[0]
+        return None
 
 
 def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:

@@ -23,6 +23,7 @@ from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import Cursor, restored
+from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import LaneOperator
@@ -43,6 +44,8 @@ _EMPTY_PASSES = 1000
 _UNREAD = object()
 """Stands for the value of a sample that is not read."""
 _Key = tuple[Any, ...]
+_Entry = tuple[int, int, _Key]
+"""(item, its host, restore key)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +143,15 @@ class History:
             raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
         spec = self.spec
         arithmetic = spec.program is None and not _filtered(spec)
-        if arithmetic and not now.drops.any() and step >= now.history[0][0]:
+        balanced = _balanced(spec)
+        if arithmetic and not now.drops.any() and step >= now.history[0][0] and not (balanced and dropped):
             return self._arithmetic(now, step)
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
                 f"which({step}): a function from stream to stream (IterMapDataset) makes items of this dataset, and "
                 f"only it knows of which samples; the `__sources__` of what is delivered may tell"
             )
-        start = self._nearest(now, step)
+        start = self._nearest(now, step) if not balanced or step < now.history[0][0] else self._at(now, step)
         unknown = self.since if self.since is not None and start[0].step < self.since.step else None
         by_positions = spec.program is not None and not dropped and not now.drops.any() and not _looks(spec)
         if by_positions and (unknown is None or not any(feed.finite for feed in spec.program.feeds)):  # type: ignore[union-attr]
@@ -175,18 +179,33 @@ class History:
         if order.start(pass_number) + stop > POSITIONS:
             raise StateError(f"which({step}): the order has no positions that far on: they are below 2**62")
         draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
-        items = items if draws.packs is None else items[draws.packs.owner()]
-        return self._located(items.tolist(), draws)
+        plan = dataclasses.replace(PassPlan.of(self.spec, hosts, pass_number), global_batch=size)
+        sources, share = self.stage.sources, self.share
+        work = EqualWork.of(self.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        if work is None or size % hosts:  # made when there were others
+            of_hosts = items % hosts
+        else:
+            of_hosts = work.hosts_of(0)[: stop - item]
+        places = np.arange(stop - item) if draws.packs is None else draws.packs.owner()
+        return self._located(items[places].tolist(), of_hosts[places].tolist(), draws)
 
-    def _located(self, items: Sequence[int], draws: Draws) -> StepSamples:
-        found, sources, hosts = StepSamples(), self.stage.sources, self.share.hosts
-        drawn = zip(items, draws.leaf.tolist(), draws.index.tolist(), draws.epoch.tolist(), strict=True)
-        for item, leaf, index, epoch in drawn:
+    def _at(self, now: Progress, step: int) -> list[Progress]:
+        """The place before a step that does not depend on what lies before it, on all hosts."""
+        hosts = self.share.hosts
+        pass_number, item, size = place_of(self.spec, hosts, now.history, step)
+        drops = np.zeros(self.share.local_lanes, np.int64)
+        history = ((step, pass_number, 0, item, size),)
+        return [Progress(drops=drops, step=step, pass_number=pass_number, item=item, history=history)] * hosts
+
+    def _located(self, items: Sequence[int], hosts: Sequence[int], draws: Draws) -> StepSamples:
+        found, sources = StepSamples(), self.stage.sources
+        drawn = zip(items, hosts, draws.leaf.tolist(), draws.index.tolist(), draws.epoch.tolist(), strict=True)
+        for item, host, leaf, index, epoch in drawn:
             place, path = sources[leaf].locate(index), sources[leaf].path
             found.append(
                 SampleRecord(
                     item=item,
-                    host=item % hosts,
+                    host=host,
                     dataset=path,
                     shard=place.shard,
                     key=place.key,
@@ -198,18 +217,20 @@ class History:
             )
         return found
 
-    def _records(self, keys: list[tuple[int, _Key]]) -> StepSamples:
+    def _records(self, keys: list[_Entry]) -> StepSamples:
         """Of items, from their restore keys."""
         items: list[int] = []
-        drawn: list[tuple[int, int]] = []  # feed, or the leaf (-1: a pack) where there is no program; and position
+        hosts: list[int] = []
+        drawn: list[tuple[int, int]] = []  # feed, or the leaf where there is no program; and position
         program = self.spec.program
         form = () if program is None else program.root.reference_form
-        for item, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
+        for item, host, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
             if kind == "pack":
-                own = [(-1, rest[0])]
+                own = rest[2]
             else:
                 own = [(rest[0], rest[1])] if kind == "sample" else [*positions(form, rest[2])]
             items += repeat(item, len(own))
+            hosts += repeat(host, len(own))
             drawn += own
         parts: list[Draws] = []
         owners: list[npt.NDArray[np.int64]] = []
@@ -218,8 +239,6 @@ class History:
             at = np.flatnonzero(feeds == feed)
             if program is not None:
                 draws = program.feeds[feed].draw(places[at])
-            elif feed < 0:
-                draws = self.spec.order.draw_in_stream(places[at])
             else:
                 leaves = np.full(len(at), feed, np.int32)
                 index, epoch = self.spec.order.table.draw(leaves, places[at])
@@ -228,7 +247,9 @@ class History:
             owners.append(at if draws.packs is None else at[draws.packs.owner()])
         owner = np.concatenate(owners)
         order = np.argsort(owner, kind="stable")
-        return self._located([items[entry] for entry in owner[order].tolist()], Draws.joined(parts)[order])
+        entries = owner[order].tolist()
+        found = [items[entry] for entry in entries], [hosts[entry] for entry in entries]
+        return self._located(*found, Draws.joined(parts)[order])
 
     def _nearest(self, now: Progress, step: int) -> list[Progress]:
         """The nearest place before a step that is known of all hosts, on each of them."""
@@ -261,8 +282,8 @@ class History:
 
     def _replayed(
         self, now: Progress, step: int, start: list[Progress], *, check: Progress | None, read: bool
-    ) -> list[tuple[int, _Key]] | None:
-        """(item, restore key) of each item of the step; None: the way to it does not lead to the place `check`."""
+    ) -> list[_Entry] | None:
+        """An entry for each item of the step; None: the way to it does not lead to the place `check`."""
         segments = self._segments(now)
         until = step if check is None else max(step, check.step)
         items = (until - start[0].step) * max(segment[4] for segment in segments)
@@ -274,10 +295,10 @@ class History:
                 f"nearest place that is known is step {start[0].step}, and {items} items, more than {most}, would have "
                 f"to be {what} from there; ask a stream that was just restored from the nearest state before the step"
             )
-        skipped = () if self.spec.program is not None else now.skipped
+        skipped = () if self.spec.program is not None or _balanced(self.spec) else now.skipped
         if any(first <= step < first + steps for first, steps in skipped):
             raise StateError(f"which({step}): the step was jumped over (`skip`), and nothing of it was read")
-        found: list[tuple[int, _Key]] | None = None
+        found: list[_Entry] | None = None
         checked = check is None
         for places, made in self._walk(start, segments, dict(skipped), read=read):
             place = places[self.share.host if len(places) == self.share.hosts else 0]
@@ -293,7 +314,7 @@ class History:
 
     def _walk(
         self, places: list[Progress], segments: list[Segment], skipped: dict[int, int], *, read: bool
-    ) -> Iterator[tuple[list[Progress], list[list[tuple[int, _Key]]] | None]]:
+    ) -> Iterator[tuple[list[Progress], list[list[_Entry]] | None]]:
         """The places of all hosts behind each step from some on, with what made it, and where passes begin."""
         empty = 0
         yield places, None
@@ -344,7 +365,7 @@ class History:
         ), hosts
 
     def _steps(self, spec: StreamSpec, plan: PassPlan, places: list[Progress], *, read: bool) -> Iterator[list[Step]]:
-        """The steps of a pass, made again on all hosts; in place of a batch each has (item, restore key) of items."""
+        """The steps of a pass, made again on all hosts; in place of a batch each has an entry an item."""
         hosts = len(places)
         if not read:
             assert spec.program is not None
@@ -402,9 +423,7 @@ class _Stage:
             return self._stage.run(dataclasses.replace(chunk, numbers=None))
         draws = chunk.draws
         keys: list[_Key] = list(zip(repeat("sample"), draws.leaf.tolist(), draws.child.tolist(), strict=False))
-        if draws.packs is not None:
-            keys = list(zip(repeat("pack"), draws.packs.number.tolist(), strict=False))
-        return Encoded(outcomes=[_UNREAD] * len(keys), restore_keys=keys, drops=0, size_bytes=0)
+        return Encoded(outcomes=[_UNREAD] * len(draws), restore_keys=keys, drops=0, size_bytes=0)
 
 
 class _NoSources(Sources):
@@ -435,25 +454,36 @@ class _Batches:
             else None
         )
         self._first = spec.first_item(place.pass_number)
+        plan = PassPlan.of(spec, hosts, place.pass_number)
+        self._work = EqualWork.of(
+            spec,
+            stage.sources,
+            Share(host, hosts, spec.lanes),
+            pass_number=place.pass_number,
+            first=place.item,
+            plan=plan,
+        )
         self._lanes, self._host, self._hosts = spec.lanes, host, hosts
 
     def make(self, samples: list[Any], restore_keys: list[_Key], *, item: int, valid: Any, **numbers: Any) -> Any:
-        """(number of the item, restore key) of each item of a batch, or `NO_BATCH`."""
+        """An entry for each item of a batch, or `NO_BATCH`."""
         if self._stage is not None:
             made = self._stage.make(samples, restore_keys, item=item, valid=valid, **numbers)
             if made is NO_BATCH:
                 return NO_BATCH
         at = item - self._first
-        found: list[tuple[int, _Key]] = []
+        places = np.arange(at, at + len(restore_keys) * self._hosts, self._hosts)
+        items: list[int] = (places if self._work is None else self._work.items(places)).tolist()
+        found: list[_Entry] = []
         for place, key in enumerate(restore_keys):
             if valid is not None and not valid[place]:
                 continue
             if key[0] == "item":  # lanes that ended are passed over
                 at += (key[2] - at) % self._lanes
-                found.append((at, key))
+                found.append((at, self._host, key))
                 at += 1
             else:
-                found.append((at + place * self._hosts, key))
+                found.append((items[place], self._host, key))
         return found
 
 
@@ -467,6 +497,11 @@ def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
 
 def _no_handler(error: Exception, sample: Any, sources: Any = None) -> None:
     """What is dropped again was told when it was dropped first."""
+
+
+def _balanced(spec: StreamSpec) -> bool:
+    """Whether hosts get equal work: then no step depends on what was dropped, or jumped over, before it."""
+    return spec.batch is not None and spec.batch.balance is not None
 
 
 def _filtered(spec: StreamSpec) -> bool:

@@ -44,10 +44,11 @@ def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
     with closing(PureStage(spec)) as stage:
         for draws in _draws(spec, samples):
             for place, together in enumerate(encode(draws, 0)):
-                (alone,) = encode(draws[place : place + 1], place)
+                one = draws[place : place + 1]
+                (alone,) = encode(one, place)
                 difference = _difference(together, alone, "")
                 if difference is not None:
-                    leaf, index = spec.leaves[int(draws.leaf[place])], int(draws.index[place])
+                    leaf, index = spec.leaves[int(one.leaf[0])], int(one.index[0])
                     raise AssertionError(
                         f"sample {index} of {'/'.join(leaf.key)} is another one among {len(draws)} samples than alone: "
                         f"{difference}. Hooks must depend on their sample and its own random numbers alone"

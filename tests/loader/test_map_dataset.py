@@ -37,6 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"repeat": False},
     {"repeat": False, "last_batch": "drop"},
     {"repeat": False, "last_batch": "pad"},
+    {"repeat": False, "last_batch": "pad", "balance": "bytes.txt"},
     {"virtual_epoch_length": 5},
 ]
 

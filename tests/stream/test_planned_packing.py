@@ -25,11 +25,13 @@ from planned_data import (
     tokens_of,
     told,
 )
+from small_graphs import require_exact_states
 from stream_hosts import config
 
 from energon_grain import (
     BatchDataset,
     BlendDataset,
+    ConcatDataset,
     ConfigError,
     CostBudget,
     EmptyDatasetError,
@@ -41,11 +43,10 @@ from energon_grain import (
     SkipSample,
     Stream,
     TaskEncoder,
-    get_train_dataset,
     get_val_dataset,
     merge_cursors,
 )
-from energon_grain.errors import FingerprintError, HostsError, KeyNotFoundError
+from energon_grain.errors import FingerprintError, HostsError, KeyNotFoundError, StateError
 
 __all__ = ["long_tokens", "tokens"]
 PLAN = PackingPlan("tokens", capacity=CAPACITY, window=100)
@@ -134,6 +135,19 @@ def test_which_skip_and_replay(tokens: Path) -> None:
         assert sorted({record.item for record in records}) == [2 * step, 2 * step + 1]
     again = stream.restore_sample(json.loads(json.dumps(batches[7].__restore_key__)))
     assert [told(pack) for pack in again.packs] == [told(pack) for pack in batches[7].packs]
+    key = ("pack", 0, 3, ((0, 5), (0, 9)), ((0, 4), (0, 7)))
+    pack = stream.restore_sample(key)
+    assert (pack.ranges, pack.__restore_key__) == (key[4], key)
+    for wrong in (
+        ("pack", 1, *key[2:]),
+        (*key[:3], (), ()),
+        (*key[:3], ((1, 5), (0, 9)), key[4]),
+        (*key[:4], ((4, 0), (0, 7))),
+        (*key[:4], ((0, 4),)),
+        ("pack", 7),
+    ):
+        with pytest.raises(StateError, match="is not a restore key of this dataset"):
+            stream.restore_sample(wrong)
     skipping = stream_of(tokens, packing=PLAN, batch_size=2)
     skipping.skip(25)
     assert [told(pack) for pack in next(skipping).packs] == [told(pack) for pack in batches[25].packs]
@@ -367,15 +381,23 @@ def test_packs_in_a_blend(tokens: Path) -> None:
     assert set(keys_of_step) <= {record.key for record in stream.which(5)}
 
 
-def test_a_limit_over_packs(tokens: Path) -> None:
+def finite(path: Path) -> Any:
+    """All packs of a pass, and then its first ones again, in lanes."""
     encoder = Packing()
-    samples = MapDataset(
-        packed(tokens, repeat=False, task_encoder=TaskEncoder()), encoder.postencode_sample, task_encoder=encoder
+    samples = packed(path, repeat=False, lanes=12, task_encoder=TaskEncoder())
+    mapped = MapDataset(samples, encoder.postencode_sample, task_encoder=encoder)
+    packs = PlannedPackingDataset(mapped, PLAN, encoder.pack_selected_samples, task_encoder=encoder)
+    return BatchDataset(
+        ConcatDataset(packs, LimitDataset(packs, 40)), 12 // hosts, lambda packs: list(map(told, packs))
     )
-    packs = PlannedPackingDataset(samples, PLAN, encoder.pack_selected_samples)
-    cut = BatchDataset(LimitDataset(packs, 20), 4, list)
-    stream = Stream.of(cut)
-    assert [len(list(stream)) for _ in range(3)] == [5, 5, 5]
+
+
+def test_finite_packs_in_lanes(tokens: Path) -> None:
+    expected = require_exact_states(lambda: finite(tokens), 40, every=7, ahead=3)
+    steps = expected.index(None)
+    everything = [members for batch in expected[:steps] for members, _, _ in batch]
+    assert Counter(key for members in everything[:-40] for key, _ in members).most_common(1)[0][1] <= 2
+    assert {key for members in everything for key, _ in members} == {f"{number:06d}" for number in range(SAMPLES)}
 
 
 def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -490,4 +512,3 @@ def test_a_hook_that_fails_on_packs_is_told(tokens: Path) -> None:
     stream = stream_of(tokens, packing=PLAN, repeat=False, task_encoder=Failing())
     assert all(len(pack.members) > 1 for pack in stream)
     assert "pack_selected_samples: SkipSample" in next(iter(stream.stats().dropped.values()))
-    assert get_train_dataset is not None

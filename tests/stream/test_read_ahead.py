@@ -17,7 +17,7 @@ from object_server import Bucket, Fault, ObjectServer
 from patience import PATIENCE_S
 from stream_hosts import quiet
 
-from energon_grain import ReadError, StorageSettings, Stream, WorkerConfig, get_train_dataset, use_storage
+from energon_grain import Balance, ReadError, StorageSettings, Stream, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.prefetch import _well_cut
 from energon_grain.testing import make_blob_dataset
@@ -51,10 +51,12 @@ def bucket(object_server: ObjectServer, folder: Path) -> Iterator[Bucket]:
 
 @pytest.fixture
 def open_stream(bucket: Bucket, tmp_path: Path) -> Iterator[Open]:
-    def make(location: Any, *, workers: int = 0, kind: Any = "thread", **storage: Any) -> Stream:
+    def make(
+        location: Any, *, workers: int = 0, kind: Any = "thread", hosts: int = 1, balance: Any = None, **storage: Any
+    ) -> Stream:
         quick = {"first_pause_s": 0.01, "longest_pause_s": 0.05, "cache_dir": str(tmp_path)}
         use_storage(StorageSettings(**{**quick, **storage}))
-        config = WorkerConfig(0, 1, workers, worker_type=kind, global_error_handler=quiet)
+        config = WorkerConfig(0, hosts, workers, worker_type=kind, global_error_handler=quiet)
         dataset = get_train_dataset(
             f"{location}/all.yaml",
             worker_config=config,
@@ -62,6 +64,7 @@ def open_stream(bucket: Bucket, tmp_path: Path) -> Iterator[Open]:
             shuffle_buffer_size=50,
             max_samples_per_sequence=50,
             lanes=8,
+            balance=balance,
         )
         return Stream.of(dataset)
 
@@ -101,6 +104,16 @@ def test_it_changes_nothing(
         assert there.cursor() == here.cursor()
         there.restore(here.cursor())
         assert take(there, 3) == take(here, 3)
+
+
+def test_it_changes_nothing_of_equal_work(bucket: Bucket, folder: Path, open_stream: Open) -> None:
+    """What is fetched ends anywhere in a step, of which all hosts' samples were looked at."""
+    options: dict[str, Any] = {"hosts": 3, "balance": Balance("bytes.bin", micro_batches=4)}
+    with (
+        open_stream(folder, **options) as here,
+        open_stream(bucket.url, cache_bytes=0, ahead_bytes=500_000, **options) as there,
+    ):
+        assert take(there) == take(here)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30])

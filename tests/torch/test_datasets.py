@@ -21,6 +21,7 @@ ENDS: list[dict[str, Any]] = [
     {"repeat": False},
     {"repeat": False, "last_batch": "drop"},
     {"repeat": False, "last_batch": "pad"},
+    {"repeat": False, "last_batch": "pad", "balance": "bytes.txt"},
 ]
 
 
@@ -53,6 +54,16 @@ def test_any_number_of_workers_makes_the_loader_s_batches(
                 expected = [told(batch) for batch in loader]
                 assert [told(batch) for batch in batches] == expected
                 assert len(expected) == len(batches)
+
+
+def test_workers_of_balanced_ranks_agree_on_stand_ins(train: Train) -> None:
+    """Which move nothing: each worker makes its steps as the loader does, although samples are dropped."""
+    options = {"broken": frozenset({3, 11, 30}), "balance": "bytes.txt", "virtual_epoch_length": 7}
+    for rank in range(2):
+        dataset = train(rank=rank, world_size=2, **options)
+        with get_loader(train(rank=rank, world_size=2, **options)) as loader:
+            for _ in range(3):
+                assert [told(batch) for batch in loading(dataset, 2)] == [told(batch) for batch in loader]
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orbax.checkpoint import v1
 from planned_data import CAPACITY, Packing, tokens, told
 from stream_hosts import quiet
 from torch.utils.data import DataLoader
@@ -16,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import energon_grain
 import energon_grain_torch
 from energon_grain import CostBudget, PackingPlan
-from energon_grain.loader import BatchMapDataset
+from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 __all__ = ["tokens"]
 PLAN = PackingPlan("tokens", capacity=CAPACITY, window=100)
@@ -115,3 +116,24 @@ def test_batches_by_number(tokens: Path) -> None:
         assert [contents(endless[number]) for number in range(9)] == [contents(next(loader)) for _ in range(9)]
     with pytest.raises(energon_grain.ConfigError, match="planned packs"):
         BatchMapDataset(dataset(energon_grain, tokens, "finite"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_that_take_steps_in_turns(tokens: Path, kind: str) -> None:
+    with energon_grain.get_loader(dataset(energon_grain, tokens, kind)) as loader:
+        expected = [contents(batch) for batch in islice(loader, 24)]
+    for reader in range(3):
+        batches = BatchIterDataset(dataset(energon_grain, tokens, kind))
+        batches.set_slice(slice(reader, None, 3))
+        with iter(batches) as own:
+            assert [contents(next(own)) for _ in range(8)] == expected[reader::3]
+
+
+def test_a_checkpoint_of_orbax_goes_on(tokens: Path, tmp_path: Path) -> None:
+    with energon_grain.get_loader(dataset(energon_grain, tokens, "packs")) as loader:
+        list(islice(loader, 50))
+        v1.save_checkpointables(tmp_path / "saved", {"data": loader})
+        expected = [contents(batch) for batch in islice(loader, 5)]
+    with energon_grain.get_loader(dataset(energon_grain, tokens, "packs")) as other:
+        loaded = v1.load_checkpointables(tmp_path / "saved", {"data": other})["data"]
+        assert [contents(batch) for batch in islice(loaded, 5)] == expected

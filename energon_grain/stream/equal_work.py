@@ -1,0 +1,155 @@
+"""Which item each host gets of a balanced step: arithmetic over the columns of its items, the same on every host.
+
+Without balancing, the items of a step are dealt out one by one: place q of the stream holds item q, and belongs to host
+q mod H. With it, places and hosts stay what they are, and items change places within their step. So batches, their
+numbers and all that counts places know nothing of it; only where a place becomes an item, `EqualWork.items` is asked.
+
+What it is not like: an item that was dropped cannot be made up for by later ones of its lane, since those may be other
+hosts'. The next item of its step (around its end) that was not dropped stands in for it, read again by the host that
+needs it. So no drop moves anything, and any number of hosts can go on from any state.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.samplers.balance import Balance, divide
+from energon_grain.sources.costs import Costs
+from energon_grain.stream.index_map import Sources
+from energon_grain.stream.passes import PassPlan, Share
+from energon_grain.stream.spec import StreamSpec
+
+Int64Array = npt.NDArray[np.int64]
+_AT_ONCE = 1 << 15
+"""Items that are divided at once: more take longer each, as they leave the cache."""
+
+
+class EqualWork:
+    """The balanced steps of one pass, as one host sees them.
+
+    Args:
+        spec: The compiled dataset.
+        balance: What its batches say.
+        sources: Of its leaves.
+        share: The host's part.
+        pass_number: Of the pass.
+        first: Item at which some step begins, and all that are asked for lie behind.
+        plan: Of the pass.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        balance: Balance,
+        sources: Sources,
+        share: Share,
+        *,
+        pass_number: int,
+        first: int,
+        plan: PassPlan,
+    ) -> None:
+        self._order = spec.order
+        self._costs = [Costs(source, balance.costs, f"balance={balance.by!r}") for source in sources]
+        self._parts = balance.micro_batches
+        self._share = share
+        self._pass = pass_number
+        self._first = first
+        self._plan = plan
+        self._column = (share.host - first) % share.hosts  # of the host in its steps
+        self._known: dict[int, Int64Array] = {}
+
+    @classmethod
+    def of(
+        cls, spec: StreamSpec, sources: Sources, share: Share, *, pass_number: int, first: int, plan: PassPlan
+    ) -> EqualWork | None:
+        """The same; None: nobody asks for equal work."""
+        if spec.batch is None or spec.batch.balance is None:
+            return None
+        return cls(spec, spec.batch.balance, sources, share, pass_number=pass_number, first=first, plan=plan)
+
+    @property
+    def end(self) -> int | None:
+        """The local place behind the last one of the pass; None: endless."""
+        stop, plan = self._plan.length, self._plan
+        if stop is None:
+            return None
+        behind = (stop - self._first) % plan.global_batch
+        if behind and plan.drops_last:
+            stop -= behind
+        elif behind and plan.pads:
+            stop += plan.global_batch - behind
+        return self._share.first_at(stop)
+
+    @property
+    def whole_until(self) -> int | None:
+        """The local place behind those of steps without padding; None: there is none."""
+        length = self._plan.length
+        if length is None or not self._plan.pads:
+            return None
+        return self._share.first_at(length - (length - self._first) % self._plan.global_batch)
+
+    def items(self, places: Int64Array) -> Int64Array:
+        """Items at places of this host; those behind the end of a pass are padding."""
+        if self._share.hosts == self._parts == 1:
+            return places
+        steps, slots = np.divmod(places - self._first, self._plan.global_batch)
+        asked, which = np.unique(steps, return_inverse=True)
+        known = self._known  # another thread may be asking, too
+        new = [step for step in asked.tolist() if step not in known]
+        at_once = max(1, _AT_ONCE // self._plan.global_batch)
+        known = {step: known[step] for step in asked.tolist() if step in known}
+        for begin in range(0, len(new), at_once):
+            some = new[begin : begin + at_once]
+            known.update(zip(some, self._own(np.array(some)), strict=True))
+        self._known = known
+        rows = np.stack([known[step] for step in asked.tolist()])
+        return rows[which, slots // self._share.hosts]
+
+    def positions(self, items: Int64Array) -> Int64Array:
+        """Positions of items: padding repeats the pass from its beginning on."""
+        length = self._plan.length
+        return items if length is None else items % length
+
+    def hosts_of(self, step: int) -> Int64Array:
+        """(G,) host of each item of a step, counted from the first."""
+        items, _ = self._divided(np.array([step]))
+        hosts = np.empty(self._plan.global_batch, np.int64)
+        hosts[items[0] - self._first - step * self._plan.global_batch] = (
+            self._first + np.arange(self._share.hosts)[:, None]
+        ) % self._share.hosts
+        return hosts
+
+    def stand_ins(self, item: int) -> Int64Array:
+        """The other items of an item's step, in the order in which they stand in for it."""
+        first = item - (item - self._first) % self._plan.global_batch
+        length, count = self._plan.length, self._plan.global_batch
+        count = count if length is None else min(count, length - first)
+        return first + (item - first + np.arange(1, count)) % count
+
+    def _own(self, steps: Int64Array) -> Int64Array:
+        """(n, b) items of this host in each of some steps, in the order of its batch."""
+        items, costs = (each[:, self._column] for each in self._divided(steps))
+        if self._parts == 1:
+            return items
+        order = divide(costs, self._parts).reshape(len(steps), -1)
+        if self._plan.keeps and self._plan.length is not None:
+            short = self._first + (steps + 1) * self._plan.global_batch > self._plan.length
+            order[short] = np.arange(order.shape[1])
+        return np.take_along_axis(items, order, axis=1)
+
+    def _divided(self, steps: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(n, H, b) items of some steps, and what they cost. Which is whose: see `_column`."""
+        size = self._plan.global_batch
+        firsts = self._first + steps[:, None] * size
+        costs = self._costs_of(self.positions(firsts + np.arange(size)).reshape(-1)).reshape(len(steps), size)
+        divided = divide(costs, self._share.hosts)
+        rows = np.arange(len(steps))[:, None, None]
+        return firsts[:, :, None] + divided, costs[rows, divided]
+
+    def _costs_of(self, positions: Int64Array) -> Int64Array:
+        """What items at positions cost: their samples, one or the members of a pack."""
+        costs = np.zeros(len(positions), np.int64)
+        for leaf, places, draws in self._order.draw(positions, self._pass).by_leaf():
+            np.add.at(costs, places, self._costs[leaf].of(draws.index))
+        return costs
