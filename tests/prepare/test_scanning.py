@@ -238,7 +238,7 @@ def test_a_pool_that_breaks_keeps_what_is_finished(root: Path) -> None:
 
     with (
         Busy(1, mp_context=multiprocessing.get_context("spawn")) as executor,
-        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with them"),
+        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with that"),
     ):
         prepare(root, executor, progress=kill)
     assert reused(root) == COUNT - 1
@@ -428,5 +428,5 @@ def test_a_shard_whose_worker_dies_is_tried_again_and_then_named(tmp_path: Path)
     assert done.stderr == ""
     failed, reused = done.stdout.splitlines()
     assert failed.startswith(f"WorkerError {deadly}: its scan failed 2 times, last with WorkerError: the worker proc")
-    assert failed.endswith("run the same command again, and it starts with them.")
+    assert failed.endswith("run the same command again, and it starts with that.")
     assert reused == "3"
