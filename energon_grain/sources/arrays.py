@@ -39,9 +39,18 @@ from energon_grain.errors import (
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_pieces, in_range
+from energon_grain.sources.source import (
+    PartFilter,
+    RawBatch,
+    SampleLocation,
+    Selected,
+    accepts,
+    in_pieces,
+    in_range,
+)
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.read_whole import read_beginning
@@ -264,7 +273,7 @@ class ArraySource:
         return store
 
 
-class ArrayGroupSource:
+class ArrayGroupSource(Selected):
     """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
 
     A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
@@ -321,19 +330,21 @@ class ArrayGroupSource:
             )
         self._serve(start, stop)
 
-    def _serve(self, start: int, stop: int | None) -> None:
+    def _serve(self, start: int, stop: int | None, where: Expression | None = None) -> None:
         self._selection = Selection(len(next(iter(self._arrays.values()))), start=start, stop=stop)
         self._content_id = ""
+        self._narrow(where)
 
-    def cut(self, start: int, stop: int) -> ArrayGroupSource:
-        """Rows [start, stop) of the whole arrays.
+    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> ArrayGroupSource:
+        """Rows [start, stop) of the whole arrays, for which `where` holds.
 
         Raises:
             ConfigError: There are fewer.
             EmptyDatasetError: There are none between.
+            KeyNotFoundError, ReadError: As `column`.
         """
         source = copy.copy(self)
-        source._serve(start, stop)
+        source._serve(start, stop, where)
         return source
 
     def __getstate__(self) -> dict[str, Any]:
@@ -376,11 +387,9 @@ class ArrayGroupSource:
             for name, array in self._group.items():
                 own = array if isinstance(array, str) else array.digest(array.type_name)
                 digest.update(f"{name}\0{own}\0".encode())
-            self._content_id = f"{digest.hexdigest()}-{fold(self._selection.start, self._selection.stop):016x}"
+            chosen = self._selection
+            self._content_id = f"{digest.hexdigest()}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
         return self._content_id
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _rows(self, indices: Int64Array) -> Int64Array:
         return self._selection.to_raw(in_range(indices, len(self), where=self._path))

@@ -22,6 +22,7 @@ from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import FileStore, T_co, with_sources
@@ -31,6 +32,7 @@ from energon_grain.sources.source import (
     LazyFrom,
     PartFilter,
     SampleLocation,
+    Selected,
     accepts,
     in_pieces,
     in_range,
@@ -100,11 +102,13 @@ class SourceOptions(TypedDict, total=False):
     start: int
     stop: int | None
     excluded: Sequence[tuple[str, str]]
+    where: Expression | None
+    selection: Selection | None
     index_cache_dir: str | os.PathLike[str] | None
     info: DatasetInfo | None
 
 
-class IndexedSource:
+class IndexedSource(Selected):
     """The samples of some shards of a prepared dataset, in the order of the shards: everything but their bytes.
 
     Opening maps the columnar index and reads no shard, whatever their number. An *index* counts the samples served, a
@@ -131,7 +135,8 @@ class IndexedSource:
         total, start, stop = int(self._first[-1]), options.get("start", 0), options.get("stop")
         excluded = options.get("excluded", ())
         ranks, self._unmatched = self._ranks(excluded) if excluded else ((), ())
-        self._selection = Selection(total=total, start=start, stop=stop, excluded=ranks)
+        selection = options.pop("selection", None)  # which another process made of the others
+        self._selection = selection or Selection(total=total, start=start, stop=stop, excluded=ranks)
         self._wanted = self._wanted_parts(options.get("parts"))
         self._lazy_from = self._lazy_parts(options.get("lazy"))
         self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
@@ -143,9 +148,14 @@ class IndexedSource:
         self._part_name = np.asarray(index.part_name)
         self._part_offset = np.asarray(index.part_offset)
         self._part_size = np.asarray(index.part_size)
+        if selection is None:
+            self._narrow(options.get("where"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self._folder, self._options, self.content_id)
+        options = self._options
+        if options.get("where") is not None:
+            options = {**options, "selection": self._selection}
+        return _opened, (type(self), self._folder, options, self.content_id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -212,7 +222,7 @@ class IndexedSource:
     def content_id(self) -> str:
         """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files."""
         chosen = self._selection
-        served = fold(self._shard.tobytes(), chosen.start, chosen.stop, np.asarray(chosen.excluded).tobytes())
+        served = fold(self._shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
         return f"{self._index.content_id[:16]}-{served:016x}"
 
     @property
@@ -246,9 +256,6 @@ class IndexedSource:
         """Of shards in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
         index = self._index
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _resolve(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(n,) number of each sample in the dataset, and of its shard.
