@@ -644,6 +644,15 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
     return False
 
 
+def _about_columns(location: str, trusted_modules: Collection[str]) -> Iterator[LintFinding]:
+    """What is odd about columns, once they are what was written. Raises IndexFileError where they are not."""
+    columns = open_columns(location)
+    for name in columns.stored:
+        _read_column(columns, name)
+    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
+    yield from (_stale_column(location, name) for name in columns.stale)
+
+
 def _stale_column(location: str, name: str) -> LintFinding:
     what = f"The column {name!r} is of samples that are not here any more, so it is not given out"
     return LintFinding(severity="warning", where=location, what=what, way_out="measure again")
@@ -674,7 +683,10 @@ def _in_order(
 
 
 def lint_jsonl(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] = lambda *_: None
+    path: str | os.PathLike[str],
+    *,
+    trusted_modules: Collection[str] = (),
+    progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> LintReport:
     """Decode every line of a JSONL file, and compare its index, if there is one, with the lines.
 
@@ -683,6 +695,7 @@ def lint_jsonl(
 
     Args:
         path: The file, or its URL.
+        trusted_modules: Modules whose functions of columns may be called.
         progress: Called now and then with (bytes read, size of the file, problems found).
 
     Raises:
@@ -732,7 +745,10 @@ def lint_jsonl(
     if starts is not None and not (fits and len(starts) == samples + 1):
         way_out = f"run `energon-grain prepare {location}`"
         of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
-    return LintReport.of(location, [*findings, *([of_index] if of_index else [])], shards=1, samples=samples)
+    findings += [of_index] if of_index else []
+    if starts is not None and of_index is None:
+        opened(location, findings, lambda: findings.extend(_about_columns(location, trusted_modules)))
+    return LintReport.of(location, findings, shards=1, samples=samples)
 
 
 def _lines(location: str) -> Iterator[bytes]:

@@ -147,6 +147,12 @@ def test_records_and_lines_have_columns_too(root: Path, tmp_path: Path) -> None:
     lines.write_text(lines.read_text() + '{"n": 0}\n')
     assert run("prepare", lines).exit_code == 0
     assert "Columns of samples that are not here any more: half." in run("info", lines).stdout
+    assert "The column 'half' is of samples that are not here any more" in run("lint", lines).stdout
+    measure_dataset(lines, {"half": number}, num_workers=0)
+    assert "No problems in 701 samples" in run("lint", lines, f"--trust-module={__name__}").stdout
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules[__name__], "number", words_of_many)
+        assert "The column 'half' cannot be measured again: " in run("lint", lines, f"--trust-module={__name__}").stdout
 
 
 @pytest.mark.parametrize(
