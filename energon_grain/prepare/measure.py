@@ -185,7 +185,7 @@ def measure_dataset(
     path: str | os.PathLike[str],
     columns: Mapping[str, Function | str] | None = None,
     *,
-    attach: Mapping[str, str | os.PathLike[str]] | None = None,
+    attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]] | None = None,
     parts: Collection[str] | None = None,
     version: int | None = None,
     num_workers: int | None = None,
@@ -208,9 +208,10 @@ def measure_dataset(
         path: A prepared dataset or a JSONL file; or its URL.
         columns: By name a function, or where it is to be imported from: `my_module:count_tokens`. A name is made of
             letters, digits and underscores; there may be dots between.
-        attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards. Of
-            `.parquet`, `.csv` and `.jsonl` the field of that name, by the field `key` (`__key__`), or by row where
-            there is none; `scores.csv:aesthetic` is another field. What the file does not say of a sample is missing.
+        attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards; an array
+            in memory is as good. Of `.parquet`, `.csv` and `.jsonl` the field of that name, by the field `key`
+            (`__key__`), or by row where there is none; `scores.csv:aesthetic` is another field. What the file does not
+            say of a sample is missing.
         parts: Names of the parts that functions get; None: all. Tars are read at these alone.
         version: Of all functions, instead of their own.
         num_workers: As in `prepare_dataset`: processes at most, 0 for none, None for one a core. Functions of the
@@ -229,7 +230,7 @@ def measure_dataset(
     """
     begun_s, tell = time.perf_counter(), progress or (lambda _: None)
     measures = [Measurement.of(name, function, version) for name, function in (columns or {}).items()]
-    files = {name: os.fspath(file) for name, file in (attach or {}).items()}
+    files = {n: file if isinstance(file, np.ndarray) else os.fspath(file) for n, file in (attach or {}).items()}
     names = [*(each.name for each in measures), *files]
     if not names:
         raise ConfigError(f"{path}: no column to measure was given, as tokens=my_module:count_tokens")
@@ -592,13 +593,13 @@ def _given(measure: Measurement, samples: list[Parts]) -> str:
     return f"of {len(samples)} samples from this one on, " if measure.batched else ""
 
 
-def _attach(stage: ColumnStage, name: str, file: str, source: MeasurableSource) -> list[str]:
+def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source: MeasurableSource) -> list[str]:
     """Take a column from a file; see `measure_dataset`.
 
     Args:
         stage: Gets it.
         name: Of the column.
-        file: The file; behind a colon the field, where it is called otherwise.
+        file: The file; behind a colon the field, where it is called otherwise. Or the numbers.
         source: All samples.
 
     Returns:
@@ -608,16 +609,18 @@ def _attach(stage: ColumnStage, name: str, file: str, source: MeasurableSource) 
         ConfigError: The file does not fit the samples.
         FormatError: It is damaged.
     """
-    path, colon, field = file.rpartition(":")
-    if not (colon and field and not os.path.exists(file)):
-        path, field = file, name
-    if not os.path.isfile(path):
-        raise ConfigError(f"the column {name!r}: there is no file {path}")
-    written, where = ATTACHED + name_of(path) + (f":{field}" if field != name else ""), f"{path}: the column {name!r}"
-    total = len(source)
-    if path.endswith(".npy"):
+    path, field = "an array", name
+    if isinstance(file, str):
+        path, colon, field = file.rpartition(":")
+        if not (colon and field and not os.path.exists(file)):
+            path, field = file, name
+        if not os.path.isfile(path):
+            raise ConfigError(f"the column {name!r}: there is no file {path}")
+    written = ATTACHED + (name_of(path) if isinstance(file, str) else "FILE") + (f":{field}" if field != name else "")
+    total, where = len(source), f"{path}: the column {name!r}"
+    if isinstance(file, np.ndarray) or path.endswith(".npy"):
         try:
-            rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
         except (ValueError, EOFError) as error:
             raise FormatError(f"{path}: is no array that can be attached: {error}") from error
         if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:

@@ -331,6 +331,8 @@ def test_arrays_are_attached_by_row(root: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(N, dtype=np.uint16))
     np.save(tmp_path / "f.npy", np.linspace(0, 1, N, dtype=np.float32))
     (tmp_path / "rows.csv").write_text("half\n" + "".join(f"{n / 2}\n" for n in range(N)))
+    measure_dataset(root, attach={"held": np.arange(N) % 3})
+    assert open_columns(root)["held"].tolist() == [n % 3 for n in range(N)]
     files = {"a": tmp_path / "a.npy", "f": tmp_path / "f.npy", "half": tmp_path / "rows.csv"}
     done = run("measure", root, *(f"--attach={name}={path}" for name, path in files.items()), "--column=n=builtins:len")
     assert done.exit_code == 0, done.output + str(done.exception)
