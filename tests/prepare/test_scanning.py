@@ -146,7 +146,7 @@ def test_other_errors_are_tried_once_more(root: Path) -> None:
             raise MemoryError("node 7 is full\nand more")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. Shards"):
+    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. What"):
         prepare(root, executor)
     assert len(executor.calls) == COUNT + 2
     assert prepare(root, executor).shards_reused == COUNT - 1
@@ -159,7 +159,7 @@ def test_an_executor_that_always_fails_is_given_up(root: Path) -> None:
             raise ModuleNotFoundError("No module named 'energon_grain'")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"on 5 shards.*No module named.*finished are kept"):
+    with pytest.raises(WorkerError, match=r"on 5 tasks.*No module named.*finished is kept"):
         prepare(root, executor, num_workers=1)
     assert len(executor.calls) == 1 + 2 * 5
     assert reused(root) == 1
