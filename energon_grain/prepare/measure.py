@@ -303,6 +303,11 @@ def opened_samples(location: str, parts: Collection[str] | None) -> tuple[Measur
             f"{location}: is a metadataset; columns are of datasets: measure those in it, one by one. A join has the "
             f"columns of its members, as `member.column`"
         )
+    if kind is DatasetKind.BARE_TARS:
+        raise ConfigError(
+            f"{location}: nobody prepared these tars, and columns lie beside the index that this makes: run "
+            f"`energon-grain prepare {location}` first"
+        )
     if kind is DatasetKind.ARRAY:
         raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
     if kind is DatasetKind.JSONL:

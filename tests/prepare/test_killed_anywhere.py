@@ -32,6 +32,7 @@ CHANGES = {
     "measure lines": 2,
     "convert": 3,
     "first use": 2,
+    "first use of bare tars": 2,
     "first use of a join": 3,
     "first use of lines": 1,
 }

@@ -273,6 +273,9 @@ def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None
     (tmp_path / "meta.yaml").write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {}\n")
     with pytest.raises(ConfigError, match=r"is a metadataset; .* columns of its members, as `member.column`"):
         measure_dataset(tmp_path / "meta.yaml", {"words": words})
+    write_tars(tmp_path / "bare", [{"__key__": "a", "txt": "a"}])
+    with pytest.raises(ConfigError, match=r"nobody prepared these tars, .* run `energon-grain prepare .*bare` first"):
+        measure_dataset(tmp_path / "bare", {"words": words})
     for arguments, said in (
         ([], "give --column NAME=module:function, or --attach NAME=FILE"),
         (["--column=words"], "write a name and what it is made of, as tokens=my_module:count_tokens"),
