@@ -108,6 +108,14 @@ SCENARIOS = {
     ),
     "join": Scenario(make=_joined, arguments=("prepare", ":meta.yaml"), data="meta.yaml"),
     "lines": Scenario(make=_lines, arguments=("prepare", ":x.jsonl"), data="x.jsonl"),
+    "measure": Scenario(
+        make=lambda root: _texts(root, prepared=True),
+        arguments=("measure", ":texts", "--column=parts=builtins:len", "--column=n=builtins:len", "--num-workers=0"),
+        data="texts",
+    ),
+    "measure lines": Scenario(
+        make=_lines, arguments=("measure", ":x.jsonl", "--column=parts=builtins:len", "--num-workers=0"), data="x.jsonl"
+    ),
     "convert": Scenario(
         make=lambda root: _texts(root, prepared=True), arguments=("convert", ":texts", ":records", "--num-workers=0")
     ),
@@ -182,7 +190,7 @@ def _files(root: Path) -> dict[str, bytes]:
             found = {key.replace(generation, "generation"): value for key, value in found.items()}
             found[name] = content.replace(generation.encode(), b"generation")
             found[name] = b"" if b"info_stamp" in content else found[name]
-        if name.endswith("columnar/columns.json"):
+        if name.endswith("/columns.json"):
             columns = json.loads(content)["columns"]
             for column, stored in columns.items():
                 found = {key.replace(stored["file"], f"{column}.npy"): value for key, value in found.items()}

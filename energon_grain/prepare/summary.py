@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -190,9 +190,14 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
         field_map={} if config is None else dict(config.field_map or {}),
         subflavors={} if config is None else dict(config.subflavors),
         sizes=_bins(powers),
-        columns={name: _summarize_column(columns, name, stored) for name, stored in columns.stored.items()},
+        columns=summarize_columns(columns, columns.stored),
         stale_columns=columns.stale,
     )
+
+
+def summarize_columns(columns: Columns, names: Iterable[str]) -> dict[str, ColumnSummary]:
+    """Describe columns that have files."""
+    return {name: _summarize_column(columns, name, columns.stored[name]) for name in names}
 
 
 def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> ColumnSummary:
@@ -419,6 +424,8 @@ class JsonlSummary:
         size_bytes: Size of the file.
         content_id: Digest of where its samples lie.
         sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
+        columns: As of a dataset.
+        stale_columns: As of a dataset.
     """
 
     path: str
@@ -426,6 +433,8 @@ class JsonlSummary:
     size_bytes: int
     content_id: str
     sizes: tuple[SizeBin, ...]
+    columns: dict[str, ColumnSummary]
+    stale_columns: tuple[str, ...]
 
 
 def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
@@ -435,10 +444,13 @@ def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
     for begin in range(0, len(source), _BLOCK_SAMPLES):
         sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
         powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
+    columns = open_columns(source.file)
     return JsonlSummary(
         path=str(path),
         samples=len(source),
         size_bytes=total_bytes,
         content_id=source.content_id,
         sizes=_bins(powers),
+        columns=summarize_columns(columns, columns.stored),
+        stale_columns=columns.stale,
     )

@@ -277,6 +277,10 @@ class IndexedSource(Selected):
         """(n,) number of each sample in the whole dataset, which columns go by. Raises IndexError as `_resolve`."""
         return self._resolve(indices)[0]
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample. Raises IndexError as `_resolve`."""
+        return self._index.keys(self.numbers(indices))
+
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
