@@ -21,11 +21,22 @@ _WHOLE = (Fraction(0), Fraction(1))
 
 _BLOCK = 128
 """Samples of a block: 16 bytes of the bitmap, and 8 for what is kept before it, 1.5 bits a sample together."""
-_ONES = np.array([number.bit_count() for number in range(256)], np.uint8)
 _PLACES = np.zeros((256, 8), np.uint8)
 for _byte in range(256):
     _PLACES[_byte, : _byte.bit_count()] = [place for place in range(8) if _byte >> place & 1]
-"""Number of ones of a byte, and (256, 8) where its ones stand, the lowest first."""
+"""(256, 8) where the ones of a byte stand, the lowest first."""
+_U64 = np.uint64
+_EACH, _HIGH = _U64(0x0101010101010101), _U64(0x8080808080808080)
+
+
+def _ones_behind(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """In byte i of each word, how many ones bytes 0 to i have: at most 64.
+
+    Source: S. Vigna, "Broadword implementation of rank/select queries", WEA 2008.
+    """
+    pairs = words - (words >> _U64(1) & _U64(0x5555555555555555))
+    fours = (pairs & _U64(0x3333333333333333)) + (pairs >> _U64(2) & _U64(0x3333333333333333))
+    return (fours + (fours >> _U64(4)) & _U64(0x0F0F0F0F0F0F0F0F)) * _EACH
 
 
 class Selection:
@@ -36,7 +47,7 @@ class Selection:
 
     A range is arithmetic. Where samples inside of it are left out, it holds a bitmap of what is kept and, for each 128
     bits of it, how many are kept before: 1.5 bits a raw sample, whatever share is kept. The k-th kept sample is found
-    by a binary search for its block, then by counting ones of bytes.
+    by a binary search for its block, then by counting ones side by side in the bytes of a word.
 
     Attributes:
         total: number of raw samples in the split part.
@@ -91,7 +102,7 @@ class Selection:
         self.digest: tuple[int, ...] = ()
         self.condition: Mapping[str, Any] | None = None
         self._length = stop - start - int(ranks.size)
-        self._bits: npt.NDArray[np.uint8] | None = None
+        self._bits: npt.NDArray[np.uint64] | None = None
         if ranks.size:
             bits = np.full(-(-(stop - start) // _BLOCK) * _BLOCK // 8, 0xFF, np.uint8)
             gone = np.concatenate([ranks - start, np.arange(stop - start, 8 * bits.size)])
@@ -99,10 +110,18 @@ class Selection:
             self._keep(bits)
 
     def _keep(self, bits: npt.NDArray[np.uint8]) -> None:
-        self._bits = bits.reshape(-1, _BLOCK // 8)
+        self._bits = bits.view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         self._before = np.zeros(len(self._bits) + 1, np.int64)
-        np.cumsum(_ONES[self._bits].sum(axis=1, dtype=np.uint8), out=self._before[1:])
+        for begin in range(0, len(self._bits), _BLOCK << 10):
+            ones = _ones_behind(self._bits[begin : begin + (_BLOCK << 10)]) >> _U64(56)
+            self._before[begin + 1 : begin + 1 + len(ones)] = ones.sum(axis=1)
+        np.cumsum(self._before, out=self._before)
         self._length = int(self._before[-1])
+
+    @property
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        assert self._bits is not None
+        return self._bits.astype("<u8", copy=False).reshape(-1).view(np.uint8)
 
     def where(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any]) -> Selection:
         """Those samples of this selection for which `keep`, (len(self),), is true: not none of them.
@@ -112,7 +131,7 @@ class Selection:
             condition: what decides that, for manifests; JSON-native.
         """
         if self._bits is not None:
-            before = np.unpackbits(self._bits.reshape(-1), bitorder="little").view(np.bool_)
+            before = np.unpackbits(self._bytes, bitorder="little").view(np.bool_)
             before[before] = keep
             keep = before
         packed = np.packbits(keep, bitorder="little")
@@ -126,7 +145,7 @@ class Selection:
         return narrowed
 
     def __getstate__(self) -> tuple[Any, ...]:
-        bits = None if self._bits is None else self._bits.reshape(-1)
+        bits = None if self._bits is None else self._bytes
         return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._length, bits
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -157,17 +176,27 @@ class Selection:
         """
         if self._bits is None:
             return indices + np.int64(self.start)
-        wanted = np.asarray(indices, np.int64).reshape(-1)
+        asked = np.asarray(indices, np.int64).reshape(-1)
+        order = np.argsort(asked)  # ascending ones are searched three times as fast
+        wanted = asked[order]
         block = np.searchsorted(self._before, wanted, side="right") - 1
-        bits = self._bits[block]
-        behind = np.cumsum(_ONES[bits], axis=1, dtype=np.uint8)  # at most 128
-        left = wanted - self._before[block]  # kept ones of the block before it
-        byte = (behind <= left[:, None].astype(np.uint8)).sum(axis=1)
-        row = np.arange(len(wanted))
-        own = bits[row, byte]
-        left -= behind[row, byte] - _ONES[own]
-        raw = block * _BLOCK + byte * 8 + _PLACES[own, left]
-        return (raw + np.int64(self.start)).reshape(np.shape(indices))
+        left = (wanted - self._before[block]).astype(np.uint64)  # kept ones of the block before it
+        word, second = self._bits[block].T
+        behind = _ones_behind(word)
+        ones = behind >> _U64(56)
+        later = left >= ones
+        left -= np.where(later, ones, _U64(0))
+        word = np.where(later, second, word)
+        behind = np.where(later, _ones_behind(second), behind)
+        # The byte: as many as end with no more ones behind them than are left; bytes are compared side by side.
+        ended = ((left * _EACH | _HIGH) - behind & _HIGH) >> _U64(7)
+        shift = (ended * _EACH >> _U64(56)) << _U64(3)
+        own = word >> shift & _U64(255)
+        left -= behind << _U64(8) >> shift & _U64(255)
+        place = shift.astype(np.int64) + _PLACES[own.astype(np.intp), left.astype(np.intp)]
+        raw = np.empty_like(asked)
+        raw[order] = block * _BLOCK + np.where(later, 64, 0) + place + self.start
+        return raw.reshape(np.shape(indices))
 
     def raw_run(self, first: int, stop: int) -> slice | None:
         """The raw ranks of samples [first, stop) of the selection; None: they do not follow one another."""
