@@ -20,6 +20,7 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
@@ -64,10 +65,10 @@ class _Keyword:
 class _Batching(TypedDict, total=False):
     worker_config: Annotated[WorkerConfig | None, _Keyword(None)]
     batch_size: Annotated[
-        Required[int | None],
+        Required[int | CostBudget | None],
         _Keyword(
             least=1,
-            meant="expected a positive number of samples, or None for single samples",
+            meant="expected a positive number of samples, a CostBudget, or None for single samples",
             write="batch_size=32 (or another number, or None for single samples)",
         ),
     ]
@@ -76,6 +77,7 @@ class _Batching(TypedDict, total=False):
     packing_buffer_size: Annotated[
         int | None, _Keyword(None, least=1, meant="expected a positive number of samples, or None for no packing")
     ]
+    packing: Annotated[PackingPlan | None, _Keyword(None)]
 
 
 class _Shuffling(TypedDict, total=False):
@@ -195,6 +197,7 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
     "part_filter": (str, False, "expected a list of names, such as [{!r}], or a function"),
     "split_part": (str, True, "expected the name of a part, such as split_part='train'"),
     "trusted_modules": (str, False, "expected a list of names, such as [{!r}]"),
+    "packing": (PackingPlan, True, "expected a plan, such as packing=PackingPlan('tokens', capacity=4096)"),
 }
 """What is no number: a type, whether it must be of it or must not, and what to say."""
 
@@ -206,7 +209,7 @@ def _check(name: str, value: Any, keyword: _Keyword) -> None:
         kind, must, meant = _OTHERS[name]
         if isinstance(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
-    elif keyword.meant:
+    elif keyword.meant and not (name == "batch_size" and isinstance(value, CostBudget)):
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
         if value is None or not whole or (keyword.least is not None and value < keyword.least):
             raise ConfigError(f"{name}={value!r}: {keyword.meant}")
@@ -227,14 +230,17 @@ def get_train_dataset(
         split_part: Part of the split to read.
         worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
             says, without workers.
-        batch_size: Samples in the batch of one host; None: single samples (of a finite pass on several hosts, those
-            at the end that do not give one to each host are left out).
+        batch_size: Samples in the batch of one host; `CostBudget("tokens", 65536)`: as many as cost so much together;
+            None: single samples (of a finite pass on several hosts, those at the end that do not give one to each host
+            are left out, and so are such batches).
         batch_drop_last: True: as `last_batch="drop"`. Default: False.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
         packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
             not used.
+        packing: Pack samples as planned from columns, before they are read and before they are dealt to hosts:
+            `PackingPlan("tokens", capacity=4096)`. The task encoder's `pack_selected_samples` gets each pack.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
         max_samples_per_sequence: Read this many consecutive samples as one block. None: full shuffle of datasets on
             this machine, and blocks of about 4 MiB of those in object stores (1 shuffles them fully too). See the
@@ -322,6 +328,7 @@ _UNASKED: dict[str, Any] = {
     "batch_drop_last": False,
     "last_batch": None,
     "packing_buffer_size": None,
+    "packing": None,
     "virtual_epoch_length": 0,
     "repeat": True,
     "schedule": None,

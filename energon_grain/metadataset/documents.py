@@ -517,7 +517,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
     for each in leaves_of(tree):
         each.check()
     at = str(resolver.mixed_at)
-    if isinstance(tree, BlendDataset):
+    if isinstance(tree, BlendDataset) and tree.weight_unit is None:
         children, schedule = flatten_blend(tree)
         weighted = zip(children, schedule[0][1], strict=True)
         return LoadedDatasets(
@@ -531,7 +531,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
             datasets=[_loaded(child, repetitions=number, combined_at=at) for child, number in repeated],
             blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
         )
-    return LoadedDatasets(datasets=[_loaded(tree)], blend_mode=DatasetBlendMode.NONE)
+    return LoadedDatasets(datasets=[_loaded(tree, combined_at=at)], blend_mode=DatasetBlendMode.NONE)
 
 
 def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:

@@ -305,6 +305,10 @@ class MetadatasetBlend(Node, frozen=True, kw_only=True):
         | None,
         _doc("Weights that change along the stream, in place of those of the children."),
     ] = None
+    weight_unit: Annotated[
+        str | None,
+        _doc("What weights are shares of: a column, as `tokens`, or arithmetic of columns. Default: samples."),
+    ] = None
     subset: Range = None
     where: Where = None
 
@@ -469,6 +473,8 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             at = place.at("schedule")
             _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
             _check_schedule(node)
+        if node.weight_unit is not None:
+            Expression.parse(node.weight_unit, where=str(place.at("weight_unit")))
     elif isinstance(node, MetadatasetBlendEpochized):
         _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
     elif isinstance(node, MetadatasetConcat):

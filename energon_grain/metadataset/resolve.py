@@ -158,7 +158,7 @@ class Resolver:
         schedule = ((0, numbers),)
         if node.schedule is not None:
             schedule = tuple((step.from_position, tuple(step.weights)) for step in node.schedule)
-        return BlendDataset(*datasets, schedule=schedule)
+        return BlendDataset(*datasets, schedule=schedule, weight_unit=node.weight_unit)
 
     def _reference(self, node: DatasetReference, inherited: Inherited) -> SavableDataset:
         path = _absolute(node.path, inherited.folder, node.at.at("path"))
