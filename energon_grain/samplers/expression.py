@@ -384,6 +384,8 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
     if left.dtype.kind == right.dtype.kind == "i" and not isinstance(node.op, ast.Div):
         literal = right.ndim == 0 and (right >= 0 if isinstance(node.op, ast.Pow) else right != 0)
         if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
+            if _bound(node.op, left, right) < _LARGEST:
+                return np.asarray(compute(left, right))
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
             if about.max(initial=0) >= _LARGEST:
                 written = _text(deepcopy(node))
@@ -393,6 +395,20 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
                 )
             return np.asarray(compute(left, right))
     return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+
+
+def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
+    """No result of an operation of whole numbers is larger than this: most need no closer look, which takes longer."""
+    most, other = (max(abs(int(each.min(initial=0))), abs(int(each.max(initial=0)))) for each in (left, right))
+    match op:
+        case ast.Add() | ast.Sub():
+            return most + other
+        case ast.Mult():
+            return most * other
+        case ast.Pow():
+            return max(most, 1) ** other if other < 64 else _LARGEST
+        case _:
+            return most + 1
 
 
 def _finite(value: _Array) -> _Array:

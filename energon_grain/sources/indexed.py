@@ -347,10 +347,9 @@ class IndexedSource(Selected):
         cuts = np.flatnonzero(np.diff(shift)) + 1
         if len(cuts) > len(indices) // _SHORT_RUN:
             return []
-        starts = np.array([ranks.start, *self._first[first + cuts]])
-        stops = np.array([*starts[1:], ranks.stop])
-        shifts = shift[[0, *cuts]]
-        return [slice(*bounds) for bounds in np.stack([starts + shifts, stops + shifts], 1).tolist()]
+        ends = np.concatenate([[ranks.start], self._first[first + cuts], [ranks.stop]])
+        shifts = shift[np.concatenate([[0], cuts])]
+        return [slice(*bounds) for bounds in np.stack([ends[:-1] + shifts, ends[1:] + shifts], 1).tolist()]
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
