@@ -105,6 +105,8 @@ class Expression:
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # from YAML it may be anything
             raise ConfigError(f"{where}: expected the text of an expression, such as 'tokens >= 16', got {text!r}")
+        if len(text) > LONGEST:
+            raise ConfigError(f"{where}: an expression of {len(text):,} characters; {LONGEST:,} are the most")
         reader = _Reader(text, where)
         tree = reader.read()
         if not reader.names:
@@ -161,9 +163,6 @@ class _Reader:
         self._bytes = self._text.encode("utf-8", "surrogatepass")
 
     def read(self) -> ast.expr:
-        if len(self._text) > LONGEST:
-            length = f"{len(self._text):,} characters; {LONGEST:,} are the most"
-            raise ConfigError(f"{self._where}: an expression of {length}")
         lead = len(self._text) - len(self._text.lstrip(" "))
         if not self._text:
             raise ConfigError(f"{self._where}: the expression is empty; leave it away to have all samples")
@@ -262,11 +261,14 @@ class _Reader:
         return ast.copy_location(ast.Name(name), node)
 
     def _dotted(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Attribute):
-            return f"{self._dotted(node.value)}.{node.attr}"
-        if not isinstance(node, ast.Name):
+        parts: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if not isinstance(inner, ast.Name):
             self._fail_at(node, 'a dot joins the names of a column only; write column("...") for others')
-        return node.id
+        return ".".join([inner.id, *reversed(parts)])
 
     def _fail_at(self, node: ast.expr, rule: str) -> NoReturn:
         before = self._bytes[: self._lead + node.col_offset].decode("utf-8", "surrogatepass")
