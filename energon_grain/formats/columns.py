@@ -121,7 +121,7 @@ class ColumnFolder:
             dataset=folder.location,
             location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
             local=columnar_folder(folder.local),
-            mirrored=folder.location if folder.is_remote else None,
+            mirrored=folder.location if folder.is_mirrored else None,
         )
 
     @classmethod

@@ -105,6 +105,7 @@ class SourceOptions(TypedDict, total=False):
     excluded: Sequence[tuple[str, str]]
     where: Expression | None
     selection: Selection | None
+    runs: Sequence[tuple[int, int]] | None
     index_cache_dir: str | os.PathLike[str] | None
     info: DatasetInfo | None
 
@@ -129,9 +130,12 @@ class IndexedSource(Selected):
         # (c,) number of each chosen shard; (c + 1,) samples of these before each; (c,) and what makes the number of a
         # sample in the dataset of its rank among those of the chosen shards.
         self._shard = self._chosen_shards(options.get("shards"))
-        begin = index.shard_first[self._shard]
+        begin, end = index.shard_first[self._shard], index.shard_first[self._shard + 1]
+        self._runs = np.array(options.get("runs") or (), np.int64).reshape(-1, 2)
+        if len(self._runs):
+            begin, end = begin + self._runs[:, 0], begin + self._runs[:, 1]
         self._first = np.zeros(len(self._shard) + 1, np.int64)
-        np.cumsum(index.shard_first[self._shard + 1] - begin, out=self._first[1:])
+        np.cumsum(end - begin, out=self._first[1:])
         self._shift = begin - self._first[:-1]
         total, start, stop = int(self._first[-1]), options.get("start", 0), options.get("stop")
         excluded = options.get("excluded", ())
@@ -224,6 +228,8 @@ class IndexedSource(Selected):
         """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files."""
         chosen = self._selection
         served = fold(self._shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
+        if len(self._runs):
+            served = fold(served, self._runs.tobytes())
         return f"{self._index.content_id[:16]}-{served:016x}"
 
     @property

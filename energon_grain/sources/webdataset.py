@@ -43,6 +43,7 @@ class WebDatasetSource(IndexedSource):
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
         where: Which of the others to serve, by their columns; default: all.
         selection: For copies in other processes: what the four above came to.
+        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
         info: What its `.info.json` says, where that was read already.
 

@@ -30,6 +30,7 @@ CHANGES = {
     "lines": 1,
     "convert": 3,
     "first use": 2,
+    "first use of bare tars": 2,
     "first use of a join": 3,
     "first use of lines": 1,
 }
