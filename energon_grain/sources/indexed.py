@@ -337,13 +337,13 @@ class IndexedSource(Selected):
             found = self._columns.at(name, numbers)
             self._touch(numbers)
             return found
-        runs = self._runs(range(*indices.indices(len(self))))
+        runs = self._stretches(range(*indices.indices(len(self))))
         if not runs:
             return in_pieces(indices, len(self), partial(self.column, name))
         found = [self._columns.at(name, run) for run in runs]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _runs(self, indices: range) -> list[slice]:
+    def _stretches(self, indices: range) -> list[slice]:
         """The numbers of samples as slices, one for each stretch of shards; none: they are too scattered."""
         ranks = self._selection.raw_run(indices.start, indices.stop) if indices.step == 1 and indices else None
         if ranks is None:
