@@ -42,6 +42,7 @@ LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
 _FAULT_BYTES = 64 << 10
 _ROW_BYTES = 8
+_SHORT_RUN = 256
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -340,21 +341,25 @@ class IndexedSource(Selected):
             found = self._columns.at(name, numbers)
             self._touch(numbers)
             return found
-        numbers = self._run(range(*indices.indices(len(self))))
-        if numbers is None:
+        runs = self._stretches(range(*indices.indices(len(self))))
+        if not runs:
             return in_pieces(indices, len(self), partial(self.column, name))
-        return self._columns.at(name, numbers)
+        found = [self._columns.at(name, run) for run in runs]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _run(self, indices: range) -> slice | None:
-        """The numbers of samples as a slice; None: they do not follow one another."""
+    def _stretches(self, indices: range) -> list[slice]:
+        """The numbers of samples as slices, one for each stretch of shards; none: they are too scattered."""
         ranks = self._selection.raw_run(indices.start, indices.stop) if indices.step == 1 and indices else None
         if ranks is None:
-            return None
+            return []
         first, last = (np.searchsorted(self._first, [ranks.start, ranks.stop - 1], side="right") - 1).tolist()
         shift = self._shift[first : last + 1]
-        if (shift != shift[0]).any():
-            return None
-        return slice(ranks.start + int(shift[0]), ranks.stop + int(shift[0]))
+        cuts = np.flatnonzero(np.diff(shift)) + 1
+        if len(cuts) > len(indices) // _SHORT_RUN:
+            return []
+        ends = np.concatenate([[ranks.start], self._first[first + cuts], [ranks.stop]])
+        shifts = shift[np.concatenate([[0], cuts])]
+        return [slice(*bounds) for bounds in np.stack([ends[:-1] + shifts, ends[1:] + shifts], 1).tolist()]
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""

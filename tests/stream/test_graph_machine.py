@@ -333,8 +333,9 @@ def test_workers_and_the_plain_iterator_change_nothing(text_dataset: MakeDataset
     assert batches == list(takewhile(bool, (batch for batch, _ in expected)))
 
 
-_PACKED = ("pack", "some", "halves", "number", 9, ("filter", "random", ("for ever", ("leaf", 48, True, "full", 0))))
-_GROUPED = ("group", None, False, ("map", "globals", ("generate", "several", ("val", 33, False))))
+_FEWER = ("leaf", 48, True, "full", 0, "bytes.txt % 3 != 1")
+_PACKED = ("pack", "some", "halves", "number", 9, ("filter", "random", ("for ever", _FEWER)))
+_GROUPED = ("group", None, False, ("map", "globals", ("generate", "several", ("val", 33, False, "bytes.txt % 3 != 1"))))
 _ITERATED = ("iterate", "sum", 5, ("map", "fails", ("for ever", ("leaf", 20, False, "blocks", 1))))
 _EVERYTHING = ("top", 8, 16, None, "number", ("blend", False, (_PACKED, 3), (_GROUPED, 1), (_ITERATED, 0.25)))
 _FINITE = ("top", 8, 16, None, "number", ("concat", _GROUPED, ("repeat", 2, _GROUPED), ("limit", 30, _PACKED)))
