@@ -33,7 +33,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
-from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.location import is_url, join, located, without_revision
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
@@ -194,8 +194,9 @@ class LeafDataset(SavableDataset):
 
     @property
     def label(self) -> str:
-        """The path as it is written, through all nested metadatasets."""
-        return "/".join((*self.through, Path(self.path).name if self.written is None else self.written))
+        """The path as it is written, through all nested metadatasets; of the Hub, without a revision."""
+        written = Path(without_revision(self.path)).name if self.written is None else self.written
+        return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""

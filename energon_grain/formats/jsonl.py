@@ -440,5 +440,6 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
         store = LocalFiles(indexed_by=f"energon-grain prepare {location}")
         return JsonlFile(location=location, index=index, store=store)
     files = RemoteFiles(storage_settings())
+    location = shared_client(files.settings).pinned(location)
     index, generation = index_of_object(location, files)
     return JsonlFile(location=location, index=index, generation=generation, store=files)

@@ -20,6 +20,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Source
+from energon_grain.storage.location import revision_of
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -343,7 +344,10 @@ class StreamSpec:
         return [late - early for early, late in zip(before, behind, strict=True)]
 
     def manifest(self) -> dict[str, Any]:
-        """Every setting that changes the order, and what each leaf holds; JSON-native."""
+        """Every setting that changes the order, and what each leaf holds; JSON-native.
+
+        Of data on the Hub it says of which commit they are, too: another commit with the same data is no change.
+        """
         return {
             "seed": self.written_seed[0],
             "seed_offset": self.written_seed[1],
@@ -360,14 +364,18 @@ class StreamSpec:
                     "window": leaf.order.window,
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
+                    **({} if revision_of(leaf.leaf.path) is None else {"commit": leaf.leaf.path}),
                 }
                 for number, leaf in enumerate(self.leaves)
             },
         }
 
     def fingerprint(self) -> str:
-        """32 hex digits that change with anything in the manifest."""
-        text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
+        """32 hex digits that change with anything in the manifest, commits aside."""
+        manifest = self.manifest()
+        for leaf in manifest["leaves"].values():
+            leaf.pop("commit", None)
+        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
