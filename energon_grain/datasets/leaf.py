@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -25,7 +25,8 @@ from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, Dat
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
-from energon_grain.samplers.subset import Subset
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
@@ -138,6 +139,8 @@ class LeafDataset(SavableDataset):
         path: The dataset's folder, or a JSONL file.
         kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
+        subset: Its samples to take; excluded ones count.
+        where: Which of these to take, by their columns.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
             every sample is placed by itself (full shuffle), but for object stores, where about 4 MiB are read together.
@@ -147,8 +150,8 @@ class LeafDataset(SavableDataset):
         shuffle_over_epochs_multiplier: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
         written: The path as the configuration writes it (the folder's name, for a dataset given by itself).
         through: Paths of the nested metadatasets that lead here, as written, outermost first.
-        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset and the
-            occurrence number among equals. So a moved folder keeps its order.
+        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset, `where`
+            and the occurrence number among equals. So a moved folder keeps its order.
         task_encoder: Its decoder and cookers make samples of the parts.
         trusted_modules: Modules that the dataset's own configuration may name.
         aux: Stores that its cookers read from by key, by the name of the parameter.
@@ -163,6 +166,7 @@ class LeafDataset(SavableDataset):
     split_config: str | None = None
     dataset_config: str = DEFAULT_DATASET_CONFIG
     subset: Subset | None = None
+    where: Expression | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: bool = True
     max_samples_per_sequence: int | None = None
@@ -189,8 +193,7 @@ class LeafDataset(SavableDataset):
         """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
         if self.name is not None:
             return ("name", self.name)
-        subset = "" if self.subset is None else str(self.subset)
-        return ("path", self.label, self.split_part, subset)
+        return ("path", self.label, self.split_part, part_of(self.subset, self.where))
 
     @property
     def label(self) -> str:
@@ -231,6 +234,7 @@ class LeafDataset(SavableDataset):
             UntrustedCodeError: The configuration names a class of a module that the program did not declare.
             ConfigError: The configuration is wrong in another way.
             EmptyDatasetError: No sample is left.
+            KeyNotFoundError: There is no column that `where` asks for.
         """
         with asked_at(self.place):
             content = self._container().open(self, whole)
@@ -376,7 +380,13 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
     return _Chosen(
         info=info,
         config=config,
-        options={"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop},
+        options={
+            "shards": selected.shards,
+            "excluded": selected.excluded_samples,
+            "start": start,
+            "stop": stop,
+            "where": leaf.where,
+        },
         unmatched_excludes=selected.unmatched_excludes,
         where=where,
     )
@@ -389,10 +399,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     if definition is None:
         decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
         definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
-    source = JsonlSource(leaf.path, parts=definition.part_filter)
-    if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
-        source = source.cut(start, stop)
+    source = _cut(JsonlSource(leaf.path, parts=definition.part_filter), leaf, whole)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 
@@ -406,11 +413,19 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     source = ArrayGroupSource(leaf.path, parts=parts)
     if field_map is not None:
         field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
-    if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
-        source = source.cut(start, stop)
+    source = _cut(source, leaf, whole)
     # Rows are values as they are, whatever their arrays are called.
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
+
+
+Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource)
+
+
+def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
+    if whole or (leaf.subset is None and leaf.where is None):
+        return source
+    start, stop = (0, None) if leaf.subset is None else leaf.subset.resolve(len(source), of=leaf.path)
+    return source.cut(start, stop, leaf.where)
 
 
 def _check_lines(leaf: LeafDataset, _: bool) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,27 +169,6 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
     mirror = Mirror(folder.location, shared_client(storage_settings()))
     with contextlib.suppress(MissingObjectError), mirror.locked():
         mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
-
-
-def copy_columns(folder: DataFolder, name: str, sizes: Mapping[str, int]) -> None:
-    """Copy files of a remote dataset that never change, from a folder beside its columnar index, and remove others.
-
-    Args:
-        folder: The dataset.
-        name: Of that folder.
-        sizes: Bytes of each file.
-
-    Raises:
-        ReadError: The store cannot be reached, or a file is not there.
-    """
-    mirror = Mirror(folder.location, shared_client(storage_settings()))
-    copies = columnar_folder(folder.local) / name
-    with mirror.locked():
-        for old in copies.glob("*.npy"):
-            if old.name not in sizes:
-                old.unlink(missing_ok=True)
-        for file, size_bytes in sizes.items():
-            mirror.copy_file(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{name}/{file}", copies / file, size_bytes)
 
 
 def copy_database(location: str) -> Path | None:

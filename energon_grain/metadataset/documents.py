@@ -40,6 +40,7 @@ from energon_grain.metadataset.forms import (
 from energon_grain.metadataset.prepare_joins import JoinProgress, MetadatasetReport, prepare_joins
 from energon_grain.metadataset.resolve import Inherited, Leaf, Resolver
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
@@ -86,6 +87,7 @@ class DatasetLoaderInterface(ABC):
         subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         subset: Any = None,
+        where: str | None = None,
         **options: Any,
     ) -> LoadedDatasets:
         """The leaves of a split as datasets that can be run, each with its weight or its repetitions.
@@ -99,6 +101,7 @@ class DatasetLoaderInterface(ABC):
             subflavors: Tags that override all others.
             shuffle_over_epochs_multiplier: Combined with those of all levels.
             subset: A range by percentages, taken of every leaf; by numbers too for a dataset by itself.
+            where: A condition on columns that samples of every leaf must meet.
             **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder`, with cookers; further arguments
                 of `get_train_dataset` about leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
                 `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`,
@@ -132,6 +135,7 @@ class DatasetLoaderInterface(ABC):
             subflavors=subflavors,
             shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
             subset=subset,
+            where=where,
         )
 
     def traverse(self, mds_path: None = None, *, split_part: str) -> list[TraversedDatasetReference]:
@@ -447,7 +451,7 @@ def load_metadataset(
         split_part: The split to load, and the part of datasets that name none.
         require_data: Whether each dataset must exist on this machine and be prepared.
         root: As in `load_dataset`.
-        **outer: `subflavors`, `shuffle_over_epochs_multiplier` and `subset`, as in `get_datasets`.
+        **outer: `subflavors`, `shuffle_over_epochs_multiplier`, `subset` and `where`, as in `get_datasets`.
 
     Raises:
         ConfigError: A document is not valid or breaks a rule; names the file and the place in it.
@@ -465,13 +469,20 @@ def _resolved(
     subflavors: Mapping[str, Any] | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
     subset: Subset | Any = None,
+    where: str | None = None,
 ) -> SavableDataset:
     try:
         passes = passes_of(shuffle_over_epochs_multiplier)
     except ConfigError as error:
         raise ConfigError(f"shuffle_over_epochs_multiplier: {error}") from None
     subset = None if subset is None else Subset.parse(subset)
-    outer = Inherited(split_part=split_part, subflavors=plain(subflavors or {}), passes=passes, subset=subset)
+    outer = Inherited(
+        split_part=split_part,
+        subflavors=plain(subflavors or {}),
+        passes=passes,
+        subset=subset,
+        where=None if where is None else Expression.parse(where, where="where"),
+    )
     if not isinstance(document, DatasetLoader):
         return resolver.document(document, outer)
     # A dataset by itself: the program may count samples, and its identity is its folder's name, wherever that lies.
@@ -506,7 +517,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
     for each in leaves_of(tree):
         each.check()
     at = str(resolver.mixed_at)
-    if isinstance(tree, BlendDataset):
+    if isinstance(tree, BlendDataset) and tree.weight_unit is None:
         children, schedule = flatten_blend(tree)
         weighted = zip(children, schedule[0][1], strict=True)
         return LoadedDatasets(
@@ -520,7 +531,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
             datasets=[_loaded(child, repetitions=number, combined_at=at) for child, number in repeated],
             blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
         )
-    return LoadedDatasets(datasets=[_loaded(tree)], blend_mode=DatasetBlendMode.NONE)
+    return LoadedDatasets(datasets=[_loaded(tree, combined_at=at)], blend_mode=DatasetBlendMode.NONE)
 
 
 def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:

@@ -34,10 +34,14 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
+from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import absolute, folder_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
+Conditional: TypeAlias = (
+    DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
+)
 _UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
 """Kinds that are read as they are, without a configuration beside them."""
 
@@ -60,6 +64,7 @@ class Inherited:
         subflavors: Tags that override the node's.
         passes: Passes shuffled as one, of all outer levels together.
         subset: What to take of the node; always by shares, except from the program to a single dataset.
+        where: What samples must meet.
         mode: Which kind of blend the node is in, and where that stands.
         chain: (absolute path, split) of the files that lead here.
         through: Their paths as written, without the first.
@@ -70,6 +75,7 @@ class Inherited:
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     passes: int | None = 1
     subset: Subset | None = None
+    where: Expression | None = None
     mode: tuple[str, Place] | None = None
     chain: tuple[tuple[str, str], ...] = ()
     through: tuple[str, ...] = ()
@@ -135,7 +141,8 @@ class Resolver:
         if isinstance(node, MetadatasetJoin):
             return self._join(node, inherited)
         assert isinstance(node, MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat)
-        inner = replace(inherited, subset=_subset(node.subset, inherited.subset, node.at, leaf=False))
+        subset = _subset(node.subset, inherited.subset, node.at, leaf=False)
+        inner = replace(inherited, subset=subset, where=_where(node, inherited))
         if isinstance(node, MetadatasetConcat):
             parts = [self.node(child, inner) for child in node.concat]
             if any(isinstance(part, BlendDataset) for part in parts):
@@ -151,7 +158,7 @@ class Resolver:
         schedule = ((0, numbers),)
         if node.schedule is not None:
             schedule = tuple((step.from_position, tuple(step.weights)) for step in node.schedule)
-        return BlendDataset(*datasets, schedule=schedule)
+        return BlendDataset(*datasets, schedule=schedule, weight_unit=node.weight_unit)
 
     def _reference(self, node: DatasetReference, inherited: Inherited) -> SavableDataset:
         path = _absolute(node.path, inherited.folder, node.at.at("path"))
@@ -166,7 +173,8 @@ class Resolver:
                     raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
-        return self._made(node, inner, path, kind, subset=subset, aux=aux, name=node.name)
+        where = _where(node, inherited)
+        return self._made(node, inner, path, kind, subset=subset, where=where, aux=aux, name=node.name)
 
     def _made(
         self,
@@ -203,7 +211,8 @@ class Resolver:
             except (DatasetNotFoundError, ReadError) as error:
                 raise type(error)(f"{place.at('path')}: {error}") from error
         through = (*inner.through, str(node.path))
-        return self.document(self._documents[path], replace(inner, subset=subset, through=through))
+        inner = replace(inner, subset=subset, where=_where(node, inner), through=through)
+        return self.document(self._documents[path], inner)
 
     def _join(self, node: MetadatasetJoin, inherited: Inherited) -> JoinedLeafDataset:
         inner = inherited.with_tagged(node)
@@ -220,6 +229,7 @@ class Resolver:
             members=tuple(members),
             joiner=node.joiner,
             subset=_subset(node.subset, inherited.subset, node.at, leaf=True),
+            where=_where(node, inherited),
             name=node.name,
             metadataset=inherited.chain[-1][0] if inherited.chain else None,
             place=node.at,
@@ -301,6 +311,11 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
         return own if outer is None else (own or Subset()).within(outer)
     except ConfigError as error:
         raise wrong(place, str(error)) from None
+
+
+def _where(node: Conditional, inherited: Inherited) -> Expression | None:
+    with asked_at(node.at):
+        return combine_expressions(node.where, inherited.where)
 
 
 def _mode(node: MetadatasetBlend | MetadatasetBlendEpochized, inherited: Inherited) -> tuple[str, Place]:
