@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import warnings
+from collections.abc import Callable
 from urllib.parse import quote
 
 from energon_grain.errors import ConfigError
@@ -77,7 +78,22 @@ def without_revision(url: str) -> str:
     >>> without_revision("hf://datasets/team/captions@main/train")
     'hf://datasets/team/captions/train'
     """
-    return _HUB.sub(r"\1", url, count=1)
+    return with_revisions(url, lambda _: "")
+
+
+def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
+    """A location, or a list of them, with other revisions of the datasets of the Hub.
+
+    Args:
+        text: One URL or several.
+        revision_for: Gives the revision to write for the URL of a dataset; empty: none.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        revision = revision_for(found[0])
+        return f"{found[1]}@{revision}" if revision else found[1]
+
+    return _HUB.sub(written, text)
 
 
 def check_url(url: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
 from energon_grain.storage.hub import HubStore
-from energon_grain.storage.location import scheme_of
+from energon_grain.storage.location import with_revisions
 from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket
 from energon_grain.storage.settings import StorageSettings
 
@@ -234,11 +234,7 @@ class ObjectStores:
 
     def pinned(self, url: str) -> str:
         """A URL of the Hub with the commit in the place of a revision, which is looked up once; others as they are."""
-        if scheme_of(url) != "hf":
-            return url
-        place = self._place(url)
-        repository = place.address.bucket.partition("@")[0]
-        return f"hf://datasets/{repository}@{place.store.commit}/{place.key}".rstrip("/")
+        return with_revisions(url, lambda dataset: self._place(dataset).store.commit)
 
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole; give its generation."""
