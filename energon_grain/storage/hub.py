@@ -113,7 +113,7 @@ class HubStore:
             size_bytes, tag = self._files.get(key, (0, None))
         if tag is None:
             raise FileNotFoundError(key)
-        return {"path": key, "size": size_bytes, "e_tag": tag, "last_modified": _NO_TIME}
+        return _meta(key, size_bytes, tag)
 
     def list(self, prefix: str | None) -> Iterable[list[dict[str, Any]]]:
         """All files in a folder and below it."""
@@ -122,7 +122,7 @@ class HubStore:
             if not self._known.get(folder):
                 self._list(folder, below=True)
             inside = f"{folder}/" if folder else ""
-            return [[{"path": path, "size": of[0]} for path, of in self._files.items() if path.startswith(inside)]]
+            return [[_meta(path, *of) for path, of in self._files.items() if path.startswith(inside)]]
 
     def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
         """A file, or a range of it. Raises FileNotFoundError, and NotModifiedError of obstore."""
@@ -260,6 +260,11 @@ class HubStore:
     def _kept(self, *what: object) -> Path:
         name = repr((self._hub.endpoint, self._repo, *what)).encode("utf-8", "surrogateescape")
         return self._folder / f"{hashlib.blake2b(name, digest_size=16).hexdigest()}.json"
+
+
+def _meta(path: str, size_bytes: int, tag: str) -> dict[str, Any]:
+    """As obstore's `ObjectMeta`."""
+    return {"path": path, "size": size_bytes, "e_tag": tag, "last_modified": _NO_TIME}
 
 
 def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_bytes: int) -> int:
