@@ -2,7 +2,8 @@
 
 It speaks what the Hub of Hugging Face does of `/api/datasets/…/revision`, `…/tree` and `/datasets/…/resolve`: tokens,
 private and gated datasets, error codes, `X-Linked-*`, redirects, rate limits. `python tests/hub_server.py FOLDER
-OWNER/NAME` serves a folder, and prints the end point.
+OWNER/NAME` serves a folder, and prints the end point; for each line of its input it prints how many requests there were
+of the Hub and of its content network, and counts anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,8 +89,10 @@ class HubServer:
             self.limited -= 1
             return 429, self.limit_headers, b""
         parts = urlsplit(path)
+        if re.fullmatch("/api/datasets/[^/]+/[^/]+", parts.path):  # other clients ask so
+            return self.of_hub(f"{parts.path}/revision/main", headers)
         found = re.fullmatch(
-            r"(?:/api)?/datasets/([^/]+/[^/]+)/(revision|tree|resolve)/([^/]+)/?(.*)"
+            r"(?:/api)?/datasets/([^/]+/[^/]+)/(revision|tree|paths-info|resolve)/([^/]+)/?(.*)"
             r"|/api/resolve-cache/datasets/([^/]+/[^/]+)/([^/]+)/(.*)",
             parts.path,
         )
@@ -110,11 +113,29 @@ class HubServer:
             return _refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if call == "revision":
             return _json({"id": repo, "sha": commit, "private": repo in self.private})
+        if call == "paths-info":  # which other clients ask for
+            wanted = parse_qs(headers.get("body", "")).get("paths", [])
+            return _json([entry for entry in self._entries(files, "").values() if entry["path"] in wanted])
         if call == "tree":
             return self._tree(parts.path, files, rest, parse_qs(parts.query))
         return self._resolve(call, repo, commit, files, rest, headers)
 
     def _tree(self, path: str, files: Mapping[str, bytes], folder: str, query: dict[str, list[str]]) -> Answer:
+        entries = self._entries(files, folder)
+        inside = f"{folder}/" if folder else ""
+        if not entries and folder:
+            return _refusal(404, "EntryNotFound", f"{folder} does not exist")
+        if query.get("recursive") not in (["true"], ["True"]):
+            entries = {name: entry for name, entry in entries.items() if "/" not in name[len(inside) :]}
+        start = int(query.get("cursor", ["0"])[0])
+        page = list(entries.values())[start : start + self.page]
+        status, headers, body = _json(page)
+        if start + self.page < len(entries):
+            recursive = query.get("recursive", ["false"])[0]
+            headers["Link"] = f'<{self.url}{path}?recursive={recursive}&cursor={start + self.page}>; rel="next"'
+        return status, headers, body
+
+    def _entries(self, files: Mapping[str, bytes], folder: str) -> dict[str, dict[str, Any]]:
         inside = f"{folder}/" if folder else ""
         entries: dict[str, dict[str, Any]] = {}
         for name, data in sorted(files.items()):
@@ -128,17 +149,7 @@ class HubServer:
             if len(data) >= LFS_BYTES:
                 sha = hashlib.sha256(data).hexdigest()
                 entries[name] |= {"lfs": {"oid": sha, "size": len(data), "pointerSize": 130}, "xetHash": sha}
-        if not entries and folder:
-            return _refusal(404, "EntryNotFound", f"{folder} does not exist")
-        if query.get("recursive") != ["true"]:
-            entries = {name: entry for name, entry in entries.items() if "/" not in name[len(inside) :]}
-        start = int(query.get("cursor", ["0"])[0])
-        page = list(entries.values())[start : start + self.page]
-        status, headers, body = _json(page)
-        if start + self.page < len(entries):
-            recursive = query.get("recursive", ["false"])[0]
-            headers["Link"] = f'<{self.url}{path}?recursive={recursive}&cursor={start + self.page}>; rel="next"'
-        return status, headers, body
+        return entries
 
     def _resolve(
         self, call: str, repo: str, commit: str, files: Mapping[str, bytes], name: str, headers: Mapping[str, str]
@@ -200,13 +211,19 @@ def _listening(server: HubServer, of: str, answer: Callable[[str, Mapping[str, s
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
-            server.asked.append(Asked(of, self.path, dict(self.headers)))
-            status, headers, body = server.instead(of, self.path) or answer(self.path, dict(self.headers))
+            given = dict(self.headers)
+            given["body"] = self.rfile.read(int(given.get("Content-Length", "0"))).decode()
+            server.asked.append(Asked(of, self.path, given))
+            status, headers, body = server.instead(of, self.path) or answer(self.path, given)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)  # `Connection: close` closes it
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # who has enough goes away
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+        do_HEAD = do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -227,4 +244,6 @@ if __name__ == "__main__":
     with running_hub() as hub:
         hub.commit(sys.argv[2], Path(sys.argv[1]))
         print(hub.url, flush=True)
-        sys.stdin.read()
+        for _ in sys.stdin:
+            print(json.dumps({of: hub.count(of) for of in ("hub", "cdn")}), flush=True)
+            hub.asked.clear()
