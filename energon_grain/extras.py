@@ -25,6 +25,7 @@ EXTRAS = {
     "cbor2": "codecs",
     "ray": "ray",
     "boto3": "aws",
+    "urllib3": "hf",
     "multistorageclient": "msc",
     "matplotlib": "viz",
     "prometheus_client": "prometheus",

@@ -141,6 +141,7 @@ USES = {
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
+    "EPath('hf://datasets/team/set/x').read_bytes()": ("reading hf://datasets/team/set", "urllib3"),
     "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
     "train(text, prometheus=0)": ("Prometheus metrics", "prometheus_client"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),

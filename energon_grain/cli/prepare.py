@@ -345,15 +345,15 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
+    from energon_grain.formats.nv_meta import DatasetKind, compressed_lines, dataset_kind
+
     if is_url(path):
         return
     if os.path.isfile(path):
-        raise ConfigError(
-            f"{path}: prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
-        )
+        taken = "prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
+        raise ConfigError(f"{path}: {compressed_lines(path) or taken}")
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
-    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
     read_as_it_is = {DatasetKind.ARRAY: "is an array, which is", DatasetKind.PARQUET: "has Parquet files, which are"}
     if (kind := dataset_kind(path)) in read_as_it_is:

@@ -36,7 +36,9 @@ from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.parquet import ColumnDecoder, ParquetSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
-from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.location import is_url, join, located, without_revision
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
@@ -201,8 +203,9 @@ class LeafDataset(SavableDataset):
 
     @property
     def label(self) -> str:
-        """The path as it is written, through all nested metadatasets."""
-        return "/".join((*self.through, Path(self.path).name if self.written is None else self.written))
+        """The path as it is written, through all nested metadatasets; of the Hub, without a revision."""
+        written = Path(without_revision(self.path)).name if self.written is None else self.written
+        return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
@@ -244,7 +247,9 @@ class LeafDataset(SavableDataset):
             KeyNotFoundError: There is no column that `where` asks for.
         """
         with asked_at(self.place):
-            content = self._container().open(self, whole)
+            pinned = shared_client(storage_settings()).pinned(self.path) if is_url(self.path) else self.path
+            leaf = self if pinned == self.path else replace(self, path=pinned)
+            content = leaf._container().open(leaf, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(

@@ -129,7 +129,7 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
         )
     settings = storage_settings()
     mirror = mirror_dataset(location)
-    return DataFolder(location=location, local=mirror.folder, store=RemoteFiles(settings))
+    return DataFolder(location=mirror.url, local=mirror.folder, store=RemoteFiles(settings))
 
 
 def kind_at(location: str) -> DatasetKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import shlex
 import uuid
 from os.path import isfile
 from pathlib import Path
@@ -20,7 +21,7 @@ from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml
-from energon_grain.storage.location import is_url, no_such_path
+from energon_grain.storage.location import is_url, name_of, no_such_path
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.read_whole import read_beginning
 from energon_grain.storage.settings import storage_settings
@@ -39,7 +40,9 @@ def not_prepared(location: str) -> str:
         return not_prepared_here(Path(location))
     names = names_below(location)
     if names is not None and not names:
-        found = IS_FILE if read_beginning(location, 1) else "nothing lies below that URL"
+        found = (
+            (compressed_lines(location) or _IS_FILE) if read_beginning(location, 1) else "nothing lies below that URL"
+        )
     elif is_array_folder(location):
         found = IS_ARRAY
     elif not has_lists(location, storage_settings()):
@@ -72,7 +75,9 @@ RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
-IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
+"""Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
 
 
@@ -215,12 +220,24 @@ def not_prepared_here(root: Path) -> str:
     if not root.exists():
         return no_such_path(root)
     if root.is_file():
-        return f"{root}: {IS_FILE}"
+        return f"{root}: {compressed_lines(str(root)) or _IS_FILE}"
     if is_array_folder(str(root)):
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+
+
+def compressed_lines(location: str) -> str | None:
+    """Of a JSONL file that is compressed, that it is, and the command that unpacks it; None: it is not called so."""
+    plain, ending = os.path.splitext(location)
+    if ending not in _UNPACK or not plain.endswith((".jsonl", ".ndjson", ".json")):
+        return None
+    here, copied = (location, "") if not is_url(location) else (name_of(location), "copy it to this machine, and ")
+    return (
+        f"is compressed as a whole, so that no line of it can be read by itself; {copied}unpack it by "
+        f"`{_UNPACK[ending]} {shlex.quote(here)}` into a .jsonl file"
+    )
 
 
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
