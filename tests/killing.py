@@ -108,10 +108,19 @@ SCENARIOS = {
     ),
     "join": Scenario(make=_joined, arguments=("prepare", ":meta.yaml"), data="meta.yaml"),
     "lines": Scenario(make=_lines, arguments=("prepare", ":x.jsonl"), data="x.jsonl"),
+    "measure": Scenario(
+        make=lambda root: _texts(root, prepared=True),
+        arguments=("measure", ":texts", "--column=parts=builtins:len", "--column=n=builtins:len", "--num-workers=0"),
+        data="texts",
+    ),
+    "measure lines": Scenario(
+        make=_lines, arguments=("measure", ":x.jsonl", "--column=parts=builtins:len", "--num-workers=0"), data="x.jsonl"
+    ),
     "convert": Scenario(
         make=lambda root: _texts(root, prepared=True), arguments=("convert", ":texts", ":records", "--num-workers=0")
     ),
     "first use": Scenario(make=_unindexed, arguments=("which", ":texts", *_WHICH)),
+    "first use of bare tars": Scenario(make=_texts, arguments=("which", ":texts", *_WHICH)),
     "first use of a join": Scenario(
         make=_joined, arguments=("which", ":meta.yaml", *_WHICH), then=("prepare", ":meta.yaml")
     ),
@@ -171,13 +180,17 @@ def _files(root: Path) -> dict[str, bytes]:
     """All files and folders below a folder, without what is random: ids, times, and names of columns."""
     paths = root.rglob("*")
     found = {path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else b"" for path in paths}
+    for name in [name for name in found if name.endswith("/state.json")]:  # of bare tars
+        folder = json.loads(found[name])["folder"]
+        found = {key.replace(folder, "current"): value for key, value in found.items()}
+        found[name] = found[name].replace(folder.encode(), b"current")
     for name, content in list(found.items()):
         if name.endswith("columnar/header.json"):
             generation = json.loads(content)["generation"]
             found = {key.replace(generation, "generation"): value for key, value in found.items()}
             found[name] = content.replace(generation.encode(), b"generation")
             found[name] = b"" if b"info_stamp" in content else found[name]
-        if name.endswith("columnar/columns.json"):
+        if name.endswith("/columns.json"):
             columns = json.loads(content)["columns"]
             for column, stored in columns.items():
                 found = {key.replace(stored["file"], f"{column}.npy"): value for key, value in found.items()}

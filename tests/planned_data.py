@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 from stream_hosts import config
 
-from energon_grain import Batch, Sample, SavableDataset, SkipSample, Stream, TaskEncoder, get_train_dataset
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columns import ColumnStage
-from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
-from energon_grain.formats.data_folder import open_folder
+from energon_grain import (
+    Batch,
+    Sample,
+    SavableDataset,
+    SkipSample,
+    Stream,
+    TaskEncoder,
+    get_train_dataset,
+    measure_dataset,
+)
 from energon_grain.testing import make_text_dataset
 
 SAMPLES, CAPACITY = 600, 64
@@ -30,12 +35,7 @@ def tokens_of(largest: int, samples: int = SAMPLES) -> np.ndarray[Any, np.dtype[
 
 def add_column(root: Path, **columns: Any) -> Path:
     """Columns of numbers beside the index of a dataset."""
-    staging = new_staging_folder(root)
-    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
-    for name, values in columns.items():
-        stage.new(name).append(np.asarray(values, np.float64))
-    put, remove = stage.finish(open_columnar(root).content_id)
-    commit_staged(root, staging, put=put, remove=remove)
+    measure_dataset(root, attach={name: np.asarray(values, np.float64) for name, values in columns.items()})
     return root
 
 

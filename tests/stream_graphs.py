@@ -59,10 +59,16 @@ ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"max_samples_per_sequence": None, "shuffle_over_epochs_multiplier": None},
 }
 
+_WHERE = st.sampled_from([None, None, "bytes.txt % 3 != 1", "bytes.txt < 110"])
 _LEAF = st.tuples(
-    st.just("leaf"), st.sampled_from([20, 33, 48]), st.booleans(), st.sampled_from(sorted(ORDERS)), st.integers(0, 1)
+    st.just("leaf"),
+    st.sampled_from([20, 33, 48]),
+    st.booleans(),
+    st.sampled_from(sorted(ORDERS)),
+    st.integers(0, 1),
+    _WHERE,
 )
-_VAL = st.tuples(st.just("val"), st.sampled_from([20, 33, 48]), st.booleans())
+_VAL = st.tuples(st.just("val"), st.sampled_from([20, 33, 48]), st.booleans(), _WHERE)
 _ONE_TO_ONE = ("map", "filter", "generate", "iterate", "batch", "group", "pack", "plan", "shuffle")
 _ONLY_FINITE = ("concat", "blend_epochized", "repeat", "limit", "epochize")
 _ONLY_ENDLESS = ("blend", "blend_by_cost", "mix", "for ever")
@@ -218,8 +224,9 @@ class Builder:
             "task_encoder": ENCODER,
         }
         if kind == "val":
-            return get_val_dataset(**options)
-        order, seed = rest
+            return get_val_dataset(**options, where=rest[0] if rest else None)
+        order, seed, *where = rest
+        options["where"] = where[0] if where else None
         return get_train_dataset(**options, repeat=False, seed=seed, **{"shuffle_buffer_size": None, **ORDERS[order]})
 
     def _mixture(self, graph: Graph) -> SavableDataset:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import write_array
+from parquet_files import write_numbers
 from web_server import running_web_server
 
 from energon_grain.conversion import convert_dataset
@@ -135,10 +136,12 @@ USES = {
     "SampleDecoder().decoder_for('cbor')": ("decoding part 'cbor'", "cbor2"),
     "RayExecutor()": ("running on a Ray cluster", "ray"),
     "train(folder + '/rows.zarr')": ("reading arrays", "tensorstore"),
+    "train(folder + '/rows.parquet')": ("reading Parquet files", "pyarrow"),
     "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
+    "EPath('hf://datasets/team/set/x').read_bytes()": ("reading hf://datasets/team/set", "urllib3"),
     "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
     "train(text, prometheus=0)": ("Prometheus metrics", "prometheus_client"),
     "convert_dataset(text, 'written', num_workers=0)": ("writing ArrayRecord files", "array_record"),
@@ -150,6 +153,7 @@ def test_what_is_missing_is_named(
     text_dataset: Callable[..., Path], tmp_path: Path, run_script: Callable[..., Any]
 ) -> None:
     write_array(tmp_path / "rows.zarr", np.zeros((8, 2)))
+    write_numbers(tmp_path / "rows.parquet")
     convert_dataset(text_dataset(53), tmp_path / "records", compression="zstd")
     with running_web_server(tmp_path) as server:
         given = tmp_path, server.url, text_dataset(53), *USES

@@ -11,6 +11,7 @@ from energon_grain.cli.checkpoint import checkpoint_info
 from energon_grain.cli.convert import convert
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
+from energon_grain.cli.measure import measure
 from energon_grain.cli.prepare import prepare, prepare_media
 from energon_grain.cli.preview import preview
 from energon_grain.cli.terminal import Answer, answering
@@ -39,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command, panel in {
-    **dict.fromkeys((prepare, prepare_media, convert), _MAKE),
+    **dict.fromkeys((prepare, prepare_media, measure, convert), _MAKE),
     **dict.fromkeys((info, preview, lint, which, bench), _LOOK),
 }.items():
     app.command(rich_help_panel=panel)(answering(command))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,14 @@ from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.storage.location import located
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.summary import ArraySummary, ColumnSummary, DatasetSummary, SizeBin
+    from energon_grain.prepare.summary import (
+        ArraySummary,
+        ColumnSummary,
+        DatasetSummary,
+        JsonlSummary,
+        ParquetSummary,
+        SizeBin,
+    )
 
 _BAR_WIDTH = 40
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -105,23 +112,28 @@ def info(
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.formats.nv_meta import DatasetKind
-    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl
+    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_parquet
 
     lines = is_file_of(path, ".jsonl")
-    if lines or kind_at(path) is DatasetKind.ARRAY:
+    found_kind = None if lines else kind_at(path)
+    if lines or found_kind in (DatasetKind.ARRAY, DatasetKind.PARQUET):
         if split_config is not None or dataset_config is not None:
-            kind = "a JSONL file" if lines else "an array"
+            kind = "a JSONL file" if lines else "an array" if found_kind is DatasetKind.ARRAY else "a Parquet file"
             raise ConfigError(f"{path}: {kind} has neither --split-config nor --dataset-config")
     else:
         summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
         return Answer(document=summary, lines=_lines(summary))
+    if found_kind is DatasetKind.PARQUET:
+        parquet = summarize_parquet(path)
+        return Answer(document=parquet, lines=_lines_of_parquet(parquet))
     if not lines:
         arrays = summarize_arrays(path)
         return Answer(document=arrays, lines=_lines_of_arrays(arrays))
     found = summarize_jsonl(path)
     samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
     kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
-    return Answer(document=found, lines=[found.path, samples, kind, "", *_histogram(found.sizes)])
+    shown = [found.path, samples, kind, "", *_columns(found), *_histogram(found.sizes)]
+    return Answer(document=found, lines=shown)
 
 
 def _lines(summary: DatasetSummary) -> list[str]:
@@ -155,21 +167,33 @@ def _lines(summary: DatasetSummary) -> list[str]:
         drawn = sparkline([size.samples for size in part.sizes])
         rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
     lines += [*table(rows, "<>><<"), ""]
-    if summary.columns:
-        lines += ["Columns", *table([_column(*item) for item in summary.columns.items()], "<>><<"), ""]
+    return [*lines, *_columns(summary), *_histogram(summary.sizes)]
+
+
+def _columns(summary: DatasetSummary | JsonlSummary) -> list[str]:
+    lines = ["Columns", *table(*column_rows(summary.columns)), ""] if summary.columns else []
     if summary.stale_columns:
         named = ", ".join(summary.stale_columns)
         lines += [f"Columns of samples that are not here any more: {named}.", ""]
-    return [*lines, *_histogram(summary.sizes)]
+    return lines
 
 
-def _column(name: str, column: ColumnSummary) -> tuple[str, ...]:
+def column_rows(columns: Mapping[str, ColumnSummary]) -> tuple[list[tuple[str, ...]], str]:
+    """A row for each column, and how they are aligned, for `table`."""
+    from energon_grain.media.headers import HEADER_FUNCTION
+
+    return [_column(*item, HEADER_FUNCTION) for item in columns.items()], "<>><<<"
+
+
+def _column(name: str, column: ColumnSummary, of_media: str) -> tuple[str, ...]:
     missing = f"{column.missing:,} missing" if column.missing else ""
+    version = f" (version {column.version})" if column.version != 1 else ""
+    made_by = "" if column.function == of_media else f"{column.function}{version}"
     if column.mean is None:
-        return name, "no values", missing, "", ""
+        return name, "no values", missing, "", "", made_by
     extent = f"mean {column.mean:,.6g} ({column.smallest:,.6g} to {column.largest:,.6g})"
     scale = " log" if column.is_log else ""
-    return name, f"{column.values:,} values", missing, extent, sparkline(column.bins) + scale
+    return name, f"{column.values:,} values", missing, extent, sparkline(column.bins) + scale, made_by
 
 
 def sparkline(counts: Sequence[int]) -> str:
@@ -180,6 +204,21 @@ def sparkline(counts: Sequence[int]) -> str:
     """
     most = max(counts, default=0)
     return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
+
+
+def _lines_of_parquet(summary: ParquetSummary) -> list[str]:
+    mean, largest = map(format_bytes, summary.row_group_bytes)
+    groups = f"{counted(summary.row_groups, 'row group')} of {mean} in the mean, {largest} at most"
+    return [
+        summary.path,
+        f"  {counted(summary.samples, 'sample')} in {counted(summary.files, 'file')}, "
+        f"{format_bytes(summary.size_bytes)} of columns, not compressed",
+        f"  {groups}; a shuffle is in as many at a time as it has lanes (48)",
+        "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
+        "",
+        "Parts",
+        *table([*summary.columns.items()], "<<"),
+    ]
 
 
 def _lines_of_arrays(summary: ArraySummary) -> list[str]:

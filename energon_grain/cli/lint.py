@@ -37,7 +37,8 @@ def lint(
         bool, typer.Option("--allow-pickle", help="Decode pickles too. They can run any code.")
     ] = False,
     trust_module: Annotated[
-        list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Module whose sample types and functions may be imported. Repeatable."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most so many findings; --json has all.")] = 100,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
@@ -74,10 +75,11 @@ def lint(
                 )
             report = _lint_metadataset(path, parts, trusted, lint_folder)
         elif is_file_of(path, ".jsonl"):
-            if split_parts or split_config or dataset_config or allow_pickle or trust_module:
+            if split_parts or split_config or dataset_config or allow_pickle:
                 raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
             report = lint_jsonl(
                 path,
+                trusted_modules=trusted,
                 progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
             )
         else:

@@ -57,26 +57,26 @@ _ByExtension = Annotated[
         "--media-metadata-by-extension", help="Of files with the usual endings of media.", rich_help_panel=_MEDIA
     ),
 ]
-_Workers = Annotated[
+Workers = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Processes at most; 0 for none. Default: one for each core. With Ray: shards handed over at a time.",
+        help="Processes at most; 0 for none. Default: one for each core. With Ray: tasks handed over at a time.",
         rich_help_panel=_RUNNING,
     ),
 ]
-_Runner = Annotated[
+Runner = Annotated[
     Literal["processes", "ray"],
     typer.Option(
-        help="Scan in processes of this machine, or as tasks of a Ray cluster that is running.",
+        help="Work in processes of this machine, or as tasks of a Ray cluster that is running.",
         rich_help_panel=_RUNNING,
     ),
 ]
-_RayAddress = Annotated[
+RayAddress = Annotated[
     str | None,
     typer.Option(help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).", rich_help_panel=_RUNNING),
 ]
-_Progress = Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)]
+Progress = Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)]
 
 
 def prepare(
@@ -150,13 +150,13 @@ def prepare(
     media_metadata_by_glob: _ByGlob = None,
     media_metadata_by_header: _ByHeader = False,
     media_metadata_by_extension: _ByExtension = False,
-    num_workers: _Workers = None,
-    runner: _Runner = "processes",
-    ray_address: _RayAddress = None,
+    num_workers: Workers = None,
+    runner: Runner = "processes",
+    ray_address: RayAddress = None,
     non_interactive: Annotated[
         bool, typer.Option("--non-interactive", help="Never ask.", rich_help_panel=_RUNNING)
     ] = False,
-    progress: _Progress = True,
+    progress: Progress = True,
 ) -> Answer:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
@@ -192,8 +192,9 @@ def prepare(
 
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
+    from energon_grain.formats.splits import parse_ratio
     from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
+    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
     from energon_grain.prepare.placing import open_to_prepare
     from energon_grain.prepare.preparation import prepare_dataset
 
@@ -220,7 +221,7 @@ def prepare(
                 ratio = _ask_split_ratio(len(shards))
     asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != _CRUDE
-    with _executor(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
+    with running(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             bar.stop()
@@ -256,10 +257,10 @@ def prepare_media(
     media_metadata_by_glob: _ByGlob = None,
     media_metadata_by_header: _ByHeader = False,
     media_metadata_by_extension: _ByExtension = False,
-    num_workers: _Workers = None,
-    runner: _Runner = "processes",
-    ray_address: _RayAddress = None,
-    progress: _Progress = True,
+    num_workers: Workers = None,
+    runner: Runner = "processes",
+    ray_address: RayAddress = None,
+    progress: Progress = True,
 ) -> Answer:
     """Gather sizes, durations and rates of images, videos and sounds from their headers; nothing is decoded.
 
@@ -273,7 +274,7 @@ def prepare_media(
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location)
-    with _executor(runner, ray_address) as executor, progress_bar("Looking", shown=progress) as bar:
+    with running(runner, ray_address) as executor, progress_bar("Looking", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
@@ -344,21 +345,23 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
+    from energon_grain.formats.nv_meta import DatasetKind, compressed_lines, dataset_kind
+
     if is_url(path):
         return
     if os.path.isfile(path):
-        raise ConfigError(
-            f"{path}: prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
-        )
+        taken = "prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
+        raise ConfigError(f"{path}: {compressed_lines(path) or taken}")
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
-    from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 
-    if dataset_kind(path) is DatasetKind.ARRAY:
-        raise RefusedError(f"{path}: is an array, which is read as it is: there is nothing to prepare.")
+    read_as_it_is = {DatasetKind.ARRAY: "is an array, which is", DatasetKind.PARQUET: "has Parquet files, which are"}
+    if (kind := dataset_kind(path)) in read_as_it_is:
+        raise RefusedError(f"{path}: {read_as_it_is[kind]} read as it is: there is nothing to prepare.")
 
 
-def _executor(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
+def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
+    """The executor that options ask for; None: processes of this machine."""
     if runner == "processes":
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
@@ -446,7 +449,8 @@ def _ask_overwrite(root: Path) -> bool:
 
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
     """Ask for the split until it is one that `shard_count` shards can be dealt to."""
-    from energon_grain.prepare.listing import parse_ratio, shards_per_part
+    from energon_grain.formats.splits import parse_ratio
+    from energon_grain.prepare.listing import shards_per_part
 
     default = "8,1,1" if shard_count >= 3 else "1,0,0"
     while True:

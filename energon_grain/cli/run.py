@@ -53,6 +53,7 @@ class Run:
     where: Annotated[str | None, _option("Condition on columns, as 'tokens >= 16'.")] = None
     dataset_config: Annotated[str, _option("Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml"
     split_config: Annotated[str | None, _option("Name of the split file in .nv-meta.")] = None
+    split_ratio: Annotated[str | None, _option("How bare tars are split, as train:0.9,val:0.1.")] = None
     task_encoder: Annotated[
         str | None, _option("Task encoder of the run, as module:Class. It is imported and made anew.")
     ] = None
@@ -82,6 +83,7 @@ class Run:
             "where": self.where,
             "dataset_config": self.dataset_config,
             "split_config": self.split_config,
+            "split_ratio": self.split_ratio,
             "trusted_modules": own_modules(self.trust_module),
         }
         if self.validation:

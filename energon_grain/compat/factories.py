@@ -43,6 +43,7 @@ from energon_grain.samples.types import (
     VQASample,
 )
 from energon_grain.sources.file_store import FileStore
+from energon_grain.storage.location import without_revision
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -650,7 +651,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
         names = self.inner_dataset_keys or [None] * len(self.inner_datasets)
         # Rows are ordered and cut, not the datasets that they are made of; how, the primary says.
         leaves = [
-            dataclasses.replace(inner.build(), written=Path(inner.path).name, subset=None)
+            dataclasses.replace(inner.build(), written=Path(without_revision(inner.path)).name, subset=None)
             for inner in self.inner_datasets
         ]
         leaves[0] = dataclasses.replace(

@@ -79,6 +79,8 @@ _CONTAINERS: dict[DatasetKind, Container] = {
 _OTHERS = {
     DatasetKind.JSONL: "a JSONL file, which is read as it is",
     DatasetKind.ARRAY: "an array, which is read as it is",
+    DatasetKind.BARE_TARS: "tars that were not prepared: run `energon-grain prepare` first",
+    DatasetKind.PARQUET: "Parquet, which is read as it is",
     DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
 }
 

@@ -15,6 +15,7 @@ from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
@@ -270,7 +271,7 @@ def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    folder = open_folder(path)
+    folder = open_data(path)
     with naming(folder):
         return WebdatasetFileStore(folder)
 
@@ -281,11 +282,14 @@ def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 
 def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    raise ConfigError(f"{path}: is an array, whose rows cannot be read by key; give the cooker no `need_primary`")
+    raise ConfigError(
+        f"{path}: is an array or Parquet, whose rows cannot be read by key; give the cooker no `need_primary`"
+    )
 
 
 _STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
     DatasetKind.ARRAY_RECORD: _store_of_records,
     DatasetKind.JSONL: JsonlFileStore,
     DatasetKind.ARRAY: _no_store_of_rows,
+    DatasetKind.PARQUET: _no_store_of_rows,
 }

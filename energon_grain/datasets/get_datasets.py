@@ -25,6 +25,7 @@ from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
+from energon_grain.formats.tar_list import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,
@@ -118,6 +119,7 @@ class _Reading(TypedDict, total=False):
     part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
     dataset_config: Annotated[str | None, _Keyword(None)]
     split_config: Annotated[str | None, _Keyword(None)]
+    split_ratio: Annotated[str | Mapping[str, float] | None, _Keyword(None)]
     trusted_modules: Annotated[Collection[str], _Keyword(())]
 
 
@@ -227,8 +229,9 @@ def get_train_dataset(
     alone; `worker_config` decides who reads what, never what is read.
 
     Args:
-        path: Folder of a prepared dataset (`energon-grain prepare`), or a metadataset: a YAML file, its content as a
-            mapping, or a `MetadatasetV2` made in Python.
+        path: Folder of a dataset, prepared (`energon-grain prepare`) or of bare tars; tars by name, by pattern
+            (`data/{000..999}.tar`, `data/**/*.tar`) or as a list; or a metadataset: a YAML file, its content as a
+            mapping, or a `MetadatasetV2` made in Python. See the how-to on what can be opened.
         split_part: Part of the split to read.
         worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
             says, without workers.
@@ -272,6 +275,8 @@ def get_train_dataset(
         part_filter: Parts to read of a crude dataset: names, or a predicate.
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
+        split_ratio: How bare tars are split: "train:0.9,val:0.1", or a mapping. Each tar is cut into consecutive runs,
+            so that a sample stays in its part whatever other tars there are. Default: all are of the part `train`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
         **arguments: Those above, and `DeprecatedArguments`.
 
@@ -462,6 +467,8 @@ def _described(path: Source) -> tuple[Source, bool]:
     """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
+    if isinstance(path, list | tuple):
+        return DatasetLoader(path=one_text(path)), False
     given: Any = path
     if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
         way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""

@@ -17,13 +17,14 @@ from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cook
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
-from energon_grain.errors import ConfigError, UntrustedCodeError
+from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
-from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.forms import Place, asked_at
+from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
 from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
@@ -32,9 +33,12 @@ from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.parquet import ColumnDecoder, ParquetSource
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.webdataset import WebDatasetSource
-from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.location import is_url, join, located, without_revision
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
 from energon_grain.transforms.decode import SampleDecoder
@@ -136,11 +140,12 @@ class LeafDataset(SavableDataset):
     """One split part of a dataset, with how it is ordered.
 
     Attributes:
-        path: The dataset's folder, or a JSONL file.
+        path: The dataset's folder, a JSONL file, or what names bare tars (see `TarList`).
         kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         subset: Its samples to take; excluded ones count.
         where: Which of these to take, by their columns.
+        split_ratio: How bare tars, which have no split file, are split.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
             every sample is placed by itself (full shuffle), but for object stores, where about 4 MiB are read together.
@@ -164,6 +169,7 @@ class LeafDataset(SavableDataset):
     kind: DatasetKind | None = None
     split_part: str
     split_config: str | None = None
+    split_ratio: SplitRatio | None = None
     dataset_config: str = DEFAULT_DATASET_CONFIG
     subset: Subset | None = None
     where: Expression | None = None
@@ -197,8 +203,9 @@ class LeafDataset(SavableDataset):
 
     @property
     def label(self) -> str:
-        """The path as it is written, through all nested metadatasets."""
-        return "/".join((*self.through, Path(self.path).name if self.written is None else self.written))
+        """The path as it is written, through all nested metadatasets; of the Hub, without a revision."""
+        written = Path(without_revision(self.path)).name if self.written is None else self.written
+        return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
@@ -210,6 +217,10 @@ class LeafDataset(SavableDataset):
 
     def joined(self, nonmatch: Nonmatch) -> JoinedDataset:
         """What a join is made of it. Raises as `JoinedDataset`."""
+        if self.split_ratio is not None:
+            raise ConfigError(
+                f"{self.path}: a dataset that is joined takes no split_ratio: prepare it, or join all of it"
+            )
         return JoinedDataset(
             self.path,
             self.split_part,
@@ -236,7 +247,9 @@ class LeafDataset(SavableDataset):
             KeyNotFoundError: There is no column that `where` asks for.
         """
         with asked_at(self.place):
-            content = self._container().open(self, whole)
+            pinned = shared_client(storage_settings()).pinned(self.path) if is_url(self.path) else self.path
+            leaf = self if pinned == self.path else replace(self, path=pinned)
+            content = leaf._container().open(leaf, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
@@ -333,8 +346,27 @@ def _check_shards(leaf: LeafDataset, whole: bool) -> None:
         leaf.chosen.put(chosen, files, stamps)
 
 
+def _check_tars(leaf: LeafDataset, _: bool) -> None:
+    _runs_of(leaf, {})
+    find_tars(leaf.path)
+
+
+def _runs_of(leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
+    """Runs of bare tars that are in the split part; None: all of each."""
+    _refuse_configuration(leaf, "a folder or list of tars that were not prepared")
+    if leaf.split_ratio is not None:
+        return leaf.split_ratio.runs(leaf.split_part, counts)
+    if leaf.split_part == ALL_OF_THEM:
+        return None
+    raise SplitError(
+        f"{leaf.path}: tars that were not prepared have one split part, {ALL_OF_THEM!r}, which is all of them, and no "
+        f"{leaf.split_part!r}. Give split_part={ALL_OF_THEM!r}, or, the same wherever parts of them are used, "
+        f"split_ratio='{ALL_OF_THEM}:0.9,{leaf.split_part}:0.1'"
+    )
+
+
 def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource] | type[ArrayRecordSource]) -> Content:
-    folder = open_folder(leaf.path)
+    folder = open_data(leaf.path)
     with naming(folder):
         chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
         definition = _define(leaf, chosen)
@@ -368,12 +400,17 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
         config = DatasetConfig(kind="crude")
     if whole:
         return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
-    name = leaf.split_config or config.split_config or "split.yaml"
-    splits = read_split_config(folder.local, name, shards=info.shard_counts)
     part = config.split_part or leaf.split_part
-    selected = select_shards(splits, part, info)
-    where = f"split part {part!r} of {folder.location}"
-    total = sum(info.shard_counts[shard] for shard in selected.shards)
+    where = f"split part {part!r} of {folder.location if folder.bare is None else folder.bare}"
+    if folder.bare is not None:
+        runs = _runs_of(leaf, info.shard_counts)
+        selected = SelectedShards(shards=tuple(info.shard_counts))
+        total = sum(info.shard_counts.values()) if runs is None else sum(end - begin for begin, end in runs)
+    else:
+        _refuse_ratio(leaf, "a prepared dataset has a split file")
+        name = leaf.split_config or config.split_config or "split.yaml"
+        selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
+        runs, total = None, sum(info.shard_counts[shard] for shard in selected.shards)
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
     start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
     return _Chosen(
@@ -382,6 +419,7 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
         options={
             "shards": selected.shards,
             "excluded": selected.excluded_samples,
+            "runs": runs,
             "start": start,
             "stop": stop,
             "where": leaf.where,
@@ -417,7 +455,23 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
 
 
-Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource)
+def _open_rows(leaf: LeafDataset, whole: bool) -> Content:
+    """Parquet files: one split part, whatever it is called, of crude samples whose parts are columns."""
+    _check_rows(leaf, whole)
+    definition = leaf.definition
+    if definition is None:
+        definition = SampleDefinition(decoder=leaf.task_encoder.decoder, part_filter=leaf.part_filter)
+    field_map = definition.field_map
+    source = ParquetSource(leaf.path, parts=definition.part_filter if field_map is None else set(field_map.parts))
+    if field_map is not None and not source.lists:
+        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    source = _cut(source, leaf, whole)
+    if definition.decoder is not None:
+        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
+    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
+
+
+Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource, ParquetSource)
 
 
 def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
@@ -429,10 +483,16 @@ def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
 
 def _check_lines(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "a JSONL file")
+    _refuse_ratio(leaf, "a JSONL file is one split part; take a `subset` of it")
 
 
 def _check_arrays(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "an array")
+    _refuse_ratio(leaf, "an array is one split part; take a `subset` of it")
+
+
+def _check_rows(leaf: LeafDataset, _: bool) -> None:
+    _refuse_configuration(leaf, "a Parquet file")
 
 
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
@@ -441,11 +501,18 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
             raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
 
 
+def _refuse_ratio(leaf: LeafDataset, why: str) -> None:
+    if leaf.split_ratio is not None:
+        raise ConfigError(f"{leaf.path}: split_ratio is for tars that were not prepared, and {why}")
+
+
 _KINDS = {
     DatasetKind.WEBDATASET: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards),
     DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
+    DatasetKind.BARE_TARS: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_tars),
     DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
     DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
+    DatasetKind.PARQUET: Container(open=_open_rows, check=_check_rows),
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_block
 from energon_grain.samplers.routing import Router, RouteTree
 from energon_grain.samplers.window_shuffle import Passes
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.remote_runs import ReadInBlocks
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -38,11 +40,14 @@ from energon_grain.stream.spec import (
 )
 from energon_grain.stream.worker_config import WorkerConfig
 
+_logger = logging.getLogger("energon_grain")
 DEFAULT_LANES = 48
 BUFFERS_IN_LANE = 20
 """Full buffers that a lane should have in a pass that packs or groups: one of them, the last, is not full."""
 BLOCKS_IN_LANE = 16
 """Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
+SAMPLES_IN_LANE = 1600
+"""The same where the source says what a block is: as many samples as that would be of blocks of 100."""
 _MOST_DROPPED = 1000
 
 
@@ -118,14 +123,18 @@ class LeafPart:
         if not ordering.training or ordering.passes is None:
             return LeafOrder(n=samples, key=key, shuffle=False, runs=runs)
         passes = 1 if ordering.passes == -1 else ordering.passes
-        block = wanted_block(self.resolved)
+        block, starts, source = wanted_block(self.resolved), None, self.resolved.source
+        if block is not None and isinstance(source, ReadInBlocks):
+            starts = source.block_starts(ordering.block)
+            block = -(-samples // (len(starts) - 1))
         if block is not None and samples * passes < block * lanes:
             # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
             # samples would be random. It is a small dataset, too.
-            block = None
+            block = starts = None
         window = 1
         if block is not None:
-            at_least = (ordering.blocks_in_lane or BLOCKS_IN_LANE) if self.in_lane else 1
+            usual = BLOCKS_IN_LANE if starts is None else -(-SAMPLES_IN_LANE // block)
+            at_least = (ordering.blocks_in_lane or usual) if self.in_lane else 1
             window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
         return LeafOrder(
             n=samples,
@@ -135,14 +144,20 @@ class LeafPart:
             passes=passes,
             replacement=ordering.passes == -1,
             runs=runs,
+            starts=starts,
         )
 
     def spec(self, lanes: int, runs: bool, cache_pool: CachePool | None) -> LeafSpec:
         """Everything that the stream needs of it."""
+        order, source = self.order(lanes, runs), self.resolved.source
+        if order.shuffle and isinstance(source, ReadInBlocks):
+            said = source.warn_of_order(None if order.block is None else order.window * lanes)
+            if said is not None:
+                _logger.warning(said)
         return LeafSpec(
             key=self.key,
             leaf=self.resolved,
-            order=self.order(lanes, runs),
+            order=order,
             hook_key=fold(self.seed, "hooks", *self.key),
             cook=self.node.cook(self.resolved, cache_pool),
             hooks=tuple(self.hooks),

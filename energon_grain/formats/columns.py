@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,13 +45,18 @@ from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
+from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
 
 COLUMNS_FOLDER = "columns"
 SIZES = "bytes"
+ATTACHED = "attached "
+"""How the function of a column begins that was attached: the name of the file follows."""
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
 _LONGEST_NAME = 100
@@ -66,7 +71,7 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
         dtype: Type of its numbers.
         column: Length and checksums.
         content_id: Of the samples that they are of.
-        function: What made them, as `module:name`.
+        function: What made them, as `module:name`; or `attached ` and the file that they were taken from.
         version: Of that function.
     """
 
@@ -86,6 +91,8 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
         """The command that makes it."""
         if self.function == HEADER_FUNCTION:
             return f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
+        if self.function.startswith(ATTACHED):
+            return f"`energon-grain measure {dataset} --attach {name}={self.function.removeprefix(ATTACHED)}`"
         return f"`energon-grain measure {dataset} --column {name}={self.function}`"
 
 
@@ -121,7 +128,7 @@ class ColumnFolder:
             dataset=folder.location,
             location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
             local=columnar_folder(folder.local),
-            mirrored=folder.location if folder.is_remote else None,
+            mirrored=folder.location if folder.is_mirrored else None,
         )
 
     @classmethod
@@ -192,6 +199,27 @@ class ColumnFolder:
             path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending, fetch_again=again
         )
         return column, sums
+
+    def put_in_place(self, staging: Path, *, put: Sequence[str], remove: Sequence[str]) -> None:
+        """Move what `ColumnStage.finish` named into the folder: `columns.json`, the last of it, makes it count.
+
+        Raises:
+            ReadError: A store cannot be written, or not for us.
+        """
+        if self.mirrored is not None:
+            client = shared_client(storage_settings())
+            for name in put:
+                client.write(join(self.location, name), (staging / name).read_bytes())
+            client.map(client.delete, [join(self.location, name) for name in remove])
+            return
+        (self.local / COLUMNS_FOLDER).mkdir(parents=True, exist_ok=True)
+        for name in put:
+            if name == COLUMNS_JSON:
+                sync_folder(self.local / COLUMNS_FOLDER)
+            os.replace(staging / name, self.local / name)
+        sync_folder(self.local)
+        for name in remove:
+            (self.local / name).unlink(missing_ok=True)
 
     def _remove_others(self, copies: Path) -> None:
         named = {each.file for each in self.read().values()}
@@ -281,11 +309,12 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
     what a sample has not. To be had from `open_columns`.
 
     Attributes:
-        stored: What is known of those with files.
+        folder: Where those with files lie.
+        stored: What is known of these.
     """
 
     def __init__(self, folder: ColumnFolder, of: Measured) -> None:
-        self._folder, self._of = folder, of
+        self.folder, self._of = folder, of
         self._all = folder.read()
         self.stored = {name: each for name, each in self._all.items() if each.content_id == of.content_id}
         self._open: dict[str, tuple[npt.NDArray[Any], BlockSums]] = {}
@@ -303,7 +332,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return name in self._names
 
     def __repr__(self) -> str:
-        return f"Columns({self._folder.dataset!r}, {', '.join(self._names)})"
+        return f"Columns({self.folder.dataset!r}, {', '.join(self._names)})"
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -314,6 +343,11 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
     def samples(self) -> int:
         """How many numbers each column has."""
         return self._of.samples
+
+    @property
+    def content_id(self) -> str:
+        """Of the samples that they are of."""
+        return self._of.content_id
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The column of this name.
@@ -342,7 +376,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
                 sums.check_rows(samples)
             return column[samples]
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self._folder.dataset}: {self._why_not(name)}")
+            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         part, sizes = self._parts[name], self._of.sizes
         if not isinstance(samples, slice):
             return sizes(samples, part)
@@ -358,7 +392,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self.stored:
             return self.stored[name].column.checksum
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self._folder.dataset}: {self._why_not(name)}")
+            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         return self._of.content_id
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
@@ -371,11 +405,11 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
 
     def _opened(self, name: str) -> tuple[npt.NDArray[Any], BlockSums]:
         if name not in self._open:
-            self._open[name] = self._folder.open(name, self.stored[name], self.samples)
+            self._open[name] = self.folder.open(name, self.stored[name], self.samples)
         return self._open[name]
 
     def _why_not(self, name: str) -> str:
-        dataset = self._folder.dataset
+        dataset = self.folder.dataset
         if name in self._all:
             return (
                 f"the column {name!r} is of samples that are not here any more; make it again: "
@@ -405,35 +439,47 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
         return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))
 
 
+@dataclass(slots=True)
+class _New:
+    file: str
+    dtype: np.dtype[Any]
+    function: str
+    version: int
+    writer: ColumnWriter
+
+
 class ColumnStage:
     """New columns of a dataset, on their way: written into a staging folder, from which a commit puts them in place.
 
     Args:
-        dataset: Where they are to be.
-        staging: A folder that mirrors it.
-        function: What makes the numbers, as `module:name`.
-        version: Of that function.
+        folder: Where they are to be.
+        staging: What mirrors it: an empty folder.
     """
 
-    def __init__(self, dataset: DataFolder, staging: Path, *, function: str, version: int) -> None:
-        self._dataset, self._function, self._version = ColumnFolder.of(dataset), function, version
-        self._target = columnar_folder(staging)
-        self._folder = self._target / COLUMNS_FOLDER
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._writers: dict[str, tuple[str, npt.DTypeLike, ColumnWriter]] = {}
+    def __init__(self, folder: ColumnFolder, staging: Path) -> None:
+        self._folder, self._staging = folder, staging
+        (staging / COLUMNS_FOLDER).mkdir(parents=True, exist_ok=True)
+        self._new: dict[str, _New] = {}
 
-    def new(self, name: str, dtype: npt.DTypeLike = np.float64) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives."""
+    def new(self, name: str, dtype: npt.DTypeLike = np.float64, *, function: str, version: int) -> ColumnWriter:
+        """Begin a column; rows are appended to what this gives.
+
+        Args:
+            name: Of the column.
+            dtype: Type of its numbers.
+            function: What makes them, as `module:name`.
+            version: Of that function.
+        """
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
-        writer = ColumnWriter(self._folder / file, dtype)
-        self._writers[name] = file, dtype, writer
+        writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
+        self._new[name] = _New(file, np.dtype(dtype), function, version, writer)
         return writer
 
     def drop(self, name: str) -> None:
         """Have no such column after all."""
-        file, _, writer = self._writers.pop(name)
-        writer.close()
-        (self._folder / file).unlink()
+        new = self._new.pop(name)
+        new.writer.close()
+        (self._staging / COLUMNS_FOLDER / new.file).unlink()
 
     def finish(self, content_id: str, *, fill: bool = False) -> tuple[list[str], list[str]]:
         """End all columns, and write the file that names them beside those that the dataset has already.
@@ -444,50 +490,47 @@ class ColumnStage:
                 these samples and of this version of the function, and not damaged.
 
         Returns:
-            What a commit is to put, in this order, and to remove.
+            What is to be put, in this order, and to be removed: names in the folder.
         """
-        old = self._dataset.read()
-        new: dict[str, StoredColumn] = {}
-        for name in [*self._writers]:
-            before = old.get(name)
-            if fill and before is not None and self._may_fill(before, content_id):
-                self._fill(name, before)
-            file, dtype, writer = self._writers[name]
-            writer.close()
-            new[name] = StoredColumn(
-                file=file,
-                dtype=np.dtype(dtype).name,
+        old = self._folder.read()
+        stored: dict[str, StoredColumn] = {}
+        for name in [*self._new]:
+            new, before = self._new[name], old.get(name)
+            new.writer.close()
+            made = content_id, new.function, new.version
+            if fill and before is not None and (before.content_id, before.function, before.version) == made:
+                new = self._filled(name, new, before)
+            writer = new.writer
+            stored[name] = StoredColumn(
+                file=new.file,
+                dtype=new.dtype.name,
                 column=Column(writer.rows, writer.checksum, writer.block_sums),
                 content_id=content_id,
-                function=self._function,
-                version=self._version,
+                function=new.function,
+                version=new.version,
             )
-        named = _ColumnsFile(columns={**old, **new})
+        named = _ColumnsFile(columns={**old, **stored})
         named = msgspec.structs.replace(named, header_checksum=header_digest(named))
-        (self._target / COLUMNS_JSON).write_bytes(encode_json(named) + b"\n")
-        with open(self._target / COLUMNS_JSON, "rb") as file:
+        (self._staging / COLUMNS_JSON).write_bytes(encode_json(named) + b"\n")
+        with open(self._staging / COLUMNS_JSON, "rb") as file:
             os.fsync(file.fileno())
-        below = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
-        put = [f"{below}/{COLUMNS_FOLDER}/{each.file}" for each in new.values()] + [f"{below}/{COLUMNS_JSON}"]
-        return put, [f"{below}/{COLUMNS_FOLDER}/{old[name].file}" for name in new if name in old]
+        put = [f"{COLUMNS_FOLDER}/{each.file}" for each in stored.values()] + [COLUMNS_JSON]
+        return put, [f"{COLUMNS_FOLDER}/{old[name].file}" for name in stored if name in old]
 
-    def _may_fill(self, before: StoredColumn, content_id: str) -> bool:
-        made = (before.content_id, before.function, before.version)
-        return made == (content_id, self._function, self._version)
-
-    def _fill(self, name: str, before: StoredColumn) -> None:
-        file, dtype, writer = self._writers[name]
-        writer.close()
-        rows = writer.rows
+    def _filled(self, name: str, new: _New, before: StoredColumn) -> _New:
+        rows = new.writer.rows
         try:
-            held, sums = self._dataset.open(name, before, rows)
+            held, sums = self._folder.open(name, before, rows)
             sums.check(0, rows)
         except IndexFileError as error:
             _logger.warning("nothing is taken over from a column that is made again: %s", error)
-            return
-        new = read_column(self._folder / file, dtype, rows, block_sums=writer.block_sums)
-        filled = self.new(name, dtype)
+            return new
+        path = self._staging / COLUMNS_FOLDER / new.file
+        found = read_column(path, new.dtype, rows, block_sums=new.writer.block_sums)
+        filled = self.new(name, new.dtype, function=new.function, version=new.version)
         for begin in range(0, rows, _BLOCK_SAMPLES):
-            piece = new[begin : begin + _BLOCK_SAMPLES]
+            piece = found[begin : begin + _BLOCK_SAMPLES]
             filled.append(np.where(np.isnan(piece), held[begin : begin + _BLOCK_SAMPLES], piece))
-        (self._folder / file).unlink()
+        filled.close()
+        path.unlink()
+        return self._new[name]

@@ -34,7 +34,7 @@ from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.file_lock import locked, sweep, writing_in
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_url, located, name_of, revision_of
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -369,13 +369,15 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
 
 
 def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
+    to_all = f"`energon-grain prepare {url}` makes one for all machines"
+    if revision_of(url) is not None:  # where nothing can be written
+        to_all = f"upload the one that `energon-grain prepare` makes of a copy, {name_of(url)}.idx, for all machines"
     _logger.warning(
-        "%s has no index beside it: reading its %.3g MB once to make one in %s; `energon-grain prepare %s` makes one "
-        "for all machines",
+        "%s has no index beside it: reading its %.3g MB once to make one in %s; %s",
         url,
         size_bytes / 1e6,
         index.parent,
-        url,
+        to_all,
     )
     write_jsonl_index(url, target=index)
     if generation != UNVERSIONED and not is_unchanged(url, generation):
@@ -454,5 +456,6 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
         store = LocalFiles(indexed_by=f"energon-grain prepare {location}")
         return JsonlFile(location=location, index=index, store=store)
     files = RemoteFiles(storage_settings())
+    location = shared_client(files.settings).pinned(location)
     index, generation = index_of_object(location, files)
     return JsonlFile(location=location, index=index, generation=generation, store=files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import shlex
 import uuid
 from os.path import isfile
 from pathlib import Path
@@ -15,11 +16,12 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.formats.parquet import is_parquet
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml
-from energon_grain.storage.location import is_url, no_such_path
+from energon_grain.storage.location import is_url, name_of, no_such_path
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.read_whole import read_beginning
 from energon_grain.storage.settings import storage_settings
@@ -36,9 +38,11 @@ def not_prepared(location: str) -> str:
     """
     if not is_url(location):
         return not_prepared_here(Path(location))
-    names = _names_below(location)
+    names = names_below(location)
     if names is not None and not names:
-        found = IS_FILE if read_beginning(location, 1) else "nothing lies below that URL"
+        found = (
+            (compressed_lines(location) or _IS_FILE) if read_beginning(location, 1) else "nothing lies below that URL"
+        )
     elif is_array_folder(location):
         found = IS_ARRAY
     elif not has_lists(location, storage_settings()):
@@ -49,7 +53,7 @@ def not_prepared(location: str) -> str:
     return f"{location}: {found}"
 
 
-def _names_below(url: str) -> list[str] | None:
+def names_below(url: str) -> list[str] | None:
     """What lies in a folder of a store; None where that cannot be known, or not soon."""
     settings = storage_settings()
     if not has_lists(url, settings):
@@ -71,15 +75,19 @@ RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
-IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
+"""Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
 
 
 class DatasetKind(enum.Enum):
-    """What lies at a path, decided in Energon's order; arrays, which it does not know, come last."""
+    """What lies at a path, decided in Energon's order; arrays and Parquet, which it does not know, come last."""
 
     JSONL = "jsonl"
     ARRAY = "array"
+    BARE_TARS = "bare tars"
+    PARQUET = "parquet"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
     ARRAY_RECORD = "array_record"
@@ -88,8 +96,8 @@ class DatasetKind(enum.Enum):
 
     @property
     def has_shards(self) -> bool:
-        """Whether it is a prepared folder of shards, of whatever kind these are."""
-        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD)
+        """Whether it is a folder of shards, of whatever kind these are, prepared or bare."""
+        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD, DatasetKind.BARE_TARS)
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,7 +127,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
     when it has an info file in `.nv-meta` (beside a `records.json`, its shards are ArrayRecord files), and a plain
     folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
-    of a zarr or N5 array or group.
+    of a zarr or N5 array or group; else it is Parquet, by the ending of the path or of files below it.
     """
     path = os.fspath(path)
     meta = os.path.join(path, META_FOLDER, "")
@@ -128,10 +136,14 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     if isfile(path):
         if path.endswith(".jsonl"):
             return DatasetKind.JSONL
-        return DatasetKind.METADATASET if path.endswith(".yaml") else DatasetKind.INVALID
+        if path.endswith(".yaml"):
+            return DatasetKind.METADATASET
+        return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
     if isfile(meta + INDEX_SQLITE):
         return DatasetKind.FILESYSTEM
-    return DatasetKind.ARRAY if is_array_folder(path) else DatasetKind.INVALID
+    if is_array_folder(path):
+        return DatasetKind.ARRAY
+    return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
@@ -208,12 +220,24 @@ def not_prepared_here(root: Path) -> str:
     if not root.exists():
         return no_such_path(root)
     if root.is_file():
-        return f"{root}: {IS_FILE}"
+        return f"{root}: {compressed_lines(str(root)) or _IS_FILE}"
     if is_array_folder(str(root)):
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+
+
+def compressed_lines(location: str) -> str | None:
+    """Of a JSONL file that is compressed, that it is, and the command that unpacks it; None: it is not called so."""
+    plain, ending = os.path.splitext(location)
+    if ending not in _UNPACK or not plain.endswith((".jsonl", ".ndjson", ".json")):
+        return None
+    here, copied = (location, "") if not is_url(location) else (name_of(location), "copy it to this machine, and ")
+    return (
+        f"is compressed as a whole, so that no line of it can be read by itself; {copied}unpack it by "
+        f"`{_UNPACK[ending]} {shlex.quote(here)}` into a .jsonl file"
+    )
 
 
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:

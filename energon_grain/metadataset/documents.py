@@ -21,6 +21,8 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.join_index import index_file_name
+from energon_grain.formats.splits import SplitRatio
+from energon_grain.formats.tar_list import lists_tars, one_text
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
@@ -51,7 +53,7 @@ from energon_grain.transforms.decode import SampleDecoder
 _DECODER = SampleDecoder()
 OF_LEAVES = (
     *("max_samples_per_sequence", "shuffle_buffer_size", "parallel_shard_iters", "part_filter", "sample_type"),
-    *("dataset_config", "split_config"),
+    *("dataset_config", "split_config", "split_ratio"),
 )
 """Further arguments of `get_datasets`."""
 
@@ -104,7 +106,7 @@ class DatasetLoaderInterface(ABC):
             where: A condition on columns that samples of every leaf must meet.
             **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder`, with cookers; further arguments
                 of `get_train_dataset` about leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
-                `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`,
+                `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`, `split_ratio`,
                 `trusted_modules`.
 
         Raises:
@@ -383,8 +385,10 @@ def _document_schema(form: type[Any], split: dict[str, Any], *required: str) -> 
     }
 
 
-Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
-"""A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
+Source: TypeAlias = (
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any] | DatasetLoaderInterface
+)
+"""A dataset or metadataset file by path, tars by several, the content of a metadataset, or one made in Python."""
 LeafMaker: TypeAlias = Callable[..., LeafDataset]
 """Makes a leaf of what a metadataset says of it; what the program says of all leaves is in it already."""
 
@@ -401,6 +405,8 @@ def leaf_maker(
             `dataset_config` and `split_config`.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if "split_ratio" in given:
+        given["split_ratio"] = SplitRatio(given["split_ratio"])
     encoder = task_encoder or TaskEncoder[Any, Any, Any, Any]()
     config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     return partial(LeafDataset, worker_config=config, task_encoder=encoder, **given)
@@ -422,8 +428,9 @@ def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) ->
     if isinstance(path, Mapping):
         document = parse_document(path)
         return document if root is None else replace(document, path=join(located(root), "metadataset"))
-    path = located(path)
-    if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
+    path = located(path) if isinstance(path, str | os.PathLike) else one_text(path)
+    by_itself = not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)
+    if by_itself or path.endswith(".jsonl") or lists_tars(path):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
         raise DatasetNotFoundError(no_such_path(path))

@@ -19,6 +19,8 @@ from energon_grain.datasets.aux_stores import read_aux
 from energon_grain.datasets.joined_leaf import Joiner
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.splits import SplitRatio
+from energon_grain.formats.tar_list import one_text
 from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
 from energon_grain.samplers.expression import Expression
@@ -31,7 +33,7 @@ NODE_KEYS = ("path", "blend", "blend_epochized", "concat", "join")
 
 
 class PathText(str):
-    """A path or URL as text; from Python, also a path object."""
+    """A path or URL as text, or several of tars as one; from Python, also path objects."""
 
     __slots__ = ()
 
@@ -85,7 +87,11 @@ def _convert(kind: Any, value: Any) -> Any:
         return _amount(value)
     if kind is Passes:
         return Passes(passes_of(value))  # type: ignore[arg-type]
+    if kind is SplitRatio:
+        return SplitRatio(value)
     assert kind is PathText
+    if isinstance(value, list | tuple):
+        value = one_text(value)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise ConfigError(expected("text", value))
@@ -97,6 +103,10 @@ def _convert(kind: Any, value: Any) -> Any:
 def _schema_of(kind: Any) -> dict[str, Any]:
     if kind is PathText:
         return _TEXT
+    if kind is SplitRatio:
+        numbers = {"type": "number", "minimum": 0}
+        ratios = [{"type": "object", "additionalProperties": numbers}, {"type": "array", "items": numbers}, _TEXT]
+        return {"anyOf": [*ratios, {"type": "null"}]}
     if kind is Fraction:
         return {"type": "number"}
     assert kind is Passes
@@ -162,7 +172,11 @@ Where: TypeAlias = Annotated[
     ),
 ]
 DatasetPath: TypeAlias = Annotated[
-    PathText, _doc("A prepared dataset folder, a .jsonl file or another metadataset (.yaml); relative to this file.")
+    PathText,
+    _doc(
+        "A dataset folder, prepared or of tars; tars by name or pattern, or a list of them; a .jsonl file; or another "
+        "metadataset (.yaml). Relative to this file."
+    ),
 ]
 
 
@@ -225,6 +239,10 @@ class DatasetReference(_Tagged, frozen=True, kw_only=True):
     ] = None
     subset: Range = None
     where: Where = None
+    split_ratio: Annotated[
+        SplitRatio | None,
+        _doc("How tars that were not prepared are split: numbers by split part, such as {train: 0.9, val: 0.1}."),
+    ] = None
     name: Name = None
 
 

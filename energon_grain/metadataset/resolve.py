@@ -22,6 +22,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind, not_prepared
+from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
     DatasetReference,
@@ -42,7 +43,12 @@ Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
 Conditional: TypeAlias = (
     DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
 )
-_UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
+_UNCONFIGURED = {
+    DatasetKind.JSONL: "a JSONL file",
+    DatasetKind.ARRAY: "an array",
+    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
+    DatasetKind.PARQUET: "a Parquet file",
+}
 """Kinds that are read as they are, without a configuration beside them."""
 
 
@@ -173,8 +179,10 @@ class Resolver:
                     raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
-        where = _where(node, inherited)
-        return self._made(node, inner, path, kind, subset=subset, where=where, aux=aux, name=node.name)
+        more: dict[str, Any] = {"where": _where(node, inherited)}
+        if node.split_ratio is not None:
+            more["split_ratio"] = node.split_ratio
+        return self._made(node, inner, path, kind, subset=subset, aux=aux, name=node.name, **more)
 
     def _made(
         self,
@@ -239,7 +247,7 @@ class Resolver:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind is DatasetKind.METADATASET or kind in _UNCONFIGURED:
+        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL, DatasetKind.ARRAY):
             found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
             raise wrong(place, f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
         inner = replace(
@@ -292,7 +300,7 @@ class Resolver:
 
 def _absolute(written: str, folder: str, place: Place) -> str:
     with asked_at(place):  # of a path that leads out of a bucket
-        return absolute(written, folder)
+        return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
 def _kind_at(path: str, place: Place) -> DatasetKind:

@@ -20,9 +20,10 @@ import pickle
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent import futures
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
@@ -38,6 +39,10 @@ _OBJECTS_AT_ONCE = 16
 _CONNECT_TIMEOUT_S = 10
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
+_ATTEMPTS = 2
+_GIVE_UP_AFTER = 5
+_KEPT = "What was finished is kept: run the same command again, and it starts with that."
 
 
 @contextlib.contextmanager
@@ -68,6 +73,78 @@ def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) 
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def outcomes(
+    submit: Callable[[T], Future[R]],
+    tasks: deque[T],
+    *,
+    ahead: int,
+    named: Callable[[T], str],
+    salvage: Callable[[T, R], object],
+) -> Generator[tuple[T, R | WorkerError]]:
+    """Run tasks on an executor; give what came of each, in any order.
+
+    Anything that comes out of the executor as an exception, such as the death of a worker, is tried once more, and then
+    the outcome of that task, as a `WorkerError`; after the fifth such task nothing more is tried. Leaving early cancels
+    what has not begun.
+
+    Args:
+        submit: Hands a task over. What is wrong with a task its function returns, and does not raise.
+        tasks: They are taken out from the left; more may be added while this runs.
+        ahead: Tasks that are handed over at a time.
+        named: What is done with a task, as the beginning of a sentence that ends with "failed".
+        salvage: Takes what was done by the time that this was left early.
+
+    Raises:
+        WorkerError: The executor is broken or shut down, or five tasks failed that way.
+    """
+    running: dict[Future[R], tuple[T, int]] = {}
+    done: SimpleQueue[Future[R]] = SimpleQueue()
+    failed = 0
+
+    def start(task: T, attempt: int = 1) -> None:
+        try:
+            future = submit(task)
+        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
+            raise _broken(error) from error
+        running[future] = task, attempt
+        future.add_done_callback(done.put)
+
+    try:
+        while tasks or running:
+            while tasks and len(running) < ahead and done.empty():
+                start(tasks.popleft())
+            future = done.get()
+            task, attempt = running.pop(future)
+            try:
+                outcome: R | WorkerError = future.result()
+            except (BrokenExecutor, CancelledError) as error:
+                raise _broken(error) from error
+            except Exception as error:
+                if attempt < _ATTEMPTS:
+                    start(task, attempt + 1)
+                    continue
+                failure = f"{named(task)} failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
+                failed += 1
+                if failed == _GIVE_UP_AFTER:
+                    raise WorkerError(f"The executor fails, on {failed} tasks by now. {failure}") from error
+                outcome = WorkerError(failure)
+            yield task, outcome
+    finally:
+        for future, (task, _) in running.items():
+            if not future.cancel() and future.done() and future.exception() is None:
+                with contextlib.suppress(OSError, ValueError):
+                    salvage(task, future.result())
+
+
+def _broken(error: BaseException) -> WorkerError:
+    return WorkerError(f"The executor is broken or was shut down ({_describe(error)}). {_KEPT}")
+
+
+def _describe(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class Inline(Executor):

@@ -29,6 +29,7 @@ from energon_grain.errors import (
     DecodingError,
     EmptyDatasetError,
     EnergonGrainError,
+    FatalSampleError,
     FormatError,
     MissingObjectError,
     ReadError,
@@ -36,11 +37,11 @@ from energon_grain.errors import (
     UntrustedCodeError,
 )
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
-from energon_grain.formats.class_ref import resolve_class
+from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import scan_checked
-from energon_grain.formats.columns import Columns, open_columns
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.columns import ATTACHED, Columns, open_columns
+from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
@@ -54,6 +55,10 @@ from energon_grain.formats.splits import (
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
+from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.measure import Measurement, Parts, measured, opened_samples, parts_of
+from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
@@ -76,6 +81,7 @@ _CHUNK_BYTES = 4 << 20
 _KEYS_COMPARED = 1 << 16
 _FEW_PARTS = 10
 _LISTED_MEDIA = 10
+_COMPARED = 32
 _LISTED = 3
 N = TypeVar("N")
 LISTED_FINDINGS = 10_000
@@ -200,7 +206,7 @@ def _check_shard(
         if records is None:
             scan = scan_checked(folder, shard, samples, None, first)
             tar_index = tar_index_path(shard)
-            if not read_beginning(folder.shard(tar_index.as_posix()), 1):
+            if folder.bare is None and not read_beginning(folder.shard(tar_index.as_posix()), 1):
                 what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
                 wrong = [LintFinding(where=shard, what=what, way_out=way_out)]
         else:
@@ -363,7 +369,7 @@ def lint_dataset(
         EmptyDatasetError: A split part that was asked for is empty.
         ReadError: An object store cannot be reached.
     """
-    folder = open_folder(root)
+    folder = open_data(root)
     with naming(folder):
         info = read_info(folder.local)
     findings: list[LintFinding] = []
@@ -393,14 +399,14 @@ def lint_dataset(
         index.check()
         return index
 
-    index = look(checked_index)
+    index, columns, whole = look(checked_index), None, list[str]()
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
         findings += look(lambda: [*_about_media(folder, index)]) or ()
         columns = look(partial(open_columns, folder))
         if columns is not None:
-            for name in columns.stored:
-                look(partial(_read_column, columns, name))
+            whole = [name for name in columns.stored if look(partial(_read_column, columns, name)) is not None]
+            findings += [_stale_column(folder.location, name) for name in columns.stale]
 
     def report(stage: Literal["index", "samples"], done: int, total: int) -> None:
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
@@ -419,6 +425,8 @@ def lint_dataset(
                 broken |= {shard} if found else set()
                 report("index", done + 1, len(shards))
         good = [shard for shard in shards if shard not in broken]
+        if columns is not None and whole and split_parts is None and not broken:
+            look(lambda: findings.extend(_compare_columns(folder.location, columns, whole, trusted_modules)))
         making = None
         if index is not None and good and (config is not None or not has_config):
             try:
@@ -564,9 +572,91 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
         )
 
 
-def _read_column(columns: Columns, name: str) -> None:
+def _read_column(columns: Columns, name: str) -> str:
     for _ in columns.blocks(name):  # which compares it with its checksums
         pass
+    return name
+
+
+def _compare_columns(
+    location: str, columns: Columns, names: Collection[str], trusted_modules: Collection[str]
+) -> Iterator[LintFinding]:
+    """Measure a few samples anew, and say which columns say something else. Those that were attached are left out."""
+
+    def find(what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
+        return LintFinding(severity=severity, where=location, what=f"The column {name!r} {what}", way_out=way_out)
+
+    source, _ = opened_samples(location, None)
+    with contextlib.closing(source):
+        rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
+        samples = parts_of(source.read(rows))
+
+        def place(row: int) -> str:
+            return source.place_of(int(rows[row]))
+
+        for name in names:
+            stored, held = columns.stored[name], columns.at(name, rows).astype(np.float64)
+            again = f"make it again: {stored.made_by(name, location)}"
+            module, _, function = stored.function.partition(":")
+            if stored.function.startswith(ATTACHED):
+                continue
+            if stored.function == HEADER_FUNCTION:
+                fits = [_is_of_header(name, number, sample) for number, sample in zip(held, samples, strict=True)]
+                if not all(fits):
+                    row = fits.index(False)
+                    yield find(f"says {held[row]:g} of {place(row)}, and no header in it does", again)
+                continue
+            try:
+                ref, where = ClassRef(module=module, name=function), f"{location}: the column {name!r}"
+                found = resolve_function(ref, trusted_modules=trusted_modules, where=where)
+                measure = Measurement.of(name, found, None)
+                now = measured(measure, samples, place).astype(np.float64)
+            except UntrustedCodeError:
+                said = f"was not measured again: {stored.function} is called only if the module is trusted"
+                yield find(said, f"give --trust-module {module}", "note")
+                continue
+            except (ConfigError, FatalSampleError) as error:
+                yield find(f"cannot be measured again: {error}")
+                continue
+            odd = np.flatnonzero(~((held == now) | (np.isnan(held) & np.isnan(now))))
+            if len(odd):
+                versions = f" (version {measure.version} now, {stored.version} then)"
+                yield find(
+                    f"says {held[odd[0]]:.17g} of {place(int(odd[0]))}, and {stored.function}"
+                    f"{versions if measure.version != stored.version else ''} says {now[odd[0]]:.17g}; of {len(rows)} "
+                    f"samples that were measured again {len(odd)} differ",
+                    again,
+                )
+
+
+def _is_of_header(name: str, number: float, sample: Parts) -> bool:
+    """Whether the header of a part says what a column of media does; of what was not looked at nothing is known."""
+    if np.isnan(number):
+        return True
+    fact, _, part = name.partition(".")
+    by = MediaFilterConfig.parse(None, True, False)
+    for each, data in sample.items():
+        if not isinstance(data, bytes) or part not in ("", each):
+            continue
+        with contextlib.suppress(DecodingError):
+            metadata = read_header(data, len(data), lambda at, count, data=data: data[at : at + count], f"a.{each}", by)
+            if metadata is not None and media_numbers(metadata)[fact] == number:
+                return True
+    return False
+
+
+def _about_columns(location: str, trusted_modules: Collection[str]) -> Iterator[LintFinding]:
+    """What is odd about columns, once they are what was written. Raises IndexFileError where they are not."""
+    columns = open_columns(location)
+    for name in columns.stored:
+        _read_column(columns, name)
+    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
+    yield from (_stale_column(location, name) for name in columns.stale)
+
+
+def _stale_column(location: str, name: str) -> LintFinding:
+    what = f"The column {name!r} is of samples that are not here any more, so it is not given out"
+    return LintFinding(severity="warning", where=location, what=what, way_out="measure again")
 
 
 def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
@@ -594,7 +684,10 @@ def _in_order(
 
 
 def lint_jsonl(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] = lambda *_: None
+    path: str | os.PathLike[str],
+    *,
+    trusted_modules: Collection[str] = (),
+    progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> LintReport:
     """Decode every line of a JSONL file, and compare its index, if there is one, with the lines.
 
@@ -603,6 +696,7 @@ def lint_jsonl(
 
     Args:
         path: The file, or its URL.
+        trusted_modules: Modules whose functions of columns may be called.
         progress: Called now and then with (bytes read, size of the file, problems found).
 
     Raises:
@@ -652,7 +746,10 @@ def lint_jsonl(
     if starts is not None and not (fits and len(starts) == samples + 1):
         way_out = f"run `energon-grain prepare {location}`"
         of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
-    return LintReport.of(location, [*findings, *([of_index] if of_index else [])], shards=1, samples=samples)
+    findings += [of_index] if of_index else []
+    if starts is not None and of_index is None:
+        opened(location, findings, lambda: findings.extend(_about_columns(location, trusted_modules)))
+    return LintReport.of(location, findings, shards=1, samples=samples)
 
 
 def _lines(location: str) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.forms import Form
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
-from energon_grain.media.metadata import AVMetadata, serialize_media_metadata
+from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
@@ -219,12 +219,14 @@ def write_media_columns(
     Returns:
         What a commit is to put, and to remove.
     """
-    from energon_grain.formats.columns import ColumnStage  # a process that scans files needs none of it
+    # A process that scans files needs none of it.
+    from energon_grain.formats.columnar_header import columnar_folder
+    from energon_grain.formats.columns import ColumnFolder, ColumnStage
 
     own = {part: number for number, part in enumerate(parts)} if 1 < len(parts) <= _MOST_PARTS else {}
-    stage = ColumnStage(dataset, staging, function=HEADER_FUNCTION, version=HEADER_VERSION)
+    stage = ColumnStage(ColumnFolder.of(dataset), columnar_folder(staging))
     names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
-    writers = {name: stage.new(name) for name in names}
+    writers = {name: stage.new(name, function=HEADER_FUNCTION, version=HEADER_VERSION) for name in names}
     known = dict.fromkeys(names, 0)
     for scan in scans:
         assert scan.media is not None
@@ -243,7 +245,15 @@ def write_media_columns(
                 known[named] += int(there.sum())
     for name in [name for name in names if not known[name]]:
         stage.drop(name)
-    return stage.finish(content_id, fill=True)
+    below = columnar_folder(Path())
+    put, remove = ([str(below / name) for name in part] for part in stage.finish(content_id, fill=True))
+    return put, remove
+
+
+def media_numbers(metadata: ImageMetadata | AVMetadata) -> dict[str, float | None]:
+    """What the columns of media say of one file."""
+    (facts,) = _FACTS.from_json(b"[" + serialize_media_metadata(metadata)[1].encode() + b"]")
+    return {name: get(facts) for name, get in _COLUMNS.items()}
 
 
 def _values(media: MediaRows) -> npt.NDArray[np.float64]:

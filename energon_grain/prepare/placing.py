@@ -35,14 +35,19 @@ _SIDE_BY_SIDE_BYTES = 16 << 20
 def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
     """Say where a dataset lies that is to be written beside. Raises ConfigError where that cannot be."""
     location = located(root)
-    if is_url(location) and not has_lists(location, storage_settings()):
-        raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+    refuse_read_only(location)
     return open_folder(location)
 
 
+def refuse_read_only(location: str) -> None:
+    """Raise ConfigError for a URL beside which nothing can be written."""
+    if is_url(location) and not has_lists(location, storage_settings()):
+        raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+
+
 @contextlib.contextmanager
-def preparation_lock(folder: Path) -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder.
+def preparation_lock(folder: Path, *, of: str | None = None) -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder, or of another one, of a dataset that is not in the folder around it.
 
     The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
     no other. File systems without locks are passed over.
@@ -56,7 +61,7 @@ def preparation_lock(folder: Path) -> Generator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RefusedError(
-                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+                f"{of or folder.parent}: another process is preparing this dataset. Wait for it, or end it."
             ) from None
         except OSError:
             pass

@@ -19,11 +19,11 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import msgspec
@@ -43,7 +43,7 @@ from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
 from energon_grain.forms import Form
 from energon_grain.media.headers import MediaFilterConfig
-from energon_grain.prepare.executors import own_executor
+from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_tar
 from energon_grain.storage.atomic import naming_when_full
@@ -55,9 +55,6 @@ from energon_grain.storage.settings import StorageSettings, storage_settings, us
 MAX_PART_NAMES = 50
 _TASKS_AHEAD = 1024
 """Shards handed over at a time: enough for a thousand cores, and a bound for the results that may wait here."""
-_ATTEMPTS = 2
-_GIVE_UP_AFTER = 5
-_KEPT = "Shards that were finished are kept: run the same command again, and it starts with them."
 _LISTED_FAILURES = 5
 _MAGIC = b"EGSCAN2\n"
 _HEAD = struct.Struct("<8sIQQ")
@@ -533,9 +530,17 @@ def scan_dataset(
             own = own_executor(num_workers, jobs=len(left), size_bytes=None if remote else size_bytes)
             executor = stack.enter_context(own)
         where = root if remote else os.path.join(os.getcwd(), root)
-        results = _Scans(executor, log, where, storage_settings() if remote else None).run(left, ahead)
+        storage = storage_settings() if remote else None
+        results = outcomes(
+            lambda task: executor.submit(scan_shard, where, task, storage),
+            deque(left),
+            ahead=ahead,
+            named=lambda task: f"{join(where, task.name)}: its scan",
+            salvage=lambda _, returned: log.add(returned) if isinstance(returned, bytes) else None,
+        )
         stack.enter_context(contextlib.closing(results))
-        for result in itertools.chain(known, results):
+        scans = (_logged(log, where, task, returned) for task, returned in results)
+        for result in itertools.chain(known, scans):
             if isinstance(result, Exception):
                 failures.append(result)
                 continue
@@ -552,78 +557,19 @@ def scan_dataset(
     return ScannedDataset(root=root, shards=tuple(found[task] for task in tasks), log=log, shards_reused=len(known))
 
 
-class _Scans:
-    """The tasks that an executor has, and how often each was tried before."""
-
-    def __init__(self, executor: Executor, log: ScanLog, root: str, storage: StorageSettings | None) -> None:
-        self._executor, self._log, self._root, self._storage = executor, log, root, storage
-        self._running: dict[Future[bytes | Exception], tuple[ShardTask, int]] = {}
-        self._done: SimpleQueue[Future[bytes | Exception]] = SimpleQueue()
-        self._failed = 0
-
-    def run(self, tasks: Sequence[ShardTask], ahead: int) -> Generator[ScannedShard | Exception]:
-        """Scan shards; give what came of them in any order, where one failed its error."""
-        try:
-            for task in tasks:
-                while len(self._running) >= ahead or not self._done.empty():
-                    yield from self._wait()
-                self._submit(task)
-            while self._running:
-                yield from self._wait()
-        finally:
-            for future in self._running:
-                if not future.cancel() and future.done() and future.exception() is None:
-                    with contextlib.suppress(OSError, ValueError, TypeError):
-                        self._log.add(future.result())  # type: ignore[arg-type]
-
-    def _submit(self, task: ShardTask, attempt: int = 1) -> None:
-        try:
-            future = self._executor.submit(scan_shard, self._root, task, self._storage)
-        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
-            raise _broken(error) from error
-        self._running[future] = task, attempt
-        future.add_done_callback(self._done.put)
-
-    def _wait(self) -> Iterator[ScannedShard | Exception]:
-        """Wait for a task to end; give what came of it, unless it is tried again."""
-        future = self._done.get()
-        task, attempt = self._running.pop(future)
-        place = join(self._root, task.name)
-        try:
-            returned = future.result()
-        except (BrokenExecutor, CancelledError) as error:
-            raise _broken(error) from error
-        except Exception as error:
-            if attempt < _ATTEMPTS:
-                self._submit(task, attempt + 1)
-                return
-            failure = f"{place}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
-            self._failed += 1
-            if self._failed == _GIVE_UP_AFTER:
-                raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error
-            yield WorkerError(failure)
-            return
-        if isinstance(returned, Exception):
-            yield returned
-            return
-        try:
-            if describe_scan(returned).task != task:
-                raise ValueError("of another shard")
-            yield self._log.add(returned)
-        except ValueError as error:
-            raise WorkerError(
-                f"{place}: what the worker sent is no scan of this shard ({error}). Are the versions of energon-grain "
-                f"there and here the same?"
-            ) from error
-
-
-def _broken(error: BaseException) -> WorkerError:
-    return WorkerError(f"The executor is broken or was shut down ({_describe(error)}). {_KEPT}")
-
-
-def _describe(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def _logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception) -> ScannedShard | Exception:
+    """Note what an executor gave for a shard; where it failed, its error."""
+    if isinstance(returned, Exception):
+        return returned
+    try:
+        if describe_scan(returned).task != task:
+            raise ValueError("of another shard")
+        return log.add(returned)
+    except ValueError as error:
+        raise WorkerError(
+            f"{join(root, task.name)}: what the worker sent is no scan of this shard ({error}). Are the versions of "
+            f"energon-grain there and here the same?"
+        ) from error
 
 
 def _each(root: str) -> Callable[..., Iterable[Any]]:

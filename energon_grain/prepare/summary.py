@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,10 +16,12 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import Columns, StoredColumn, open_columns
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
+from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.location import join
@@ -145,7 +147,7 @@ def summarize_dataset(
         SplitError: The split file that was asked for is damaged.
         ReadError: An object store cannot be reached.
     """
-    folder = open_folder(root)
+    folder = open_data(root)
     with naming(folder):
         return _summarize(folder, split_config, dataset_config)
 
@@ -188,9 +190,14 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
         field_map={} if config is None else dict(config.field_map or {}),
         subflavors={} if config is None else dict(config.subflavors),
         sizes=_bins(powers),
-        columns={name: _summarize_column(columns, name, stored) for name, stored in columns.stored.items()},
+        columns=summarize_columns(columns, columns.stored),
         stale_columns=columns.stale,
     )
+
+
+def summarize_columns(columns: Columns, names: Iterable[str]) -> dict[str, ColumnSummary]:
+    """Describe columns that have files."""
+    return {name: _summarize_column(columns, name, columns.stored[name]) for name in names}
 
 
 def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> ColumnSummary:
@@ -317,6 +324,55 @@ class ArrayForm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetSummary:
+    """What Parquet files hold.
+
+    Attributes:
+        path: The files, as they were named.
+        files: How many.
+        row_groups: In all of them.
+        samples: Number of rows.
+        size_bytes: Of all columns, uncompressed.
+        content_id: Digest of names, sizes and footers of the files.
+        columns: Arrow's type of each, by name.
+        row_group_bytes: Uncompressed, of a row group in the mean, and of the largest.
+    """
+
+    path: str
+    files: int
+    row_groups: int
+    samples: int
+    size_bytes: int
+    content_id: str
+    columns: dict[str, str]
+    row_group_bytes: tuple[int, int]
+
+
+def summarize_parquet(path: str | os.PathLike[str]) -> ParquetSummary:
+    """Describe Parquet files.
+
+    Raises:
+        EnergonGrainError: As `ParquetFiles` does.
+    """
+    files = ParquetFiles(path)
+    sizes = files.groups.extents[:, :, 2].sum(axis=1)
+    types: dict[str, str] = {}
+    for number in range(len(files.names)):
+        if len(types) < len(files.columns):
+            types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
+    return ParquetSummary(
+        path=files.location,
+        files=len(files.names),
+        row_groups=len(sizes),
+        samples=len(files),
+        size_bytes=int(sizes.sum()),
+        content_id=files.content_id,
+        columns={name: types[name] for name in files.columns},
+        row_group_bytes=(int(sizes.mean()), int(sizes.max())),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySummary:
     """What a group of arrays holds; an array is a group of one.
 
@@ -368,6 +424,8 @@ class JsonlSummary:
         size_bytes: Size of the file.
         content_id: Digest of where its samples lie.
         sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
+        columns: As of a dataset.
+        stale_columns: As of a dataset.
     """
 
     path: str
@@ -375,6 +433,8 @@ class JsonlSummary:
     size_bytes: int
     content_id: str
     sizes: tuple[SizeBin, ...]
+    columns: dict[str, ColumnSummary]
+    stale_columns: tuple[str, ...]
 
 
 def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
@@ -384,10 +444,13 @@ def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
     for begin in range(0, len(source), _BLOCK_SAMPLES):
         sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
         powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
+    columns = open_columns(source.file)
     return JsonlSummary(
         path=str(path),
         samples=len(source),
         size_bytes=total_bytes,
         content_id=source.content_id,
         sizes=_bins(powers),
+        columns=summarize_columns(columns, columns.stored),
+        stale_columns=columns.stale,
     )

@@ -105,6 +105,8 @@ class Expression:
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # from YAML it may be anything
             raise ConfigError(f"{where}: expected the text of an expression, such as 'tokens >= 16', got {text!r}")
+        if len(text) > LONGEST:
+            raise ConfigError(f"{where}: an expression of {len(text):,} characters; {LONGEST:,} are the most")
         reader = _Reader(text, where)
         tree = reader.read()
         if not reader.names:
@@ -161,9 +163,6 @@ class _Reader:
         self._bytes = self._text.encode("utf-8", "surrogatepass")
 
     def read(self) -> ast.expr:
-        if len(self._text) > LONGEST:
-            length = f"{len(self._text):,} characters; {LONGEST:,} are the most"
-            raise ConfigError(f"{self._where}: an expression of {length}")
         lead = len(self._text) - len(self._text.lstrip(" "))
         if not self._text:
             raise ConfigError(f"{self._where}: the expression is empty; leave it away to have all samples")
@@ -262,11 +261,14 @@ class _Reader:
         return ast.copy_location(ast.Name(name), node)
 
     def _dotted(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Attribute):
-            return f"{self._dotted(node.value)}.{node.attr}"
-        if not isinstance(node, ast.Name):
+        parts: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if not isinstance(inner, ast.Name):
             self._fail_at(node, 'a dot joins the names of a column only; write column("...") for others')
-        return node.id
+        return ".".join([inner.id, *reversed(parts)])
 
     def _fail_at(self, node: ast.expr, rule: str) -> NoReturn:
         before = self._bytes[: self._lead + node.col_offset].decode("utf-8", "surrogatepass")
@@ -384,6 +386,8 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
     if left.dtype.kind == right.dtype.kind == "i" and not isinstance(node.op, ast.Div):
         literal = right.ndim == 0 and (right >= 0 if isinstance(node.op, ast.Pow) else right != 0)
         if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
+            if _bound(node.op, left, right) < _LARGEST:
+                return np.asarray(compute(left, right))
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
             if about.max(initial=0) >= _LARGEST:
                 written = _text(deepcopy(node))
@@ -393,6 +397,20 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
                 )
             return np.asarray(compute(left, right))
     return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+
+
+def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
+    """No result of an operation of whole numbers is larger than this: most need no closer look, which takes longer."""
+    most, other = (max(abs(int(each.min(initial=0))), abs(int(each.max(initial=0)))) for each in (left, right))
+    match op:
+        case ast.Add() | ast.Sub():
+            return most + other
+        case ast.Mult():
+            return most * other
+        case ast.Pow():
+            return max(most, 1) ** other if other < 64 else _LARGEST
+        case _:
+            return most + 1
 
 
 def _finite(value: _Array) -> _Array:

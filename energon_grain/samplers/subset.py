@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,11 +22,43 @@ _WHOLE = (Fraction(0), Fraction(1))
 
 _BLOCK = 128
 """Samples of a block: 16 bytes of the bitmap, and 8 for what is kept before it, 1.5 bits a sample together."""
-_ONES = np.array([number.bit_count() for number in range(256)], np.uint8)
 _PLACES = np.zeros((256, 8), np.uint8)
 for _byte in range(256):
     _PLACES[_byte, : _byte.bit_count()] = [place for place in range(8) if _byte >> place & 1]
-"""Number of ones of a byte, and (256, 8) where its ones stand, the lowest first."""
+"""(256, 8) where the ones of a byte stand, the lowest first."""
+_U64 = np.uint64
+_EACH, _HIGH = _U64(0x0101010101010101), _U64(0x8080808080808080)
+
+
+def _ones_behind(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """In byte i of each word, how many ones bytes 0 to i have: at most 64.
+
+    Source: S. Vigna, "Broadword implementation of rank/select queries", WEA 2008.
+    """
+    pairs = words - (words >> _U64(1) & _U64(0x5555555555555555))
+    fours = (pairs & _U64(0x3333333333333333)) + (pairs >> _U64(2) & _U64(0x3333333333333333))
+    return (fours + (fours >> _U64(4)) & _U64(0x0F0F0F0F0F0F0F0F)) * _EACH
+
+
+def select(
+    first: npt.NDArray[np.int64], before: npt.NDArray[np.int64], block: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.int64]:
+    """(n,) `first`, and the place behind it of the one bit in `block`, (n, 2), before which `before` ones stand."""
+    word, second = block.T
+    left = before.astype(np.uint64)
+    behind = _ones_behind(word)
+    ones = behind >> _U64(56)
+    later = left >= ones
+    left -= np.where(later, ones, _U64(0))
+    word = np.where(later, second, word)
+    behind = np.where(later, _ones_behind(second), behind)
+    # The byte: as many as end with no more ones behind them than are left; bytes are compared side by side.
+    ended = ((left * _EACH | _HIGH) - behind & _HIGH) >> _U64(7)
+    shift = (ended * _EACH >> _U64(56)) << _U64(3)
+    own = word >> shift & _U64(255)
+    left -= behind << _U64(8) >> shift & _U64(255)
+    place = shift.astype(np.int64) + _PLACES[own.astype(np.intp), left.astype(np.intp)]
+    return first + place + np.where(later, 64, 0)
 
 
 class Selection:
@@ -34,9 +67,10 @@ class Selection:
     The range counts raw samples, those left out too (as in Energon); `len` is the true number that is left. With
     `total=10, start=2, stop=8, excluded=[3, 9]` the raw samples are 2, 4, 5, 6, 7 and the length is 5.
 
-    A range is arithmetic. Where samples inside of it are left out, it holds a bitmap of what is kept and, for each 128
-    bits of it, how many are kept before: 1.5 bits a raw sample, whatever share is kept. The k-th kept sample is found
-    by a binary search for its block, then by counting ones of bytes.
+    A range is arithmetic, and so are samples that are left out by name, which are few. Where a condition decides, a
+    bitmap holds what is kept and, for each 128 bits of it, how many are kept before: 1.5 bits a raw sample, whatever
+    share is kept. The k-th kept sample is found by a binary search for its block, then by counting ones side by side
+    in the bytes of a word.
 
     Attributes:
         total: number of raw samples in the split part.
@@ -47,7 +81,10 @@ class Selection:
         condition: what `where` was told of the condition; None where it was not used.
     """
 
-    __slots__ = ("_before", "_bits", "_length", "condition", "digest", "excluded", "start", "stop", "total")
+    __slots__ = (
+        *("_before", "_bits", "_kept_before", "_length"),
+        *("condition", "digest", "excluded", "start", "stop", "total"),
+    )
 
     def __init__(
         self,
@@ -91,17 +128,17 @@ class Selection:
         self.digest: tuple[int, ...] = ()
         self.condition: Mapping[str, Any] | None = None
         self._length = stop - start - int(ranks.size)
-        self._bits: npt.NDArray[np.uint8] | None = None
-        if ranks.size:
-            bits = np.full(-(-(stop - start) // _BLOCK) * _BLOCK // 8, 0xFF, np.uint8)
-            gone = np.concatenate([ranks - start, np.arange(stop - start, 8 * bits.size)])
-            np.bitwise_and.at(bits, gone >> 3, ~(np.uint8(1) << (gone & 7).astype(np.uint8)))
-            self._keep(bits)
+        # Before excluded sample i of the range lie excluded[i] - start - i kept ones.
+        self._kept_before = ranks - start - np.arange(ranks.size, dtype=np.int64)
+        self._bits: npt.NDArray[np.uint64] | None = None
 
     def _keep(self, bits: npt.NDArray[np.uint8]) -> None:
-        self._bits = bits.reshape(-1, _BLOCK // 8)
+        self._bits = bits.view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         self._before = np.zeros(len(self._bits) + 1, np.int64)
-        np.cumsum(_ONES[self._bits].sum(axis=1, dtype=np.uint8), out=self._before[1:])
+        for begin in range(0, len(self._bits), _BLOCK << 10):
+            ones = _ones_behind(self._bits[begin : begin + (_BLOCK << 10)]) >> _U64(56)
+            self._before[begin + 1 : begin + 1 + len(ones)] = ones.sum(axis=1)
+        np.cumsum(self._before, out=self._before)
         self._length = int(self._before[-1])
 
     def where(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any]) -> Selection:
@@ -111,27 +148,29 @@ class Selection:
             keep: (len(self),) which to keep.
             condition: what decides that, for manifests; JSON-native.
         """
-        if self._bits is not None:
-            before = np.unpackbits(self._bits.reshape(-1), bitorder="little").view(np.bool_)
-            before[before] = keep
-            keep = before
+        assert self._bits is None
+        if self.excluded.size:
+            raw = np.ones(self.stop - self.start, np.bool_)
+            raw[self.excluded - self.start] = False
+            raw[raw] = keep
+            keep = raw
         packed = np.packbits(keep, bitorder="little")
         bits = np.zeros(-(-packed.size // (_BLOCK // 8)) * (_BLOCK // 8), np.uint8)
         bits[: packed.size] = packed
-        narrowed = Selection(self.total, start=self.start, stop=self.stop)
-        narrowed.excluded = self.excluded
+        narrowed = copy(self)
         narrowed._keep(bits)
         narrowed.digest = (fold(bits.tobytes()),)
         narrowed.condition = condition
         return narrowed
 
     def __getstate__(self) -> tuple[Any, ...]:
-        bits = None if self._bits is None else self._bits.reshape(-1)
-        return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._length, bits
+        bits = None if self._bits is None else self._bits.astype("<u8", copy=False).reshape(-1).view(np.uint8)
+        return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, bits
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._length, bits = state
-        self._bits = None
+        total, start, stop, excluded, digest, condition, bits = state
+        Selection.__init__(self, total, start=start, stop=stop, excluded=excluded)
+        self.digest, self.condition = digest, condition
         if bits is not None:
             self._keep(bits)
 
@@ -144,7 +183,12 @@ class Selection:
     @property
     def is_range(self) -> bool:
         """Whether nothing inside of the range is left out."""
-        return self._bits is None
+        return self._bits is None and not self.excluded.size
+
+    @property
+    def has_bitmap(self) -> bool:
+        """Whether a condition decides."""
+        return self._bits is not None
 
     def to_raw(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Give the raw ranks of samples of the selection.
@@ -156,18 +200,31 @@ class Selection:
             A new int64 array of the same shape, in [start, stop).
         """
         if self._bits is None:
-            return indices + np.int64(self.start)
-        wanted = np.asarray(indices, np.int64).reshape(-1)
-        block = np.searchsorted(self._before, wanted, side="right") - 1
-        bits = self._bits[block]
-        behind = np.cumsum(_ONES[bits], axis=1, dtype=np.uint8)  # at most 128
-        left = wanted - self._before[block]  # kept ones of the block before it
-        byte = (behind <= left[:, None].astype(np.uint8)).sum(axis=1)
-        row = np.arange(len(wanted))
-        own = bits[row, byte]
-        left -= behind[row, byte] - _ONES[own]
-        raw = block * _BLOCK + byte * 8 + _PLACES[own, left]
-        return (raw + np.int64(self.start)).reshape(np.shape(indices))
+            raw = indices + np.int64(self.start)
+            if self.excluded.size:
+                raw += np.searchsorted(self._kept_before, indices, side="right")
+            return raw
+        asked = np.asarray(indices, np.int64).reshape(-1)
+        order = np.argsort(asked)  # ascending ones are searched three times as fast
+        raw = np.empty_like(asked)
+        raw[order] = select(*self.blocks_of(asked[order]))
+        return raw.reshape(np.shape(indices))
+
+    def blocks_of(
+        self, indices: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """What `select` finds samples with, for many selections at once; only where there is a bitmap.
+
+        Args:
+            indices: (n,) in [0, len(self)).
+
+        Returns:
+            (n,) raw rank of the first sample of the block of each, (n,) kept ones of the block before it, and (n, 2)
+            the block.
+        """
+        assert self._bits is not None
+        block = np.searchsorted(self._before, indices, side="right") - 1
+        return block * _BLOCK + self.start, indices - self._before[block], self._bits[block]
 
     def raw_run(self, first: int, stop: int) -> slice | None:
         """The raw ranks of samples [first, stop) of the selection; None: they do not follow one another."""

@@ -495,8 +495,9 @@ def _kvstore(url: str, settings: StorageSettings) -> dict[str, Any]:
     address = address_of(url, settings)
     store = address.store
     words: dict[str, Any] = {"driver": address.kind, "path": f"{address.key}/", "bucket": address.bucket}
-    if address.kind == "azure":
-        raise ConfigError(f"{url}: arrays are not read from Azure; copy them to another store, or mount the container")
+    if address.kind in ("azure", "hub"):
+        name = {"azure": "Azure", "hub": "the Hub"}[address.kind]
+        raise ConfigError(f"{url}: arrays are not read from {name}; copy them to another store, or mount the container")
     if address.kind == "http":
         return {"driver": "http", "path": f"/{address.key}/", "base_url": store.endpoint}
     words |= {"endpoint": store.endpoint, "aws_region": store.region, "requester_pays": store.requester_pays}

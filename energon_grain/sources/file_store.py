@@ -282,7 +282,8 @@ class ObjectFileStore(FileStore[bytes]):
     """
 
     def __init__(self, base_url: str | os.PathLike[str]) -> None:
-        self._begin(located(base_url), storage_settings())
+        settings = storage_settings()
+        self._begin(shared_client(settings).pinned(located(base_url)), settings)
 
     def _begin(self, base: str, settings: StorageSettings) -> None:
         if not is_url(base):

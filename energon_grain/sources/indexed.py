@@ -42,6 +42,7 @@ LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
 _FAULT_BYTES = 64 << 10
 _ROW_BYTES = 8
+_SHORT_RUN = 256
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -104,6 +105,7 @@ class SourceOptions(TypedDict, total=False):
     excluded: Sequence[tuple[str, str]]
     where: Expression | None
     selection: Selection | None
+    runs: Sequence[tuple[int, int]] | None
     index_cache_dir: str | os.PathLike[str] | None
     info: DatasetInfo | None
 
@@ -128,9 +130,12 @@ class IndexedSource(Selected):
         # (c,) number of each chosen shard; (c + 1,) samples of these before each; (c,) and what makes the number of a
         # sample in the dataset of its rank among those of the chosen shards.
         self._shard = self._chosen_shards(options.get("shards"))
-        begin = index.shard_first[self._shard]
+        begin, end = index.shard_first[self._shard], index.shard_first[self._shard + 1]
+        self._runs = np.array(options.get("runs") or (), np.int64).reshape(-1, 2)
+        if len(self._runs):
+            begin, end = begin + self._runs[:, 0], begin + self._runs[:, 1]
         self._first = np.zeros(len(self._shard) + 1, np.int64)
-        np.cumsum(index.shard_first[self._shard + 1] - begin, out=self._first[1:])
+        np.cumsum(end - begin, out=self._first[1:])
         self._shift = begin - self._first[:-1]
         total, start, stop = int(self._first[-1]), options.get("start", 0), options.get("stop")
         excluded = options.get("excluded", ())
@@ -223,6 +228,8 @@ class IndexedSource(Selected):
         """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files."""
         chosen = self._selection
         served = fold(self._shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
+        if len(self._runs):
+            served = fold(served, self._runs.tobytes())
         return f"{self._index.content_id[:16]}-{served:016x}"
 
     @property
@@ -270,6 +277,10 @@ class IndexedSource(Selected):
     def numbers(self, indices: Int64Array) -> Int64Array:
         """(n,) number of each sample in the whole dataset, which columns go by. Raises IndexError as `_resolve`."""
         return self._resolve(indices)[0]
+
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample. Raises IndexError as `_resolve`."""
+        return self._index.keys(self.numbers(indices))
 
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
@@ -330,21 +341,25 @@ class IndexedSource(Selected):
             found = self._columns.at(name, numbers)
             self._touch(numbers)
             return found
-        numbers = self._run(range(*indices.indices(len(self))))
-        if numbers is None:
+        runs = self._stretches(range(*indices.indices(len(self))))
+        if not runs:
             return in_pieces(indices, len(self), partial(self.column, name))
-        return self._columns.at(name, numbers)
+        found = [self._columns.at(name, run) for run in runs]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _run(self, indices: range) -> slice | None:
-        """The numbers of samples as a slice; None: they do not follow one another."""
+    def _stretches(self, indices: range) -> list[slice]:
+        """The numbers of samples as slices, one for each stretch of shards; none: they are too scattered."""
         ranks = self._selection.raw_run(indices.start, indices.stop) if indices.step == 1 and indices else None
         if ranks is None:
-            return None
+            return []
         first, last = (np.searchsorted(self._first, [ranks.start, ranks.stop - 1], side="right") - 1).tolist()
         shift = self._shift[first : last + 1]
-        if (shift != shift[0]).any():
-            return None
-        return slice(ranks.start + int(shift[0]), ranks.stop + int(shift[0]))
+        cuts = np.flatnonzero(np.diff(shift)) + 1
+        if len(cuts) > len(indices) // _SHORT_RUN:
+            return []
+        ends = np.concatenate([[ranks.start], self._first[first + cuts], [ranks.stop]])
+        shifts = shift[np.concatenate([[0], cuts])]
+        return [slice(*bounds) for bounds in np.stack([ends[:-1] + shifts, ends[1:] + shifts], 1).tolist()]
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""

@@ -35,6 +35,23 @@ class ReadInRuns(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadInBlocks(ReadInRuns, Protocol):
+    """A source whose samples can only be had with their neighbours, in blocks that lie as they lie."""
+
+    def block_starts(self, at_least: int | None = None) -> Int64Array:
+        """(blocks + 1,) the first sample of each block, and how many samples there are.
+
+        Args:
+            at_least: Small blocks are put together until they have so many samples; None: as many as is best.
+        """
+        ...
+
+    def warn_of_order(self, blocks_at_once: int | None) -> str | None:
+        """What to warn of where an order is in so many blocks at a time (None: in all); None: nothing."""
+        ...
+
+
 def remote_run(total_bytes: int, samples: int) -> int | None:
     """Samples in 4 MiB, or None where that is one or less.
 

@@ -15,6 +15,7 @@ from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.formats.tar.index import check_shards
 from energon_grain.formats.tar.names import split_member_name
+from energon_grain.samplers.subset import select
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
@@ -42,6 +43,7 @@ class WebDatasetSource(IndexedSource):
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
         where: Which of the others to serve, by their columns; default: all.
         selection: For copies in other processes: what the four above came to.
+        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
         info: What its `.info.json` says, where that was read already.
 
@@ -247,7 +249,12 @@ class WebDatasetGroup:
         self._shard = np.concatenate([source._shard for source in sources])
         self._start = np.array([source._selection.start for source in sources])
         self._length = np.array([len(source) for source in sources])
-        self._excluding = [number for number, source in enumerate(sources) if not source._selection.is_range]
+        # Of those that are no plain ranges: their numbers, without and with a bitmap.
+        others = [(number, source._selection) for number, source in enumerate(sources)]
+        self._excluding, self._narrowed = (
+            [number for number, each in others if not each.is_range and each.has_bitmap is bitmap]
+            for bitmap in (False, True)
+        )
         self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
         self._checked = np.zeros(self._first_file[-1], np.bool_)
 
@@ -333,6 +340,14 @@ class WebDatasetGroup:
         for number in self._excluding:
             (own,) = np.nonzero(which == number)
             rank[own] = self._sources[number]._selection.to_raw(indices[own]) + self._begin[number]
+        if self._narrowed:
+            begin = np.searchsorted(which, self._narrowed)
+            stop = np.searchsorted(which, self._narrowed, side="right")
+            here = [run for run in zip(self._narrowed, begin.tolist(), stop.tolist(), strict=True) if run[1] < run[2]]
+            found = [self._sources[number]._selection.blocks_of(indices[first:last]) for number, first, last in here]
+            if found:
+                own = np.concatenate([np.arange(first, last) for _, first, last in here])
+                rank[own] = select(*map(np.concatenate, zip(*found, strict=True))) + self._begin[which[own]]
         place = np.searchsorted(self._first, rank, side="right") - 1
         return rank + self._shift[place], self._shard[place]
 

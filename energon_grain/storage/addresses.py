@@ -25,16 +25,17 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 from energon_grain.storage.settings import StorageSettings, StoreSettings, as_msc, check_endpoint, storage_settings
 
-_KINDS = {"gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
+_KINDS = {"hf": "hub", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
 """Schemes that differ from the kind of store that they stand for."""
 _PROVIDERS = dict.fromkeys(("s3", "s8k", "gcs_s3"), "s3://") | {"gcs": "gs://", "azure": "az://", "file": "file:///"}
 """Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
 _Keys = tuple[tuple[str, Any], ...]
 _GOOGLE = "https://storage.googleapis.com"
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
+_HUB_DATASET = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.*))?", re.IGNORECASE | re.DOTALL)
 _AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
 _IF_PUBLIC = "set `anonymous: true` for it in the storage settings if it is public"
 _AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
@@ -49,8 +50,8 @@ class Address:
     """Where an object or folder lies.
 
     Attributes:
-        kind: `s3`, `gcs`, `azure`, `http`, `memory`, or `file`: this machine.
-        bucket: Or container; empty where the store has none.
+        kind: `s3`, `gcs`, `azure`, `http`, `hub` (of Hugging Face), `memory`, or `file`: this machine.
+        bucket: Or container, or dataset of the Hub with its revision; empty where the store has none.
         key: There, without slashes at its ends; of this machine, the path.
         store: How the store is reached, with what the environment says.
         keys: Credentials of a profile of the Multi-Storage Client, in obstore's words.
@@ -130,6 +131,8 @@ def address_of(url: str, settings: StorageSettings) -> Address:
         # Names are encoded again on their way.
         key = unquote(parts.path).strip("/")
         return Address(kind, "", key, StoreSettings(endpoint=f"{parts.scheme}://{parts.netloc}"))
+    if kind == "hub":
+        return _hub_address(url, real, store)
     bucket, _, key = rest.partition("/")
     if not bucket:
         raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
@@ -159,6 +162,23 @@ def address_of(url: str, settings: StorageSettings) -> Address:
             endpoint = f"https://{account}.blob.core.windows.net"
     store = msgspec.structs.replace(store, endpoint=endpoint and endpoint.rstrip("/"), region=region)
     return Address(kind, bucket, key, store, keys)
+
+
+def _hub_address(url: str, real: str, store: StoreSettings) -> Address:
+    revision = revision_of(real)
+    plain = _HUB_DATASET.fullmatch(without_revision(real))
+    if plain is None or revision == "":
+        raise ConfigError(
+            f"{url}: of the Hub datasets are read; write hf://datasets/OWNER/NAME, or "
+            "hf://datasets/OWNER/NAME@REVISION, and a folder or file behind it (a slash in a revision is %2F)"
+        )
+    for name in ("region", "profile", "requester_pays"):
+        if getattr(store, name):
+            raise ConfigError(f"{url}: the storage settings give a {name}, which the Hub does not know; leave it out")
+    endpoint = store.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    check_endpoint(endpoint, "HF_ENDPOINT")
+    store = msgspec.structs.replace(store, endpoint=endpoint.rstrip("/"))
+    return Address("hub", f"{plain[1]}@{unquote(revision or 'main')}", (plain[2] or "").strip("/"), store)
 
 
 def has_lists(url: str, settings: StorageSettings) -> bool:

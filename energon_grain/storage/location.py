@@ -6,15 +6,17 @@ import os
 import posixpath
 import re
 import warnings
+from collections.abc import Callable
 from urllib.parse import quote
 
 from energon_grain.errors import ConfigError
 
-STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory")
+STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "hf")
 """Schemes of stores. `file://` is a path of this machine."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")
+_HUB = re.compile(r"(hf://datasets/[^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]*))?(?=/|$)", re.IGNORECASE)
 _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 
 
@@ -49,13 +51,49 @@ def absolute(written: str, folder: str) -> str:
         return located(written)
     base = _URL.match(folder)
     if base is not None and not written.startswith("/"):
-        bucket, _, key = folder[base.end() :].partition("/")
+        repository = _HUB.match(folder)
+        cut = folder.find("/", base.end() if repository is None else repository.end())
+        bucket, key = (folder[base.end() :], "") if cut < 0 else (folder[base.end() : cut], folder[cut + 1 :])
         path = posixpath.normpath(posixpath.join(key, written)).lstrip("/") or "."
         if path.split("/")[0] == "..":
             whole = folder if written == "." else f"{folder}/{written}"
-            raise ConfigError(f"{whole}: `..` leads out of the bucket")
+            raise ConfigError(f"{whole}: `..` leads out of the {'bucket' if repository is None else 'dataset'}")
         return folder[: base.end()] + (bucket if path == "." else f"{bucket}/{path}".lstrip("/"))
     return os.path.normpath(os.path.join(folder, written))
+
+
+def revision_of(url: str) -> str | None:
+    """The branch, tag or commit that a URL of the Hub names, as it is written; None: it names none, or is no such URL.
+
+    >>> revision_of("hf://datasets/team/captions@main/train")
+    'main'
+    """
+    found = _HUB.match(url)
+    return None if found is None else found[2]
+
+
+def without_revision(url: str) -> str:
+    """A location without the revision that it names, if it does.
+
+    >>> without_revision("hf://datasets/team/captions@main/train")
+    'hf://datasets/team/captions/train'
+    """
+    return with_revisions(url, lambda _: "")
+
+
+def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
+    """A location, or a list of them, with other revisions of the datasets of the Hub.
+
+    Args:
+        text: One URL or several.
+        revision_for: Gives the revision to write for the URL of a dataset; empty: none.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        revision = revision_for(found[0])
+        return f"{found[1]}@{revision}" if revision else found[1]
+
+    return _HUB.sub(written, text)
 
 
 def check_url(url: str) -> str:
@@ -134,15 +172,17 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
     text = os.fspath(path)
     lost = _LOST_SLASH.search(text)
     if lost is None:
-        hint = ". Patterns are not expanded: give the folder of the dataset" if _PATTERN.search(text) else ""
+        hint = ". Only patterns of tars are expanded: give the folder" if _PATTERN.search(text) else ""
         return f"{text}: no such {what}{hint}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
 
 
 def name_of(location: str) -> str:
-    """The last step of a location."""
-    return posixpath.basename(location.rstrip("/") if is_url(location) else os.path.normpath(location))
+    """The last step of a location; a dataset of the Hub is called the same in every revision."""
+    if not is_url(location):
+        return os.path.basename(os.path.normpath(location))
+    return posixpath.basename(without_revision(location).rstrip("/"))
 
 
 def folder_of(location: str) -> str:

@@ -46,13 +46,16 @@ class Mirror:
         url: The folder.
         client: Reads it.
 
+    Raises:
+        ReadError: The Hub does not say of which commit it is.
+
     Attributes:
-        url: As given, without its last slashes.
+        url: As given, without its last slashes; of the Hub, with the commit.
         folder: Where the copies lie, at the paths that they have in the folder.
     """
 
     def __init__(self, url: str, client: ObjectClient) -> None:
-        self.url = located(url)
+        self.url = client.pinned(located(url))
         self._client = client
         address = address_of(self.url, client.settings)
         # What tells places apart, and not names: programs may give one name to several places.

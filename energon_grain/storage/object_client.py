@@ -22,13 +22,14 @@ import msgspec
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.location import scheme_of
+from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.object_stores import (
     GIVEN_UP,
     Answered,
     Begin,
     Fetched,
     LateAnswerError,
-    ObjectError,
     ObjectStores,
     in_list,
     is_forked,
@@ -124,6 +125,20 @@ class ObjectClient:
         """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
         return self._repeated(lambda _: self._stores.list(url), f"listing {url}", url)
 
+    def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
+        """Size and generation of the objects below a folder, by names relative to it. Raises ReadError."""
+        return self._repeated(lambda _: self._stores.list_versions(url), f"listing {url}", url)
+
+    def pinned(self, url: str) -> str:
+        """A URL of the Hub with the commit that its revision stands for, once a process; others as they are.
+
+        Raises:
+            ReadError: The Hub does not say.
+        """
+        if scheme_of(url) != "hf":
+            return url
+        return self._repeated(lambda _: self._stores.pinned(url), f"looking up the revision of {url}", url)
+
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole or not at all; give its generation. Raises ReadError."""
         return self._repeated(lambda _: self._stores.write(url, data), f"writing {url}", url)
@@ -172,10 +187,16 @@ class ObjectClient:
                         f"{error.way_out and '; '}{error.way_out}"
                     ) from None
                 attempt += 1
+                wait_s = error.wait_s
                 _logger.warning(
-                    "%s failed (%s); attempt %d of %d in %.2g s", doing, error, attempt, settings.attempts, pause_s
+                    "%s failed (%s); attempt %d of %d in %.2g s",
+                    doing,
+                    error,
+                    attempt,
+                    settings.attempts,
+                    wait_s + pause_s,
                 )
-            paused_s = pause_s * random.uniform(0.5, 1.0)  # so that many readers do not come back all at once
+            paused_s = wait_s + pause_s * random.uniform(0.5, 1.0)  # so that many readers do not come back all at once
             pause(paused_s)
             count(paused_s=paused_s)
             pause_s = min(2 * pause_s, settings.longest_pause_s)

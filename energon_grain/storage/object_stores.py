@@ -9,29 +9,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
+from energon_grain.storage.hub import HubStore
+from energon_grain.storage.location import with_revisions
+from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket
 from energon_grain.storage.settings import StorageSettings
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""
 GIVEN_UP = "its result is no longer needed"
 """What is said of a request that ends because the program or the reader does."""
-_ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
-"""How obstore ends the message of a failure that a server told."""
-_REQUEST = re.compile(r"^.*Error performing \w+ \S+ in \S+ - |^Generic \w+ error: ")
-_XML = re.compile(r"<(Code|Message)>([^<]*)</")
-_MESSAGE_CHARACTERS = 300
-_BUSY = (408, 429)
-"""Answers that ask for patience; others of 300 to 499 would come again."""
-_IDENTITY = "http://169.254.169.254/"
-"""Who is asked for the identity of a machine in the cloud."""
 
 
 class Pieces(Protocol):
@@ -95,22 +90,6 @@ def _nothing() -> None:
     pass
 
 
-class ObjectError(Exception):
-    """A request failed.
-
-    Attributes:
-        passing: Whether the same request may succeed in a while.
-        out_of_range: Whether the object ends before the range does.
-        way_out: What to do about it; empty: nothing is known.
-    """
-
-    def __init__(self, message: str, passing: bool, out_of_range: bool = False, way_out: str = "") -> None:
-        super().__init__(message)
-        self.passing = passing
-        self.out_of_range = out_of_range
-        self.way_out = way_out
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """An object or folder in an open store.
@@ -135,56 +114,9 @@ class _Place:
         tag = told.get("e_tag")
         return UNVERSIONED if tag is None else self.mark + tag.encode()
 
-    @contextlib.contextmanager
-    def failures(self) -> Any:
+    def failures(self) -> contextlib.AbstractContextManager[None]:
         """Failures of obstore become ObjectErrors, but for the objects that are not there."""
-        from obstore.exceptions import BaseError
-
-        try:
-            yield
-        except FileNotFoundError as error:
-            if _is_no_bucket(str(error)):
-                raise self._failed(error) from None
-            raise
-        except BaseError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: Exception) -> ObjectError:
-        from obstore.exceptions import GenericError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
-
-        text, _, details = str(error).partition("\n\nDebug source:\n")
-        if _is_no_bucket(text):
-            region = ", its region" if self.address.kind == "s3" else ""
-            return ObjectError(
-                f"there is no bucket {self.address.bucket!r} at {self.address.service}",
-                passing=False,
-                way_out=f"check its name{region} and {self.address.where_said}",
-            )
-        answer = _ANSWER.search(text)
-        told = _REQUEST.sub("", text)
-        if answer is not None:
-            words = dict(_XML.findall(answer[3]))
-            named = ": ".join(words[part] for part in ("Code", "Message") if part in words) or answer[2].strip()
-            told = f"{named} (HTTP {answer[1]})"
-        told = " ".join(told.split())[:_MESSAGE_CHARACTERS]
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return ObjectError(f"access denied: {told}", passing=False, way_out=self.address.sign_in)
-        if "kind: Connect" in details and ("dns error" in details or "ConnectionRefused" in details):
-            why = "its name is not known" if "dns error" in details else "nothing answers there"
-            way_out = f"check {self.address.where_said}"
-            return ObjectError(f"cannot connect to {self.address.service}: {why}", passing=True, way_out=way_out)
-        if "kind: Timeout" in details:
-            return ObjectError(f"no answer within {self.timeout_s:g} s", passing=True)
-        lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in _BUSY
-        way_out = self.address.sign_in if _IDENTITY in text else ""
-        if isinstance(error, NotSupportedError):
-            way_out = "this web server sends only whole files, let one that sends parts of them serve the data"
-            lasting = True
-        return ObjectError(told, passing=isinstance(error, GenericError) and not lasting, way_out=way_out)
-
-
-def _is_no_bucket(text: str) -> bool:
-    return any(words in text for words in ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"))
+        return in_our_words(self.address, self.timeout_s)
 
 
 class ObjectStores:
@@ -197,6 +129,7 @@ class ObjectStores:
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
         self._stores: dict[Any, Any] = {}
+        self._opening = threading.Lock()
 
     def read(
         self,
@@ -244,7 +177,7 @@ class ObjectStores:
                     came += len(piece)
                     pieces.append(piece)
             except FileNotFoundError as error:
-                if _is_no_bucket(str(error)):
+                if is_no_bucket(str(error)):
                     raise
                 return None
             except NotModifiedError:
@@ -252,7 +185,7 @@ class ObjectStores:
                 return Fetched(None, known)
             except GenericError as error:
                 # What begins at the end of an object or behind it is refused, by each store in other words.
-                answer = _ANSWER.search(str(error))
+                answer = ANSWER.search(str(error))
                 if start is None or (answer is not None and answer[1] != "416"):
                     raise
                 # Of an empty object Azure's emulator names a range that nobody can read.
@@ -282,22 +215,34 @@ class ObjectStores:
                     except (GenericError, NotSupportedError):  # an empty one has no first byte
                         told = place.store.get(place.key).meta
             except FileNotFoundError as error:
-                if _is_no_bucket(str(error)):
+                if is_no_bucket(str(error)):
                     raise
                 return None
         return Fetched(None, place.generation(told), told["size"], modified=told["last_modified"])
 
     def list(self, url: str) -> list[str]:
         """Keys below a folder, relative to it, sorted."""
+        return sorted(self.list_versions(url))
+
+    def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
+        """Size and generation of what lies below a folder, by keys relative to it."""
         place = self._place(url)
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = {each["path"]: each["size"] for page in place.store.list(place.key or None) for each in page}
+            found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
         skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
-        return sorted(path[skipped:] for path, size in found.items() if size or path not in folders)
+        return {
+            path[skipped:]: (told["size"], place.generation(told))
+            for path, told in found.items()
+            if told["size"] or path not in folders
+        }
+
+    def pinned(self, url: str) -> str:
+        """A URL of the Hub with the commit in the place of a revision, which is looked up once; others as they are."""
+        return with_revisions(url, lambda dataset: self._place(dataset).store.commit)
 
     def write(self, url: str, data: bytes) -> bytes:
         """Put an object, whole; give its generation."""
@@ -323,12 +268,27 @@ class ObjectStores:
     def _place(self, url: str) -> _Place:
         global _used
         address = address_of(url, self._settings)
+        if address.kind == "hub":
+            return self._place_in_hub(address)
         name = (address.kind, address.bucket, address.store, address.keys)
         if name not in self._stores:
             _used = True
             self._stores[name] = open_store(address, url, self._settings.timeout_s)
         mark = _mark_of_memory() if address.kind == "memory" else b""
         return _Place(address, self._stores[name], mark, self._settings.timeout_s)
+
+    def _place_in_hub(self, address: Address) -> _Place:
+        """Where it lies in the store of its commit, whatever revision leads there."""
+        global _used
+        timeout_s = self._settings.timeout_s
+        with self._opening:
+            name: Any = (address.bucket, address.store)
+            if name not in self._stores:
+                _used = True
+                found = HubStore(address, Path(self._settings.cache_folder, "hub"), timeout_s)
+                repository = address.bucket.partition("@")[0]
+                self._stores[name] = self._stores.setdefault((f"{repository}@{found.commit}", address.store), found)
+        return _Place(address, self._stores[name], b"", timeout_s)
 
 
 @functools.cache

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
+from energon_grain.storage.location import scheme_of, without_revision
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
@@ -92,10 +93,14 @@ class RemoteFiles:
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
         """The bytes of each object from `starts[i]` to its end: one request each, side by side. See `ByteStore`."""
+        if _are_listed(paths):
+            return self._kept_spans(paths, starts, [self.size(path) for path in paths])
         return self._client.map(lambda tail: self.versions.tail(*tail), list(zip(paths, starts, strict=True)))
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
         """See `ByteStore`: one small request each, side by side, past the cache."""
+        if _are_listed(paths):
+            return self._kept_spans(paths, starts, [start + size_bytes for start in starts])
 
         def look(at: tuple[str, int]) -> bytes:
             path, start = at
@@ -141,6 +146,15 @@ class RemoteFiles:
             if found[place] is None:  # what one page of it brings evicts another
                 found[place] = b"".join(self.versions.read(paths[number], versions[number], begin, end, list))
         return found  # type: ignore[return-value]
+
+    def _kept_spans(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """Bytes that a look takes: pages with the first and last samples, so that they are there offline, too."""
+        for path, start, stop in zip(paths, starts, stops, strict=True):
+            if not start <= stop <= self.size(path):
+                raise RangeError(
+                    f"{path}: the object ends before byte {max(start, stop)} (it has {self.size(path)} bytes)"
+                )
+        return self.read_spans(paths, np.arange(len(paths)), np.array(starts), np.array(stops))
 
     @property
     def keeps_on_disk(self) -> bool:
@@ -255,6 +269,11 @@ class RemoteFiles:
         return requests
 
 
+def _are_listed(paths: Sequence[str]) -> bool:
+    """Whether the version of each is known without asking for it: those of the Hub stand in its lists."""
+    return len(paths) > 0 and scheme_of(paths[0]) == "hf"
+
+
 def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
     """Bytes [start, stop) from what was fetched and what is cached; None where something is missing."""
     parts: list[bytes] = []
@@ -355,7 +374,11 @@ class ObjectVersions:
             StaleIndexError: It has been read in another version.
         """
         keeps = self._cache is not None and generation != UNVERSIONED
-        pages = self._cache.open(path, generation, size_bytes) if self._cache is not None and keeps else None
+        pages = (
+            self._cache.open(without_revision(path), generation, size_bytes)
+            if self._cache is not None and keeps
+            else None
+        )
         version = Version(size_bytes, generation, pages)
         known = self._known.setdefault(path, version)
         if known != version:

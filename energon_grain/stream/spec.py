@@ -23,6 +23,7 @@ from energon_grain.sources.costs import Costs
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
+from energon_grain.storage.location import revision_of
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -416,7 +417,10 @@ class StreamSpec:
             raise StateError(f"the state's 'plans' do not fit this dataset: {error}") from error
 
     def manifest(self) -> dict[str, Any]:
-        """Every setting that changes the order, and what each leaf holds; JSON-native."""
+        """Every setting that changes the order, and what each leaf holds; JSON-native.
+
+        Of data on the Hub it says of which commit they are, too: another commit with the same data is no change.
+        """
         balance = None if self.batch is None else self.batch.balance
         return {
             **({} if balance is None else {"balance": self._manifest_of(balance)}),
@@ -436,6 +440,7 @@ class StreamSpec:
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
                     **_where(leaf.leaf.source),
+                    **({} if revision_of(leaf.leaf.path) is None else {"commit": leaf.leaf.path}),
                 }
                 for number, leaf in enumerate(self.leaves)
             },
@@ -450,8 +455,11 @@ class StreamSpec:
         }
 
     def fingerprint(self) -> str:
-        """32 hex digits that change with anything in the manifest."""
-        text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
+        """32 hex digits that change with anything in the manifest, commits aside."""
+        manifest = self.manifest()
+        for leaf in manifest["leaves"].values():
+            leaf.pop("commit", None)
+        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

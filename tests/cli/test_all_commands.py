@@ -54,6 +54,7 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["prepare-media", "text", "--media-metadata-by-header"], {"samples": 24}),
     (["prepare", "lines.jsonl"], {"samples": 1, "path": "lines.jsonl"}),
     (["prepare", "mix.yaml"], {"removed": []}),
+    (["measure", "text", "--column", "parts=builtins:len"], {"samples": 24, "path": "text"}),
     (["convert", "text", "records"], {"samples": 24, "container": "array-record", "target": "records"}),
     (["info", "text"], {"samples": 24, "path": "text"}),
     (["info", "mix.yaml", "--plot", "mix.svg"], {"samples": 36, "endless": True}),

@@ -27,12 +27,10 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
+    measure_dataset,
 )
 from energon_grain.errors import IndexFileError, KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columns import ColumnStage
-from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
-from energon_grain.formats.data_folder import open_folder
 from energon_grain.loader.data_source import EnergonDataSource
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -47,12 +45,7 @@ NAN = float("nan")
 
 def measure(root: Path, **columns: Any) -> None:
     """Write columns, as measuring does."""
-    staging = new_staging_folder(root)
-    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
-    for name, numbers in columns.items():
-        stage.new(name).append(np.asarray(numbers, np.float64))
-    put, remove = stage.finish(open_columnar(root).content_id)
-    commit_staged(root, staging, put=put, remove=remove)
+    measure_dataset(root, attach={name: np.asarray(numbers, np.float64) for name, numbers in columns.items()})
 
 
 @pytest.fixture
@@ -269,7 +262,7 @@ def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
 def test_stale_columns_are_refused(root: Path, tmp_path: Path) -> None:
     other = Path(make_text_dataset(tmp_path / "new", n=N - 1, shards=4))
     (other / ".nv-meta/columnar/columns.json").write_bytes((root / ".nv-meta/columnar/columns.json").read_bytes())
-    with pytest.raises(KeyNotFoundError, match=r"make it again: `energon-grain measure .*new --column tokens=m:f`"):
+    with pytest.raises(KeyNotFoundError, match=r"make it again: `energon-grain measure .*new --attach tokens=FILE`"):
         val(other, where="tokens > 1")
 
 

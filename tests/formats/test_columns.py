@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from energon_grain.errors import IndexFileError, KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnFolder, ColumnStage
-from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
+from energon_grain.formats.commit_journal import new_staging_folder
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.testing import make_text_dataset
 
@@ -30,13 +31,14 @@ def put(
     root: Path, content_id: str | None = None, *, fill: bool = False, version: int = 1, **columns: np.ndarray
 ) -> None:
     staging = new_staging_folder(root)
-    stage = ColumnStage(open_folder(root), staging, function="tests:measure", version=version)
+    stage = ColumnStage(ColumnFolder.of(open_folder(root)), columnar_folder(staging))
     for name, values in columns.items():
-        writer = stage.new(name.replace("__", "."), values.dtype)
+        writer = stage.new(name.replace("__", "."), values.dtype, function="tests:measure", version=version)
         for piece in np.array_split(values, 3):
             writer.append(piece)
     put, remove = stage.finish(content_id or open_columnar(root).content_id, fill=fill)
-    commit_staged(root, staging, put=put, remove=remove)
+    ColumnFolder.of(open_folder(root)).put_in_place(columnar_folder(staging), put=put, remove=remove)
+    shutil.rmtree(root / ".nv-meta/.prepare")
 
 
 def file_of(root: Path, name: str) -> Path:

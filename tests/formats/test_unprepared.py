@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from arrays import write_group
+from cli_runs import run
 from object_server import Bucket, Fault
 from web_server import running_web_server
 
-from energon_grain import StorageSettings, use_storage
+from energon_grain import StorageSettings, Stream, get_train_dataset, use_storage
 from energon_grain.errors import DatasetNotFoundError
 from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.nv_meta import not_prepared, read_info
@@ -76,3 +79,19 @@ def test_of_a_web_server_prepare_is_not_advised(folder: Path, tmp_path: Path) ->
             f"{server.url}/bare: no .nv-meta/.info.json is served there: check the URL, or prepare the folder on its "
             "own machine"
         )
+
+
+@pytest.mark.parametrize(("ending", "command"), [("gz", "gzip -dk"), ("zst", "zstd -d")])
+def test_compressed_lines(tmp_path: Path, bucket: Bucket, ending: str, command: str) -> None:
+    file = tmp_path / f"my lines.jsonl.{ending}"
+    file.write_bytes(b"\x1f\x8b")
+    url = bucket.upload(tmp_path, "lines") + f"/{file.name}"
+    usual: dict[str, Any] = {"batch_size": 1, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    unpack = f"unpack it by `{command} 'NAME'` into a .jsonl file"
+    for at, name, copied in ((file, str(file), ""), (url, file.name, "copy it to this machine, and ")):
+        said = re.escape(copied + unpack.replace("NAME", name))
+        with pytest.raises(DatasetNotFoundError, match=f"is compressed as a whole, .* by itself; {said}"):
+            Stream.of(get_train_dataset(at, **usual))
+    for command_line in ("prepare", "info"):
+        done = run(command_line, file)
+        assert "unpack it by" in str(done.exception)

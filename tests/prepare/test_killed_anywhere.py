@@ -28,8 +28,11 @@ CHANGES = {
     "media of files": 2,
     "join": 2,
     "lines": 1,
+    "measure": 2,
+    "measure lines": 2,
     "convert": 3,
     "first use": 2,
+    "first use of bare tars": 2,
     "first use of a join": 3,
     "first use of lines": 1,
 }

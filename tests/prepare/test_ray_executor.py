@@ -153,6 +153,27 @@ def test_a_killed_driver_goes_on_from_the_command_line(cluster: str, root: Path,
     assert outputs(root) == prepared_here(root)
 
 
+MEASURED = """
+import json, sys
+from energon_grain import measure_dataset, open_columns
+from energon_grain.prepare import RayExecutor
+
+def number(parts):
+    return json.loads(parts["json"])["i"]
+
+with RayExecutor(sys.argv[1]) as executor:
+    report = measure_dataset(sys.argv[2], {"i": number, "parts": "builtins:len"}, executor=executor)
+columns = open_columns(sys.argv[2])
+print(report.samples, columns["i"].tolist() == [*range(report.samples)], set(columns["parts"].tolist()))
+"""
+
+
+def test_functions_of_the_program_measure_on_a_cluster(cluster: str, root: Path, run_script: RunScript) -> None:
+    prepare_dataset(root, num_workers=0, split_ratio={"all": 1}, crude=True)
+    done = run_script(MEASURED, cluster, root)
+    assert done.stdout.splitlines()[-1:] == [f"{10 * COUNT} True {{2}}"], done.stderr
+
+
 AN_EXECUTOR = """
 import os, sys, time
 import ray

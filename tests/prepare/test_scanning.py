@@ -146,7 +146,7 @@ def test_other_errors_are_tried_once_more(root: Path) -> None:
             raise MemoryError("node 7 is full\nand more")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. Shards"):
+    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. What"):
         prepare(root, executor)
     assert len(executor.calls) == COUNT + 2
     assert prepare(root, executor).shards_reused == COUNT - 1
@@ -159,7 +159,7 @@ def test_an_executor_that_always_fails_is_given_up(root: Path) -> None:
             raise ModuleNotFoundError("No module named 'energon_grain'")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"on 5 shards.*No module named.*finished are kept"):
+    with pytest.raises(WorkerError, match=r"on 5 tasks.*No module named.*finished is kept"):
         prepare(root, executor, num_workers=1)
     assert len(executor.calls) == 1 + 2 * 5
     assert reused(root) == 1
@@ -238,7 +238,7 @@ def test_a_pool_that_breaks_keeps_what_is_finished(root: Path) -> None:
 
     with (
         Busy(1, mp_context=multiprocessing.get_context("spawn")) as executor,
-        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with them"),
+        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with that"),
     ):
         prepare(root, executor, progress=kill)
     assert reused(root) == COUNT - 1
@@ -428,5 +428,5 @@ def test_a_shard_whose_worker_dies_is_tried_again_and_then_named(tmp_path: Path)
     assert done.stderr == ""
     failed, reused = done.stdout.splitlines()
     assert failed.startswith(f"WorkerError {deadly}: its scan failed 2 times, last with WorkerError: the worker proc")
-    assert failed.endswith("run the same command again, and it starts with them.")
+    assert failed.endswith("run the same command again, and it starts with that.")
     assert reused == "3"

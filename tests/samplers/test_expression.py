@@ -84,6 +84,9 @@ def test_text_is_normalised_and_names_are_found() -> None:
     flat = "a > 1 and b and c and d > 1"
     for text in (flat, f"(({flat}))", "(a>1 and b) and (c and(d>1))"):
         assert Expression.parse(text, where="here").text == flat
+    assert Expression.parse("a<" * 4000 + "a", where="here").holds(lambda _: np.arange(3)).tolist() == [False] * 3
+    long = "a" + ".b" * 900
+    assert Expression.parse(f"{long} > 1", where="here").names == (long,)
     text = "not (a and not b) or ((c or d > 1) and e)"
     assert Expression.parse(text, where="here").text == text
     one = Expression.parse("(tokens>=16)and( a.b.c<column('x') or column('bytes.0.jpg')>1 )", where="here")

@@ -63,6 +63,34 @@ def expected_lap(order: LeafOrder, lanes: int, lap: int) -> list[tuple[int, int]
     return [(value % order.n, lap * order.passes + value // order.n) for value in values]
 
 
+def expected_lap_as_they_lie(order: LeafOrder, lanes: int, lap: int) -> list[tuple[int, int]]:
+    """The same where the source names the blocks."""
+    assert order.starts is not None
+    total, bounds = order.n * order.passes, order.starts.tolist()
+    blocks = [
+        list(range(turn * order.n + begin, turn * order.n + end))
+        for turn in range(order.passes)
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    slots = [blocks[i] for i in perm(len(blocks), key(order, "blocks", lap))]
+    windows = [sum(slots[at : at + order.window], []) for at in range(0, len(slots), order.window)]
+    lanes = 1 if order.runs else lanes
+    stretches: list[list[int]] = []
+    start = 0
+    for stretch in range(lanes):
+        stop = start + total // lanes + (stretch < total % lanes)
+        mixed: list[int] = []
+        at = 0
+        for window in windows:
+            begin, places = max(start, at), window[max(start - at, 0) : max(stop - at, 0)]
+            mixed += [places[i] for i in perm(len(places), key(order, "window", lap, begin))] if places else []
+            at += len(window)
+        stretches.append(mixed)
+        start = stop
+    values = [stretches[place % lanes][place // lanes] for place in range(total)]
+    return [(value % order.n, lap * order.passes + value // order.n) for value in values]
+
+
 def draws(order: LeafOrder, lanes: int, start: int, stop: int) -> list[tuple[int, int]]:
     index, epoch = LeafTable([order], lanes).draw(0, np.arange(start, stop))
     return list(zip(index.tolist(), epoch.tolist(), strict=True))
@@ -81,6 +109,34 @@ def test_draws_are_those_of_the_written_rules() -> None:
     for order, lanes in ORDERS:
         total = order.n * order.passes
         assert draws(order, lanes, 0, 2 * total) == expected_lap(order, lanes, 0) + expected_lap(order, lanes, 1), order
+
+
+AS_THEY_LIE = [
+    (LeafOrder(n=sum(sizes), key=fold("lie", *sizes), block=2, starts=np.cumsum([0, *sizes]), **options), lanes)
+    for sizes in ([1], [5], [3, 1, 4, 1, 5, 9, 2, 6], [2, 2, 2], [1] * 9)
+    for options in ({}, {"window": 3}, {"passes": 3}, {"window": 2, "passes": 2, "runs": True})
+    for lanes in (1, 3, 8)
+]
+
+
+@pytest.mark.parametrize(("order", "lanes"), AS_THEY_LIE)
+def test_blocks_as_they_lie(order: LeafOrder, lanes: int) -> None:
+    total = order.n * order.passes
+    drawn = draws(order, lanes, 0, 3 * total)
+    expected = [expected_lap_as_they_lie(order, lanes, lap) for lap in range(3)]
+    assert drawn == sum(expected, [])
+    assert Counter(drawn) == Counter(itertools.product(range(order.n), range(3 * order.passes)))
+    table = LeafTable([LeafOrder(n=5, key=1), order, LeafOrder(n=7, key=2, shuffle=False)], lanes)
+    child = np.random.default_rng(0).permutation(3 * total)
+    leaf = (child % 3).astype(np.int32)
+    index, epoch = table.draw(leaf, child)
+    for number in range(3):
+        own = leaf == number
+        one = table.draw(number, child[own])
+        assert (index[own].tolist(), epoch[own].tolist()) == (one[0].tolist(), one[1].tolist())
+    assert [drawn[at] for at in child[leaf == 1]] == list(
+        zip(index[leaf == 1].tolist(), epoch[leaf == 1].tolist(), strict=True)
+    )
 
 
 def test_every_epoch_is_a_permutation() -> None:

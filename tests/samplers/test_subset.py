@@ -52,8 +52,6 @@ def test_a_bitmap_is_the_list_of_kept_ranks(total: int, percent: int, data: st.D
     assert before.where(keep, {}).digest == selection.digest
     if not keep.all():
         assert before.where(~keep, {}).digest != selection.digest
-    again = np.arange(len(selection)) % 2 == 0
-    check(selection.where(again, {}), selection.to_raw(np.flatnonzero(again)).tolist())
 
 
 def test_a_bitmap_holds_one_and_a_half_bits_a_sample() -> None:

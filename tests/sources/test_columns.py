@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -9,12 +10,9 @@ import numpy as np
 import pytest
 from arrays import write_array, write_group
 
-from energon_grain import Source, WebDatasetSource
+from energon_grain import Source, WebDatasetSource, measure_dataset
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columns import ColumnStage
-from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
-from energon_grain.formats.data_folder import open_folder
 from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
@@ -26,14 +24,14 @@ N = 3000
 TOKENS = np.arange(N, dtype=np.float64) * 7 % 1000
 
 
+def tokens(parts: dict[str, bytes]) -> float:
+    return float(TOKENS[json.loads(parts["json"])["number"]])
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(make_text_dataset(tmp_path_factory.mktemp("columns") / "data", n=N, shards=4))
-    staging = new_staging_folder(root)
-    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
-    stage.new("tokens").append(TOKENS)
-    put, remove = stage.finish(open_columnar(root).content_id)
-    commit_staged(root, staging, put=put, remove=remove)
+    measure_dataset(root, {"tokens": tokens}, num_workers=0)
     return root
 
 

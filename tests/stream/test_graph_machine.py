@@ -9,20 +9,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings as hypothesis_settings, strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from parquet_files import write_parquet
 from stream_fleets import Fleet, Reference
 from stream_graph_hooks import keys_of, tell
 from stream_graphs import Graph, balanced_tops, tops
 from stream_hosts import MakeDataset
 
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
+from energon_grain.testing import make_text_dataset
 
 _REFUSED = (
     "what is endless cannot be repeated a number of times",
@@ -264,6 +268,37 @@ def test_any_graph_in_any_interleaving(text_dataset: MakeDataset) -> None:
     run(Machine, text_dataset, max_examples=60, stateful_step_count=12, derandomize=True)
 
 
+def test_any_graph_over_bare_tars(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders and patterns of tars that nobody prepared."""
+
+    @cache
+    def tars(n: int, broken: frozenset[int]) -> str:
+        root = make_text_dataset(tmp_path_factory.mktemp("bare"), n=n, shards=min(n, 3), broken=broken, prepared=False)
+        return str(root) if n % 2 else f"{root}/shard_{{000..{min(n, 3) - 1:03d}}}.tar"
+
+    def make(n: int, broken: Any = ()) -> Any:
+        return tars(n, frozenset(broken))
+
+    run(Machine, make, max_examples=8, phases=[Phase.generate], stateful_step_count=12, derandomize=True)
+
+
+def test_any_graph_over_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups of uneven sizes, in two files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(n: int, broken: Iterable[int] = ()) -> Path:
+        folder = tmp_path / f"{n}-{sorted(broken)}"
+        if not folder.exists():
+            rows = {
+                "__key__": [f"{number:06d}" for number in range(n)],
+                "txt": [b"\xff" if number in broken else f"text {number}".encode() for number in range(n)],
+            }
+            write_parquet(folder, rows, files=2, row_group_size=4)
+        return folder
+
+    run(Machine, make, max_examples=25, stateful_step_count=12, derandomize=True)
+
+
 def test_any_graph_on_one_host(text_dataset: MakeDataset) -> None:
     run(OneHost, text_dataset, max_examples=30, stateful_step_count=12, derandomize=True)
 
@@ -298,8 +333,9 @@ def test_workers_and_the_plain_iterator_change_nothing(text_dataset: MakeDataset
     assert batches == list(takewhile(bool, (batch for batch, _ in expected)))
 
 
-_PACKED = ("pack", "some", "halves", "number", 9, ("filter", "random", ("for ever", ("leaf", 48, True, "full", 0))))
-_GROUPED = ("group", None, False, ("map", "globals", ("generate", "several", ("val", 33, False))))
+_FEWER = ("leaf", 48, True, "full", 0, "bytes.txt % 3 != 1")
+_PACKED = ("pack", "some", "halves", "number", 9, ("filter", "random", ("for ever", _FEWER)))
+_GROUPED = ("group", None, False, ("map", "globals", ("generate", "several", ("val", 33, False, "bytes.txt % 3 != 1"))))
 _ITERATED = ("iterate", "sum", 5, ("map", "fails", ("for ever", ("leaf", 20, False, "blocks", 1))))
 _EVERYTHING = ("top", 8, 16, None, "number", ("blend", False, (_PACKED, 3), (_GROUPED, 1), (_ITERATED, 0.25)))
 _FINITE = ("top", 8, 16, None, "number", ("concat", _GROUPED, ("repeat", 2, _GROUPED), ("limit", 30, _PACKED)))
@@ -313,6 +349,7 @@ def test_worker_processes_change_nothing(text_dataset: MakeDataset, graph: Graph
 
 _SCRIPT = """
 import json, pathlib, sys
+from parquet_files import write_parquet
 from stream_fleets import Fleet
 from stream_graph_hooks import tell
 

@@ -1,0 +1,126 @@
+"""Streaming from the Hub: ours against Hugging Face `datasets`, on the same files of a Hub on loopback.
+
+`python -m benchmarks.hub [--peer PYTHON]`, where PYTHON has `datasets`. Each contender is a process of its own, with
+an empty cache, and goes through all samples once; samples a second are those after the first batch: lines of JSON (shuffled within a buffer of 1,000 there, and whole
+blocks of 100 here), then prepared tars. Requests are those of the Hub, which it limits, and of the content network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from energon_grain.testing import make_blob_dataset
+
+ROOT = Path(__file__).parents[1]
+LINES, LINE_FILES, TARS, BLOB_BYTES = 200_000, 8, 32, 50_000
+
+_OURS = """
+import json, sys, time
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+began = time.perf_counter()
+parts = [{"path": path} for path in sys.argv[2:]]
+(meta,) = [{"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"concat": parts}}}]
+open("meta.yaml", "w").write(json.dumps(meta))
+workers = WorkerConfig(rank=0, world_size=1, num_workers=2)
+shuffled = {"shuffle_buffer_size": 1000, "max_samples_per_sequence": 100}
+dataset = get_train_dataset("meta.yaml", worker_config=workers, batch_size=100, **shuffled)
+wanted = 200_000 if sys.argv[1] == "lines" else 8_000  # it has no end
+n, first = 0, 0.0
+with Stream.of(dataset) as stream:
+    for batch in stream:
+        n += 100
+        first = first or time.perf_counter() - began
+        if n >= wanted:
+            break
+print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
+"""
+_PEER = """
+import json, sys, time
+from datasets import load_dataset
+began = time.perf_counter()
+form = "json" if sys.argv[1] == "lines" else "webdataset"
+dataset = load_dataset(form, data_files=sys.argv[2:], split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
+n, first = 0, 0.0
+for batch in dataset.batch(100):
+    n += len(next(iter(batch.values())))
+    first = first or time.perf_counter() - began
+print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
+"""
+
+
+def write(folder: Path) -> None:
+    """Lines of some 200 bytes, and tars with blobs that do not compress."""
+    folder.mkdir()
+    for file in range(LINE_FILES):
+        lines = (
+            json.dumps({"number": number, "text": f"line {number} " * 12}) for number in range(LINES // LINE_FILES)
+        )
+        (folder / f"lines-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    make_blob_dataset(folder / "tars", sample_bytes=BLOB_BYTES, n=TARS * 250, shards=TARS)
+    split = {"split_parts": {"train": [f"shard_{shard:03d}.tar" for shard in range(TARS)]}, "exclude": []}
+    (folder / "tars/.nv-meta/split.yaml").write_text(json.dumps(split))
+
+
+def measured(python: str, program: str, endpoint: str, *arguments: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as empty:
+        environment = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [python, "-c", program, *arguments],
+            env={**os.environ, **environment},
+            cwd=empty,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", help="interpreter that has `datasets`")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        write(Path(scratch, "data"))
+        server = subprocess.Popen(
+            [sys.executable, ROOT / "tests/hub_server.py", Path(scratch, "data"), "team/data"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdin is not None
+        assert server.stdout is not None
+        endpoint = server.stdout.readline().strip()
+        lines = [f"hf://datasets/team/data/lines-{file}.jsonl" for file in range(LINE_FILES)]
+        tars = [f"hf://datasets/team/data/tars/shard_{shard:03d}.tar" for shard in range(TARS)]
+        rows = [("ours", sys.executable, _OURS, "lines", lines)]
+        rows += [("ours", sys.executable, _OURS, "tars", ["hf://datasets/team/data/tars"])]
+        if options.peer:
+            rows += [("datasets", options.peer, _PEER, "lines", lines), ("datasets", options.peer, _PEER, "tars", tars)]
+        for _ in range(options.rounds):
+            for name, python, program, kind, paths in sorted(rows, key=lambda row: row[3]):
+                found = measured(python, program, endpoint, kind, *paths)
+                server.stdin.write("\n")
+                server.stdin.flush()
+                requests = json.loads(server.stdout.readline())
+                if "error" in found:
+                    print(kind, name, found["error"])
+                    continue
+                print(
+                    f"{kind:5} {name:8} {(found['samples'] - 100) / (found['all_s'] - found['first_s']):9,.0f} samples/s, first batch after "
+                    f"{found['first_s']:.2f} s, {requests['hub']} requests to the Hub, {requests['cdn']} elsewhere",
+                    flush=True,
+                )
+        server.stdin.close()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

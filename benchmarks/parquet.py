@@ -1,0 +1,158 @@
+"""What reading Parquet gives, beside Grain's `ParquetIterDataset` and Hugging Face's streaming, on the same files.
+
+    python -m benchmarks.parquet --peer .venv-peers/bin/python
+
+Pictures of 224 x 224, decoded to bytes of RGB; the same undecoded; and texts of 1 KB. All deliver shuffled batches of
+32: ours over all row groups in use (48 x 100 rows), the others through windows of 1,000. Every program runs in a
+process of its own, in turns; a rate is samples by the clock over some seconds behind the first batches, and beside it
+samples by second of processor time, which a busy machine changes less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILES, ROWS, GROUP = 8, 1500, 100
+KINDS = ("pictures", "bytes", "texts")
+
+
+def write(folder: Path) -> None:
+    """Eight files of 1,500 rows each of pictures, and of texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    features = {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}
+    said = {"huggingface": json.dumps({"info": {"features": features}})}
+    for number in range(FILES):
+        pictures: list[dict[str, Any]] = []
+        for row in range(ROWS):
+            file = io.BytesIO()
+            rough = rng.integers(0, 255, (14, 14, 3), np.uint8)
+            Image.fromarray(rough).resize((224, 224), Image.Resampling.BICUBIC).save(file, "JPEG", quality=92)
+            pictures.append({"bytes": file.getvalue(), "path": f"{row}.jpg"})
+        labels = rng.integers(0, 1000, ROWS)
+        (folder / "pictures").mkdir(exist_ok=True)
+        (folder / "texts").mkdir(exist_ok=True)
+        table = pa.table({"image": pictures, "label": labels}).replace_schema_metadata(said)
+        pq.write_table(table, folder / "pictures" / f"train-{number:05d}.parquet", row_group_size=GROUP)
+        texts = [rng.bytes(500).hex() for _ in range(ROWS * 4)]
+        table = pa.table({"text": texts, "label": np.arange(ROWS * 4)})
+        pq.write_table(table, folder / "texts" / f"train-{number:05d}.parquet", row_group_size=1000)
+
+
+def ours(kind: str, folder: Path, workers: int) -> Iterator[Any]:
+    """Batches without end."""
+    from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+    class Encoder(DefaultTaskEncoder):
+        decoder = None if kind == "bytes" else SampleDecoder(image_decode="rgb8")
+
+    dataset = get_train_dataset(
+        folder,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        batch_size=32,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=Encoder(),
+    )
+    with get_savable_loader(dataset) as loader:
+        yield from loader
+
+
+def grain(kind: str, folder: Path, workers: int) -> Iterator[Any]:
+    """The same by Grain: a window shuffle, and decoding in the one thread that it has."""
+    from grain.experimental import ParquetIterDataset, WindowShuffleIterDataset
+    from PIL import Image
+
+    def decode(row: Any) -> Any:
+        with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
+            return {"image": np.asarray(image.convert("RGB")), "label": row["label"]}
+
+    files = [str(path) for path in sorted(folder.glob("*.parquet"))]
+    dataset = WindowShuffleIterDataset(ParquetIterDataset(files), window_size=1000, seed=1)
+    dataset = dataset.map(decode) if kind == "pictures" else dataset
+    dataset = dataset.batch(32, batch_fn=None if kind == "pictures" else list)
+    while True:
+        yield from dataset
+
+
+def streaming(kind: str, folder: Path, workers: int) -> Iterator[Any]:
+    """The same by Hugging Face's `datasets`."""
+    from datasets import Image, load_dataset
+
+    files = [str(path) for path in sorted(folder.glob("*.parquet"))]
+    dataset = load_dataset("parquet", data_files=files, split="train", streaming=True)
+    if kind != "texts":
+        dataset = dataset.cast_column("image", Image(decode=kind == "pictures"))
+    dataset = dataset.shuffle(seed=1, buffer_size=1000)
+    while True:
+        batch: list[Any] = []
+        for row in dataset:
+            batch.append({**row, "image": np.asarray(row["image"])} if kind == "pictures" else row)
+            if len(batch) == 32:
+                yield np.stack([each["image"] for each in batch]) if kind == "pictures" else batch
+                batch = []
+
+
+def measure(program: str, kind: str, folder: Path, workers: int, seconds: float) -> None:
+    """Print the rates of a program."""
+    batches = {"ours": ours, "grain": grain, "streaming": streaming}[program](kind, folder, workers)
+    for _ in range(20):
+        next(batches)
+    began, used, count = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - began < seconds:
+        next(batches)
+        count += 32
+    print(json.dumps([count / (time.perf_counter() - began), count / (time.process_time() - used)]), flush=True)
+
+
+def main() -> None:
+    """Run all in turns, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", default=sys.executable, help="interpreter with grain, datasets and pyarrow")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--run", nargs=4, metavar=("PROGRAM", "KIND", "FOLDER", "WORKERS"))
+    options = parser.parse_args()
+    if options.run:
+        program, kind, folder, workers = options.run
+        measure(program, kind, Path(folder), int(workers), options.seconds)
+        return
+    contenders = [("ours", 0), ("ours", 2), ("grain", 0), ("streaming", 0)]
+    with tempfile.TemporaryDirectory() as made:
+        write(Path(made))
+        for kind in KINDS:
+            rates: dict[tuple[str, int], list[list[float]]] = {each: [] for each in contenders}
+            for _ in range(options.rounds):
+                for program, workers in contenders:
+                    python = sys.executable if program == "ours" else options.peer
+                    folder = Path(made, "texts" if kind == "texts" else "pictures")
+                    run = [python, "-m", "benchmarks.parquet", "--seconds", str(options.seconds), "--run"]
+                    done = subprocess.run([*run, program, kind, folder, str(workers)], capture_output=True, text=True)
+                    if done.returncode:
+                        print(f"{program}: {done.stderr.strip().splitlines()[-1:]}")
+                    else:
+                        rates[program, workers].append(json.loads(done.stdout.splitlines()[-1]))
+            for (program, workers), found in rates.items():
+                if found:
+                    wall, cpu = (statistics.median(each[column] for each in found) for column in (0, 1))
+                    threads = f", {workers} workers" if program == "ours" else ""
+                    print(f"{kind:9} {program}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} a second of processor time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What a view costs: evaluating `where` over many samples, holding what is kept, finding it, and reading it.
+
+    python -m benchmarks.where_scale --samples 1e6 1e7 1e8
+
+Indices and columns are made up, without tars; 100 million samples take 10 GB of disk. Seconds and memory are those of
+opening a source with `where`, in a process of its own, beyond those of opening it without. Reading is measured on a
+small dataset of texts: samples a second of a view that keeps every second sample, over those of the whole, interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.join_scale import make_index
+
+CONDITIONS = {
+    "one column": "tokens >= 16",
+    "three columns": "tokens >= 16 and width * height > 65536",
+    "all of it": "tokens >= 16 and width * height > 65536 and not (score < 0.3) and tokens % 7 in [1, 2, 3]",
+}
+
+
+def make_columns(root: Path, samples: int) -> None:
+    """Write four columns."""
+    from energon_grain.formats.columnar import open_columnar
+    from energon_grain.formats.columns import ColumnStage
+    from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
+    from energon_grain.formats.data_folder import open_folder
+
+    staging = new_staging_folder(root)
+    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
+    rng = np.random.default_rng(1)
+    for name, dtype in (("tokens", "int32"), ("width", "uint16"), ("height", "uint16"), ("score", "float32")):
+        writer = stage.new(name, dtype)
+        for begin in range(0, samples, 1 << 20):
+            size = min(1 << 20, samples - begin)
+            numbers = rng.random(size) if name == "score" else rng.integers(0, 1000, size)
+            writer.append(numbers.astype(dtype))
+    put, remove = stage.finish(open_columnar(root).content_id)
+    commit_staged(root, staging, put=put, remove=remove)
+
+
+def resident_mb() -> float:
+    """Memory of this process now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def highest_mb() -> float:
+    """The most memory that this process ever had."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def evaluate(root: Path, where: str, shuffled: bool) -> dict[str, float]:
+    """Open a view and use it."""
+    from energon_grain.samplers.expression import Expression
+    from energon_grain.sources.webdataset import WebDatasetSource
+
+    whole = WebDatasetSource(root)
+    shards = list(whole.all_shards)
+    if shuffled:
+        np.random.default_rng(0).shuffle(shards)
+        whole = WebDatasetSource(root, shards=shards)
+    before, started = resident_mb(), time.perf_counter()
+    view = WebDatasetSource(root, shards=shards, where=Expression.parse(where, where="where"))
+    seconds = time.perf_counter() - started
+    peak = highest_mb() - before
+    selection = view._selection
+    held = [getattr(selection, name) for name in selection.__slots__]
+    indices = np.random.default_rng(0).integers(0, len(view), (200, 4096))
+    selected = time.perf_counter()
+    for each in indices:
+        selection.to_raw(each)
+    selected = (time.perf_counter() - selected) / indices.size
+    copied = time.perf_counter()
+    copy = pickle.dumps(view)
+    pickle.loads(copy)
+    copied = time.perf_counter() - copied
+    return {
+        "kept": len(view) / len(whole),
+        "seconds": seconds,
+        "peak_bytes": peak * 2**20 / len(whole),
+        "held_bits": sum(each.nbytes for each in held if isinstance(each, np.ndarray)) * 8 / len(whole),
+        "select_ns": selected * 1e9,
+        "pickle_mb": len(copy) / 2**20,
+        "copy_ms": copied * 1e3,
+    }
+
+
+def reading(folder: Path, samples: int, rounds: int) -> tuple[float, float]:
+    """Samples a second through the loader, of the whole and of a view."""
+    from energon_grain import get_loader, get_train_dataset
+    from energon_grain.testing import make_text_dataset
+
+    root = make_text_dataset(folder / "texts", n=samples, shards=20)
+    options: dict[str, Any] = {"batch_size": 64, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    loaders = [
+        get_loader(get_train_dataset(root, **options)),
+        get_loader(get_train_dataset(root, where="bytes.txt % 2 == 1", **options)),
+    ]
+    taken = [[], []]
+    for _ in range(rounds):
+        for loader, times in zip(loaders, taken, strict=True):
+            started = time.perf_counter()
+            for _ in range(200):
+                next(loader)
+            times.append(12_800 / (time.perf_counter() - started))
+    whole, view = (float(np.median(times)) for times in taken)
+    return whole, view
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure all of it and print a table."""
+    folder = Path(tempfile.mkdtemp(prefix="where-scale-", dir=arguments.scratch))
+    try:
+        whole, view = reading(folder, 20_000, 12)
+        print(f"reading: {whole:,.0f} samples/s of the whole, {view:,.0f} of a view: {view / whole:.2f}", flush=True)
+        print(f"cores: {len(os.sched_getaffinity(0))}")
+        for samples in map(int, arguments.samples):
+            root = folder / str(samples)
+            make_index(root, samples, "sorted", 1)
+            make_columns(root, samples)
+            for shuffled in (False, True):
+                for name, where in CONDITIONS.items():
+                    command = [sys.executable, "-m", "benchmarks.where_scale", "--root", str(root), "--where", where]
+                    command += ["--shuffled"] if shuffled else []
+                    done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    found = json.loads(done.stdout)
+                    said = " ".join(f"{what} {number:.3g}" for what, number in found.items())
+                    print(f"{samples:>12,} {name:14} {'shuffled' if shuffled else 'in order'}: {said}", flush=True)
+            shutil.rmtree(root)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--samples", type=float, nargs="+", default=[1e6, 1e7])
+    parser.add_argument("--scratch", default=None)
+    parser.add_argument("--root", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--where", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--shuffled", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.root is None:
+        main(chosen)
+    else:
+        print(json.dumps(evaluate(chosen.root, chosen.where, chosen.shuffled)))

@@ -1,0 +1,755 @@
+"""Measuring: one more number of every sample, by a function of the user's or from a file, kept as a column.
+
+The samples are cut into pieces of some thousand, which an executor measures; a piece that takes long comes back in
+parts. What comes back is appended here to a log beside the columns, so that a run that was killed, or whose function
+failed on one sample, goes on where it was. When all samples are there the columns are written and put in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import sys
+import time
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import (
+    ConfigError,
+    EnergonGrainError,
+    FatalSampleError,
+    FormatError,
+    StaleIndexError,
+)
+from energon_grain.extras import needed_for
+from energon_grain.formats.columns import ATTACHED, COLUMNS_FOLDER, SIZES, Columns, ColumnStage, open_columns
+from energon_grain.formats.data_folder import kind_at, look_again, open_folder
+from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.prepare.executors import outcomes, own_executor
+from energon_grain.prepare.placing import preparation_lock, refuse_read_only
+from energon_grain.prepare.summary import ColumnSummary, summarize_columns
+from energon_grain.samplers.hashing import fold
+from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.prepared import PreparedSource, open_prepared
+from energon_grain.sources.source import PartValue, RawBatch
+from energon_grain.storage.atomic import naming_when_full, remove_temporaries
+from energon_grain.storage.location import is_url, located, name_of
+from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
+
+Parts = dict[str, PartValue]
+Numbers = npt.NDArray[np.int64 | np.float64]
+MeasurableSource = PreparedSource | JsonlSource
+Function = Callable[[Any], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
+_PIECE_BYTES = 32 << 20
+_PIECE_SAMPLES = 1 << 16
+_LEAST_PIECE_SAMPLES = 256
+_LEAST_PIECES = 32
+_SIZES_LOOKED_AT = 1000
+_READ_BYTES = 8 << 20
+_READ_SAMPLES = 1 << 10
+_FIRST_READ = 16
+_LONG_READ_S = 0.5
+_BUDGET_S = 10.0
+"""After so long a worker gives back what it has of a piece: what a kill costs, and how often progress shows."""
+_AHEAD = 1024
+_BLOCK_SAMPLES = 1 << 20
+_KEYS = ("key", "__key__")
+_COST_BYTES = 512
+"""Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
+_LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
+_MAGIC = b"EGMEAS1\n"
+_HEAD = struct.Struct("<8sIQQH")
+
+
+def column_function(*, version: int = 1, batched: bool = False) -> Callable[[F], F]:
+    """Say more of a function that measures samples.
+
+    Args:
+        version: Kept with its columns. Raise it when the function gives other numbers than before.
+        batched: It takes a list of samples, up to 1,024 of them and about 8 MB, each a dict of its parts, and returns
+            as many numbers, in their order: for tokenizers and models, which are quicker on many at once.
+    """
+
+    def mark(function: F) -> F:
+        vars(function).update(column_version=version, column_batched=batched)
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One column to be measured."""
+
+    name: str
+    function: Function
+    named: str
+    version: int
+    batched: bool
+
+    @classmethod
+    def of(cls, name: str, function: Function | str, version: int | None) -> Measurement:
+        found = function_named(function, f"the column {name!r}") if isinstance(function, str) else function
+        if not callable(found):
+            raise ConfigError(f"the column {name!r}: {function!r} cannot be called")
+        named = function if isinstance(function, str) else _name_of(found)
+        return cls(
+            name=name,
+            function=found,
+            named=named,
+            version=getattr(found, "column_version", 1) if version is None else version,
+            batched=getattr(found, "column_batched", False),
+        )
+
+
+def function_named(written: str, where: str) -> Function:
+    """Import the function that is written as `package.module:function`. Raises ConfigError where that cannot be."""
+    module, colon, name = written.partition(":")
+    if not (colon and module and name):
+        raise ConfigError(f"{where}: {written!r} is no function: write module:function, as my_module:count_tokens")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: {module} cannot be imported: {error}. Run the command in the folder of {module.split('.')[0]}, "
+            f"or install it"
+        ) from error
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    if not callable(found):
+        raise ConfigError(f"{where}: the module {module} has no function {name!r}")
+    return found
+
+
+def _name_of(function: Any) -> str:
+    """`module:name` of a function, or of the class of something else that can be called."""
+    made = function if hasattr(function, "__qualname__") else type(function)
+    module = made.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec is not None else Path(getattr(main, "__file__", "__main__")).stem
+    return f"{module}:{made.__qualname__}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureProgress:
+    """How far measuring is: samples, those of an interrupted run included."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureReport:
+    """What was measured.
+
+    Attributes:
+        path: The dataset, its path or URL.
+        samples: How many it has.
+        columns: What each new column holds.
+        samples_reused: Those that an interrupted run had measured already.
+        notes: What the caller should know though it is no error.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: str
+    samples: int
+    columns: dict[str, ColumnSummary]
+    samples_reused: int
+    notes: tuple[str, ...]
+    elapsed_s: float
+
+
+def measure_dataset(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, Function | str] | None = None,
+    *,
+    attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]] | None = None,
+    parts: Collection[str] | None = None,
+    version: int | None = None,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[MeasureProgress], None] | None = None,
+) -> MeasureReport:
+    """Have a function say a number of every sample of a dataset, and keep these as columns; or take them from files.
+
+    A function gets the parts of one sample, as they lie in its shard: `{"jpg": b"…", "txt": b"…"}`, of a JSONL file
+    `{"json": b"…"}`; of a record of numbers their array. It returns an int, a float or a bool; None (or NaN) stands for
+    a sample that has no such number. `column_function` marks functions that take many samples at once, and gives a
+    version. Where all numbers of a column are ints it is of int64, else of float64.
+
+    All samples are read once for all functions, in pieces that workers measure. A run that was killed, or ended by an
+    error, is taken up by the same call. The columns appear together when all samples are measured; those of the same
+    names are replaced, others stay. They stay too when the same samples are prepared again, whatever their shards are
+    called then; of other samples they are not given out any more.
+
+    Args:
+        path: A prepared dataset or a JSONL file; or its URL.
+        columns: By name a function, or where it is to be imported from: `my_module:count_tokens`. A name is made of
+            letters, digits and underscores; there may be dots between.
+        attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards; an array
+            in memory is as good. Of `.parquet`, `.csv` and `.jsonl` the field of that name, by the field `key`
+            (`__key__`), or by row where there is none; `scores.csv:aesthetic` is another field. What the file does not
+            say of a sample is missing.
+        parts: Names of the parts that functions get; None: all. Tars are read at these alone.
+        version: Of all functions, instead of their own.
+        num_workers: As in `prepare_dataset`: processes at most, 0 for none, None for one a core. Functions of the
+            program itself (`__main__`), and others that cannot be pickled, run in this process.
+        executor: As in `prepare_dataset`: runs the pieces instead, as `RayExecutor` does; its workers must be able to
+            import the functions, and see `path`.
+        progress: Called after every piece.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset, or no such file to attach.
+        ConfigError: A name, a function or a file does not fit; or it is no kind of data that has columns.
+        FatalSampleError: A function raised, or gave no number; names the sample. What was measured is kept.
+        RefusedError: Another process prepares or measures the dataset right now.
+        ReadError: A store cannot be read or written.
+        WorkerError: A process died, or the executor failed.
+    """
+    begun_s, tell = time.perf_counter(), progress or (lambda _: None)
+    measures = [Measurement.of(name, function, version) for name, function in (columns or {}).items()]
+    files = {n: file if isinstance(file, np.ndarray) else os.fspath(file) for n, file in (attach or {}).items()}
+    names = [*(each.name for each in measures), *files]
+    if not names:
+        raise ConfigError(f"{path}: no column to measure was given, as tokens=my_module:count_tokens")
+    for name in names:
+        if not _NAME.fullmatch(name) or name.partition(".")[0] == SIZES or names.count(name) > 1:
+            taken = "given twice" if names.count(name) > 1 else "no name for a column"
+            raise ConfigError(
+                f"{name!r} is {taken}: a name is made of letters, digits and underscores, with dots between, and "
+                f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
+            )
+    location = located(path)
+    refuse_read_only(location)
+    source, held = opened_samples(location, parts)
+    local = held.folder.local
+    lock = local if isinstance(source, JsonlSource) else local.parent  # .nv-meta, as `prepare` does
+    with contextlib.ExitStack() as stack:
+        stack.callback(source.close)
+        stack.enter_context(naming_when_full(local))
+        local.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(preparation_lock(lock, of=location))
+        staging = local / _STAGING
+        remove_temporaries(local, _STAGING)
+        _remove_unnamed(held)
+        stack.callback(shutil.rmtree, staging, ignore_errors=True)
+        stage, notes, reused = ColumnStage(held.folder, staging), list[str](), 0
+        for name, file in files.items():
+            notes += _attach(stage, name, file, source)
+        log = None
+        if measures:
+            request = repr(
+                (source.content_id, [(m.name, m.named, m.version) for m in measures], parts and sorted(parts))
+            )
+            own = _LOG_NAME.format(f"{fold(request):016x}")
+            for other in local.glob(_LOG_NAME.format("*")):
+                if other.name != own:
+                    other.unlink()
+            log = stack.enter_context(contextlib.closing(_Log(local / own)))
+            reused = log.samples
+            reader = _Reader(location, None if parts is None else tuple(parts), source.content_id)
+            _measure(source, reader, measures, log, num_workers=num_workers, executor=executor, tell=tell)
+            writers = [
+                stage.new(each.name, log.dtype(place), function=each.named, version=each.version)
+                for place, each in enumerate(measures)
+            ]
+            for values in log.in_order():
+                for writer, piece in zip(writers, values, strict=True):
+                    writer.append(piece)
+        put, remove = stage.finish(held.content_id)
+        held.folder.put_in_place(staging, put=put, remove=remove)
+        if log is not None:
+            log.remove()
+        if is_url(location) and not isinstance(source, JsonlSource):
+            look_again(open_folder(location))
+    new = open_columns(location)
+    return MeasureReport(
+        path=location,
+        samples=len(source),
+        columns=summarize_columns(new, names),
+        samples_reused=reused,
+        notes=tuple(notes),
+        elapsed_s=time.perf_counter() - begun_s,
+    )
+
+
+def opened_samples(location: str, parts: Collection[str] | None) -> tuple[MeasurableSource, Columns]:
+    """All samples of a dataset, and its columns."""
+    kind = kind_at(location)
+    if kind is DatasetKind.METADATASET:
+        raise ConfigError(
+            f"{location}: is a metadataset; columns are of datasets: measure those in it, one by one. A join has the "
+            f"columns of its members, as `member.column`"
+        )
+    if kind is DatasetKind.BARE_TARS:
+        raise ConfigError(
+            f"{location}: nobody prepared these tars, and columns lie beside the index that this makes: run "
+            f"`energon-grain prepare {location}` first"
+        )
+    if kind is DatasetKind.ARRAY:
+        raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
+    if kind is DatasetKind.JSONL:
+        source = JsonlSource(location, parts=parts)
+        known, columns = ("json",), open_columns(source.file)
+    else:
+        folder = open_folder(location)
+        source = open_prepared(folder, kind=kind, parts=parts)
+        known, columns = source.all_part_names, open_columns(folder)
+    unknown = [part for part in parts or () if part not in known]
+    if unknown:
+        raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
+    return source, columns
+
+
+def _remove_unnamed(columns: Columns) -> None:
+    """Remove files of columns that a run put in place that was killed before it named them."""
+    if columns.folder.mirrored is None:
+        named = {each.file for each in columns.folder.read().values()}
+        for file in (columns.folder.local / COLUMNS_FOLDER).glob("*.npy"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
+
+
+class _Log:
+    """What was measured so far, found again after a kill; for one process at a time.
+
+    A record is 8 bytes of magic; as little-endian uint32 the CRC-32 of the numbers, as uint64 the first sample and how
+    many there are, as uint16 how many columns; for each a letter, `i` for int64 and `f` for float64; then the numbers
+    of each column. What a killed process left unfinished at the end is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end = path, 0
+        self._found: list[tuple[int, int, bytes, int]] = []
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        while record := self._read(self._end):
+            self._note(*record[:3])
+        self._file.truncate(self._end)
+
+    @property
+    def samples(self) -> int:
+        """How many are measured."""
+        return sum(count for _, count, _, _ in self._found)
+
+    def missing(self, total: int) -> Iterator[tuple[int, int]]:
+        """The runs of samples, [begin, stop), that are not."""
+        begin = 0
+        for first, count, _, _ in sorted(self._found):
+            if begin < first:
+                yield begin, first
+            begin = first + count
+        if begin < total:
+            yield begin, total
+
+    def dtype(self, place: int) -> type[np.int64 | np.float64]:
+        """The type of a column: int64 where all of its numbers are ints."""
+        return np.float64 if any(kinds[place : place + 1] == b"f" for _, _, kinds, _ in self._found) else np.int64
+
+    def add(self, begin: int, values: Sequence[Numbers]) -> None:
+        """Append the numbers of samples from `begin` on, without waiting for the disk."""
+        kinds = b"".join(b"f" if each.dtype.kind == "f" else b"i" for each in values)
+        data = b"".join(np.ascontiguousarray(each).tobytes() for each in values)
+        head = _HEAD.pack(_MAGIC, zlib.crc32(data), begin, len(values[0]), len(values))
+        try:
+            rest = memoryview(head + kinds + data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._note(begin, len(values[0]), kinds)
+
+    def in_order(self) -> Iterator[list[Numbers]]:
+        """The numbers of each column, record by record, by the samples."""
+        for _, _, _, at in sorted(self._found):
+            record = self._read(at)
+            if record is None:
+                raise StaleIndexError(f"{self._path}: was changed while it was in use; measure again")
+            yield record[3]
+
+    def _note(self, begin: int, count: int, kinds: bytes) -> None:
+        self._found.append((begin, count, kinds, self._end))
+        self._end += _HEAD.size + len(kinds) * (1 + 8 * count)
+
+    def _read(self, at: int) -> tuple[int, int, bytes, list[Numbers]] | None:
+        self._file.seek(at)
+        head = self._file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        magic, crc32, begin, count, columns = _HEAD.unpack(head)
+        size = 8 * count * columns
+        if magic != _MAGIC or at + _HEAD.size + columns + size > os.fstat(self._file.fileno()).st_size:
+            return None
+        kinds, data = self._file.read(columns), self._file.read(size)
+        if zlib.crc32(data) != crc32:
+            return None
+        types = [np.float64 if kind == ord("f") else np.int64 for kind in kinds]
+        return (
+            begin,
+            count,
+            kinds,
+            [np.frombuffer(data, dtype, count, 8 * count * place) for place, dtype in enumerate(types)],
+        )
+
+    def close(self) -> None:
+        """Take no more records."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove the file, which is of no use any more."""
+        self._path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What a worker opens a dataset by."""
+
+    location: str
+    parts: tuple[str, ...] | None
+    content_id: str
+
+
+@lru_cache(maxsize=2)
+def _reading(reader: _Reader, process: int) -> MeasurableSource:
+    source, _ = opened_samples(reader.location, reader.parts)
+    if source.content_id != reader.content_id:
+        raise StaleIndexError(f"{reader.location}: has other samples here than where measuring was started")
+    return source
+
+
+def _measure(
+    source: MeasurableSource,
+    reader: _Reader,
+    measures: Sequence[Measurement],
+    log: _Log,
+    *,
+    num_workers: int | None,
+    executor: Executor | None,
+    tell: Callable[[MeasureProgress], None],
+) -> None:
+    """Measure what is missing in the log."""
+    total = len(source)
+    some = np.unique(np.linspace(0, total - 1, min(_SIZES_LOOKED_AT, total)).astype(np.int64))
+    size_bytes = int(source.sizes(some).mean() * total)
+    each = min(_PIECE_SAMPLES, max(1, _PIECE_BYTES * total // max(size_bytes, 1)))
+    each = max(min(each, -(-total // _LEAST_PIECES)), min(each, _LEAST_PIECE_SAMPLES))
+    tasks = deque((at, min(at + each, stop)) for begin, stop in log.missing(total) for at in range(begin, stop, each))
+    storage = storage_settings() if is_url(reader.location) else None
+    with contextlib.ExitStack() as stack:
+        if executor is None:
+            if _only_here(measures):
+                if num_workers:
+                    raise ConfigError(
+                        "functions of the program itself, and others that cannot be pickled, cannot be called in other "
+                        "processes: put them into a module, or measure with num_workers=0"
+                    )
+                num_workers = 0
+            worth = size_bytes + _COST_BYTES * total if num_workers is None else sys.maxsize
+            executor = stack.enter_context(own_executor(num_workers, jobs=len(tasks), size_bytes=worth))
+            ahead = _AHEAD
+        else:
+            ahead = _AHEAD if num_workers is None else max(1, num_workers)
+        stack.callback(_reading.cache_clear)
+        tell(MeasureProgress(done=log.samples, total=total))
+
+        def keep(task: tuple[int, int], values: list[Numbers] | Exception) -> None:
+            if not isinstance(values, Exception):
+                log.add(task[0], values)
+
+        results = outcomes(
+            lambda task: executor.submit(measure_piece, reader, measures, *task, storage),
+            tasks,
+            ahead=ahead,
+            named=lambda task: f"{reader.location}: measuring samples {task[0]} to {task[1] - 1}",
+            salvage=keep,
+        )
+        failed: list[Exception] = []
+        with contextlib.closing(results):
+            for (begin, stop), values in results:
+                if isinstance(values, Exception):
+                    failed.append(values)
+                    break  # the function is to be mended; what others have done by then is kept
+                log.add(begin, values)
+                if len(values[0]) < stop - begin:
+                    tasks.appendleft((begin + len(values[0]), stop))
+                tell(MeasureProgress(done=log.samples, total=total))
+    if failed:
+        raise failed[0]
+
+
+def _only_here(measures: Sequence[Measurement]) -> bool:
+    """Whether functions cannot be sent to other processes, which do not know this program."""
+    try:
+        return b"__main__" in pickle.dumps([each.function for each in measures])
+    except Exception:  # each class has its own way to say that it cannot be pickled
+        return True
+
+
+def measure_piece(
+    reader: _Reader, measures: Sequence[Measurement], begin: int, stop: int, storage: StorageSettings | None
+) -> list[Numbers] | Exception:
+    """Measure samples [begin, stop), or as many of the first of them as take ten seconds.
+
+    What is wrong with a sample or the data is returned. So whatever is raised is a fault of the worker, and worth
+    another try.
+
+    Returns:
+        (n,) numbers of each column, 0 < n ≤ stop - begin.
+    """
+    if storage is not None and storage != storage_settings():
+        use_storage(storage)
+    end_s = time.monotonic() + _BUDGET_S
+    found: list[list[Numbers]] = [[] for _ in measures]
+    at, most = begin, _FIRST_READ
+    try:
+        source = _reading(reader, os.getpid())
+        while at < stop and (at == begin or time.monotonic() < end_s):
+            begun_s = time.monotonic()
+            block = np.arange(at, min(at + most, stop))
+            block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _READ_BYTES, side="right")))]
+            batch = source.read(block)
+            samples = parts_of(batch)
+
+            def where(row: int, first: int = at) -> str:
+                return f"{source.path}: {source.place_of(first + row)}"
+
+            for measure, numbers in zip(measures, found, strict=True):
+                numbers.append(measured(measure, samples, where))
+            at += len(block)
+            if time.monotonic() - begun_s < _LONG_READ_S:
+                most = min(2 * most, _READ_SAMPLES)
+    except (EnergonGrainError, OSError) as error:
+        return error
+    return [np.concatenate(numbers) for numbers in found]
+
+
+def parts_of(batch: RawBatch) -> list[Parts]:
+    """The parts of each sample."""
+    names = [*batch.columns]
+    if all(map(batch.is_complete, names)):
+        rows = zip(*batch.columns.values(), strict=True) if names else [()] * len(batch)
+        return [dict(zip(names, row, strict=True)) for row in rows]  # type: ignore[arg-type]
+    return [dict(raw.parts) for raw in batch]
+
+
+def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], str]) -> Numbers:
+    """(n,) what a function says of samples.
+
+    Args:
+        measure: The function.
+        samples: What it gets.
+        place: Says where one of them lies.
+
+    Raises:
+        FatalSampleError: It raised, or gave no number.
+    """
+
+    def unfit(row: int, what: str) -> FatalSampleError:
+        return FatalSampleError(
+            f"{place(row)}: {measure.named}, for the column {measure.name!r}, {what}. A function returns a number, or "
+            "None where a sample has none. What was measured is kept: mend the function, and run the same command again"
+        )
+
+    row = 0
+    try:
+        if measure.batched:
+            values: Any = measure.function(samples)
+            count = len(values)
+        else:
+            values, count = [], len(samples)
+            for row, sample in enumerate(samples):  # noqa: B007 (which one raised)
+                values.append(measure.function(sample))
+    except Exception as error:  # whatever it may be
+        *_, at = traceback.extract_tb(error.__traceback__)
+        said = f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"
+        raise unfit(row, f"{_given(measure, samples)}raised {said}") from error
+    if count != len(samples):
+        raise unfit(0, f"{_given(measure, samples)}gave {count} numbers")
+    numbers = _numbers(values)
+    if isinstance(numbers, int):
+        value = values[numbers]
+        raise unfit(numbers, f"gave {value!r:.100} ({type(value).__name__}), which is no number")
+    return numbers
+
+
+def _given(measure: Measurement, samples: list[Parts]) -> str:
+    return f"of {len(samples)} samples from this one on, " if measure.batched else ""
+
+
+def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source: MeasurableSource) -> list[str]:
+    """Take a column from a file; see `measure_dataset`.
+
+    Args:
+        stage: Gets it.
+        name: Of the column.
+        file: The file; behind a colon the field, where it is called otherwise. Or the numbers.
+        source: All samples.
+
+    Returns:
+        What the user should know though it is no error.
+
+    Raises:
+        ConfigError: The file does not fit the samples.
+        FormatError: It is damaged.
+    """
+    path, field = "an array", name
+    if isinstance(file, str):
+        path, colon, field = file.rpartition(":")
+        if not (colon and field and not os.path.exists(file)):
+            path, field = file, name
+        if not os.path.isfile(path):
+            raise ConfigError(f"the column {name!r}: there is no file {path}")
+    written = ATTACHED + (name_of(path) if isinstance(file, str) else "FILE") + (f":{field}" if field != name else "")
+    total, where = len(source), f"{path}: the column {name!r}"
+    if isinstance(file, np.ndarray) or path.endswith(".npy"):
+        try:
+            rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
+        except (ValueError, EOFError) as error:
+            raise FormatError(f"{path}: is no array that can be attached: {error}") from error
+        if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:
+            raise ConfigError(
+                f"{where}: has {rows.dtype}{list(rows.shape)}; there must be one number for each of the {total} samples"
+            )
+        keys = None
+    else:
+        keys, rows = _table(path, field, where)
+        if keys is None and len(rows) != total:
+            raise ConfigError(
+                f"{where}: has no field `key`, so it must have a row for each of the {total} samples, and it has "
+                f"{len(rows)}"
+            )
+    whole = rows.dtype.kind in "bi" or (rows.dtype.kind == "u" and rows.dtype.itemsize < 8)
+    notes: list[str] = []
+    if keys is not None:
+        order = {key: row for row, key in enumerate(keys)}
+        if len(order) < len(keys):
+            twice = next(key for row, key in enumerate(keys) if order[key] != row)
+            raise ConfigError(f"{where}: has the key {twice!r} twice")
+        places = np.concatenate([_rows_of(order, source, at) for at in range(0, total, _BLOCK_SAMPLES)])
+        there = places >= 0
+        matched = int(np.count_nonzero(there))
+        if not matched:
+            own = ", ".join(map(repr, source.read(np.arange(min(3, total))).keys))
+            raise ConfigError(
+                f"{where}: none of its {len(keys)} keys, such as {next(iter(keys), None)!r}, is one of a sample; those "
+                f"are {own}, …"
+            )
+        values = np.where(there, rows[places], np.nan) if matched < total else rows[places]
+        whole = whole and matched == total
+        unused = len(keys) - len(np.unique(places[there]))
+        if unused:
+            notes.append(f"{name}: {unused:,} of the {len(keys):,} keys in {name_of(path)} are of no sample.")
+    else:
+        values = rows
+    writer = stage.new(name, np.int64 if whole else np.float64, function=written, version=1)
+    for at in range(0, total, _BLOCK_SAMPLES):
+        writer.append(np.asarray(values[at : at + _BLOCK_SAMPLES]))
+    return notes
+
+
+def _rows_of(rows: Mapping[str, int], source: MeasurableSource, begin: int) -> npt.NDArray[np.int64]:
+    """(n,) the row of each sample's key; -1 where there is none."""
+    stop = min(begin + _BLOCK_SAMPLES, len(source))
+    if isinstance(source, JsonlSource):
+        keys: Iterable[str] = map(str, range(begin, stop))
+    else:
+        keys = source.keys(np.arange(begin, stop))
+    return np.fromiter((rows.get(key, -1) for key in keys), np.int64, stop - begin)
+
+
+def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    """Keys, if it has any, and the numbers of a field."""
+    if path.endswith(".parquet"):
+        with needed_for("attaching a Parquet file", instead="write the numbers to a CSV or .npy file"):
+            import pyarrow.parquet as parquet
+        try:
+            names = parquet.read_schema(path).names
+            key = next((name for name in _KEYS if name in names), None)
+            if field not in names:
+                raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(names)}")
+            table = parquet.read_table(path, columns=[name for name in (key, field) if name])
+        except (OSError, ValueError) as error:
+            if isinstance(error, EnergonGrainError):
+                raise
+            raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
+        keys = None if key is None else [str(each) for each in table[key].to_pylist()]
+        found: Any = table[field].to_numpy()
+    else:
+        keys, found = _text_table(path, field, where)
+    is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
+    numbers: Any = found if is_plain else _numbers(list(found))
+    if isinstance(numbers, int):
+        raise ConfigError(f"{where}: holds {found[numbers]!r:.100} in row {numbers + 1}, which is no number")
+    return keys, numbers
+
+
+def _text_table(path: str, field: str, where: str) -> tuple[list[str] | None, list[Any]]:
+    if not path.endswith((".csv", ".jsonl")):
+        raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
+    is_csv = path.endswith(".csv")
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file)) if is_csv else [json.loads(line) for line in file if line.strip()]
+    except ValueError as error:
+        raise FormatError(f"{path}: cannot be read: {error}") from error
+    if any(not isinstance(row, dict) for row in rows):
+        raise FormatError(f"{path}: has lines that are no objects")
+    names = dict.fromkeys(name for row in rows for name in row)
+    key = next((name for name in _KEYS if name in names), None)
+    if field not in names:
+        raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(map(str, names)) or 'none'}")
+    values = [row.get(field) for row in rows]
+    if is_csv:
+        values = [_parsed(value) for value in values]
+    return None if key is None else [str(row.get(key)) for row in rows], values
+
+
+def _parsed(text: Any) -> Any:
+    """A number as it is written in a table; nothing is none."""
+    if not text or not text.strip():
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _numbers(values: Sequence[Any]) -> Numbers | int:
+    """(n,) int64 or float64, NaN for None; or the place of the first value that is no number."""
+    with contextlib.suppress(ValueError, OverflowError):  # lists of lists, say
+        found = np.asarray(values)
+        if found.ndim == 1 and found.dtype.kind in "bi":
+            return found.astype(np.int64)
+        if found.ndim == 1 and found.dtype.kind == "f":
+            return found.astype(np.float64)
+    numbers = np.empty(len(values))
+    for place, value in enumerate(values):
+        if not (value is None or isinstance(value, int | float | np.number | np.bool_)) or isinstance(value, complex):
+            return place
+        try:
+            numbers[place] = np.nan if value is None else value
+        except (TypeError, OverflowError):
+            return place
+    return numbers

@@ -1,0 +1,583 @@
+"""Datasets of the Hugging Face Hub, as a store: lists and ranges of the files of one commit.
+
+A revision (a branch, mostly) is asked for its commit once a process; from then on that commit is read, of which nothing
+changes. So lists are kept on disk for good, with the size and the hash of each file, and no file is asked for these.
+
+The Hub itself sends what git holds, and for the rest leads to a content network, by a URL with a signature that holds
+for an hour or so. That URL is kept, and ranges are asked for there alone: the Hub bounds how many files one may ask it
+for (some thousands in five minutes), which a request for each range would soon be. When the network refuses, the Hub is
+asked for another one. The token goes to the Hub's own host and nowhere else.
+
+The client is urllib3: obstore and huggingface_hub ask the Hub again for every range, and neither gives the URL in
+between.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import quote, urljoin, urlsplit
+
+import msgspec
+
+from energon_grain._version import __version__
+from energon_grain.extras import needed_for
+from energon_grain.storage.addresses import Address
+from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.object_error import BUSY, ObjectError, shortened
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+_HOPS = 5
+_PAGES = 10_000
+_PAGE_BYTES = 64 << 20
+_WHOLE_BYTES = 16 << 20
+"""Files up to this size may come whole where a part was asked for."""
+_LONGEST_WAIT_S = 600.0
+"""The Hub counts requests in windows of five minutes."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NEXT = re.compile(r'<([^>]*)>[^,]*;\s*rel="?next"?')
+_RATE = re.compile(r"\bt=(\d+)")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_REDIRECTS = (301, 302, 303, 307, 308)
+_EXPIRED = (400, 401, 403, 404, 410)
+"""What content networks answer when a signature holds no more."""
+_NO_TIME = datetime.fromtimestamp(0, UTC)
+"""When files were written: lists do not tell."""
+_Read = TypeVar("_Read")
+
+
+class _Lfs(msgspec.Struct):
+    oid: str
+    size: int
+
+
+class _Listed(msgspec.Struct):
+    type: str
+    path: str
+    size: int = 0
+    oid: str = ""
+    lfs: _Lfs | None = None
+
+
+class _Revision(msgspec.Struct):
+    sha: str
+
+
+class _Answers(Protocol):
+    def __call__(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse: ...
+
+
+class HubStore:
+    """Files of one commit of a dataset, called as obstore's stores are. Thread-safe; every method raises ObjectError.
+
+    Args:
+        address: Of the dataset; its bucket is `OWNER/NAME@REVISION`.
+        folder: Where commits and lists are kept.
+        timeout_s: For a request.
+
+    Attributes:
+        commit: What is read.
+    """
+
+    def __init__(self, address: Address, folder: Path, timeout_s: float) -> None:
+        self._repo, _, revision = address.bucket.partition("@")
+        self._hub = _Hub(str(address.store.endpoint), self._repo, address.store.anonymous, timeout_s)
+        self._folder = folder
+        self.commit = self._commit(revision)
+        self._files: dict[str, tuple[int, str]] = {}
+        self._known: dict[str, bool] = {}  # folders that were listed, and whether with all below
+        self._listing = threading.Lock()
+        self._locations: dict[str, str] = {}
+        self._locating = [threading.Lock() for _ in range(64)]
+
+    def head(self, key: str) -> dict[str, Any]:
+        """Size and version of a file. Raises FileNotFoundError."""
+        with self._listing:
+            parent = key.rpartition("/")[0]
+            if not self._is_known(parent):
+                self._list(parent, below=False)
+            size_bytes, tag = self._files.get(key, (0, None))
+        if tag is None:
+            raise FileNotFoundError(key)
+        return _meta(key, size_bytes, tag)
+
+    def list(self, prefix: str | None) -> Iterable[list[dict[str, Any]]]:
+        """All files in a folder and below it."""
+        folder = prefix or ""
+        with self._listing:
+            if not self._known.get(folder):
+                self._list(folder, below=True)
+            inside = f"{folder}/" if folder else ""
+            return [[_meta(path, *of) for path, of in self._files.items() if path.startswith(inside)]]
+
+    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
+        """A file, or a range of it. Raises FileNotFoundError, and NotModifiedError of obstore."""
+        from obstore.exceptions import NotModifiedError
+
+        meta, options = self.head(key), options or {}
+        if options.get("if_none_match") == meta["e_tag"]:
+            raise NotModifiedError(key)
+        size_bytes: int = meta["size"]
+        wanted: Any = options.get("range", (0, size_bytes))
+        if isinstance(wanted, tuple):
+            start, stop = wanted
+        else:
+            start, stop = max(0, wanted.get("offset", size_bytes - wanted.get("suffix", 0))), size_bytes
+        if start > stop or stop > size_bytes or (start == size_bytes and "range" in options):
+            raise ObjectError(f"it has {size_bytes} bytes", passing=False, out_of_range=True)
+        if not size_bytes:
+            return _Answer(meta, (0, 0), None, "", 0)
+        response, host = self._open(key, size_bytes, meta["e_tag"], {"Range": f"bytes={start}-{stop - 1}"})
+        try:
+            return _Answer(meta, (start, stop), response, host, _skipped(response, host, start, stop, size_bytes))
+        except ObjectError:
+            response.close()
+            raise
+
+    def put(self, key: str, data: bytes, **_: Any) -> Any:
+        """Refused."""
+        raise ObjectError(
+            "the Hub is only read", passing=False, way_out="write to a folder, and upload it by `hf upload`"
+        )
+
+    delete: Any = put
+
+    def _open(self, key: str, size_bytes: int, tag: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
+        """The answer for a range, and the host that gives it: the Hub, or where that leads."""
+        where = ""
+        for _ in range(2):
+            with self._locating[hash(key) % len(self._locating)]:  # of many who want a file one asks for its place
+                location = self._locations.get(key)
+                if location is None:
+                    url = f"{self._hub.endpoint}/datasets/{self._repo}/resolve/{self.commit}/{quote(key)}"
+                    answer, location = self._hub.ask(url, headers)
+                    if location is None:
+                        return answer, self._hub.host
+                    linked = {"X-Linked-Etag": tag, "X-Linked-Size": str(size_bytes)}
+                    for name, listed in linked.items():
+                        told = answer.headers.get(name, listed).removeprefix("W/").strip('"')
+                        if told != listed:
+                            raise ObjectError(
+                                f"{self._hub.host} lists it as {listed}, and leads to {shortened(told)} ({name})",
+                                passing=False,
+                            )
+                    self._locations[key] = location
+            answer, location_now = self._hub.follow(location, headers, self._hub.send_unsigned)
+            assert location_now is None
+            host = urlsplit(location).hostname or ""
+            if answer.status in (200, 206):
+                return answer, host
+            where = f"{host}, where the Hub leads to, answers HTTP {answer.status}"
+            answer.close()
+            if answer.status not in _EXPIRED:
+                passing = answer.status >= 500 or answer.status in BUSY
+                raise ObjectError(where, passing=passing, wait_s=_wait_s(answer, host) if passing else 0.0)
+            if self._locations.get(key) == location:
+                self._locations.pop(key, None)
+        raise ObjectError(f"{where}, also with a new signature", passing=True)
+
+    def _commit(self, revision: str) -> str:
+        """The commit that a revision stands for now; of what was last known where HF_HUB_OFFLINE is set."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        kept = self._kept("revision", revision)
+        if _is_offline():
+            commit = _kept_json(kept, str)
+            if commit is None:
+                raise _offline(f"it is not known which commit {revision!r} of {self._repo} is")
+            return commit
+        url = f"{self._hub.endpoint}/api/datasets/{self._repo}/revision/{quote(revision, safe='')}"
+        try:
+            commit = self._hub.json(url, _Revision)[0].sha
+        except FileNotFoundError:
+            raise self._hub.no_repository() from None
+        if not _COMMIT.fullmatch(commit):
+            raise ObjectError(f"{self._hub.host} names no commit but {shortened(commit)!r}", passing=False)
+        _keep(kept, commit)
+        return commit
+
+    def _is_known(self, folder: str) -> bool:
+        return folder in self._known or any(
+            below and (not known or folder.startswith(f"{known}/")) for known, below in self._known.items()
+        )
+
+    def _list(self, folder: str, *, below: bool) -> None:
+        """Learn the files of a folder. One that is not there has none."""
+        kept = self._kept(self.commit, folder, below)
+        found = _kept_json(kept, dict[str, tuple[int, str]])
+        if found is None:
+            if _is_offline():
+                raise _offline(f"the files of {self._repo}/{folder} at {self.commit[:8]} are not known")
+            found = dict(self._asked(folder, below))
+            _keep(kept, found)
+        self._files |= found
+        self._known[folder] = below
+
+    def _asked(self, folder: str, below: bool) -> Generator[tuple[str, tuple[int, str]]]:
+        path = f"tree/{self.commit}/{quote(folder)}".rstrip("/")
+        url: str | None = f"{self._hub.endpoint}/api/datasets/{self._repo}/{path}?recursive={str(below).lower()}"
+        seen: set[str] = set()
+        while url is not None:
+            seen.add(url)
+            try:
+                page, url = self._hub.json(url, list[_Listed])
+            except FileNotFoundError:
+                return
+            for each in page:
+                inside = f"{folder}/" if folder else ""
+                if not each.path.startswith(inside) or {"", ".", ".."} & set(each.path.split("/")) or "\0" in each.path:
+                    raise ObjectError(
+                        f"{self._hub.host} lists {shortened(each.path)!r}, which does not lie in {folder or 'there'}; "
+                        "nothing of that list is used",
+                        passing=False,
+                    )
+                if each.type == "file":
+                    size_bytes, tag = (each.size, each.oid) if each.lfs is None else (each.lfs.size, each.lfs.oid)
+                    if size_bytes < 0 or not tag:
+                        raise ObjectError(
+                            f"{self._hub.host} lists {shortened(each.path)!r} with {size_bytes} bytes and the hash "
+                            f"{shortened(tag)!r}",
+                            passing=False,
+                        )
+                    yield each.path, (size_bytes, tag)
+            if url is not None and (url in seen or len(seen) == _PAGES):
+                raise ObjectError(f"the list of {self._hub.host} has no end", passing=False)
+
+    def _kept(self, *what: object) -> Path:
+        name = repr((self._hub.endpoint, self._repo, *what)).encode("utf-8", "surrogateescape")
+        return self._folder / f"{hashlib.blake2b(name, digest_size=16).hexdigest()}.json"
+
+
+def _meta(path: str, size_bytes: int, tag: str) -> dict[str, Any]:
+    """As obstore's `ObjectMeta`."""
+    return {"path": path, "size": size_bytes, "e_tag": tag, "last_modified": _NO_TIME}
+
+
+def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_bytes: int) -> int:
+    """How many bytes of an answer come before those that were asked for. Raises where it is of something else."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise ObjectError(f"{host} sends it compressed, though that was not asked for", passing=False)
+    if response.status == 206:
+        told = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if told is None or (int(told[1]), int(told[2]) + 1) != (start, stop):
+            shown = shortened(response.headers.get("Content-Range", "nothing"))
+            raise ObjectError(f"{host} sends {shown} for bytes {start} to {stop}", passing=True)
+        whole = told[3]
+    else:
+        whole = response.headers.get("Content-Length", "*")
+    if whole not in ("*", str(size_bytes)):
+        said = f"the list says that it has {size_bytes} bytes, and {host} that it has {whole}"
+        raise ObjectError(said, passing=False)
+    if response.status == 206 or (start, stop) == (0, size_bytes):
+        return 0
+    if size_bytes > _WHOLE_BYTES:
+        raise ObjectError(
+            f"{host} sends only whole files",
+            passing=False,
+            way_out="let HF_ENDPOINT lead to a server that sends parts of them",
+        )
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """As obstore's `GetResult`.
+
+    Attributes:
+        meta: Of the file.
+        range: First byte, and one past the last.
+        response: Brings them; None: there are none.
+        host: That sends it.
+        skip: Bytes that come before.
+    """
+
+    meta: dict[str, Any]
+    range: tuple[int, int]
+    response: BaseHTTPResponse | None
+    host: str
+    skip: int
+
+    def stream(self, min_chunk_size: int) -> Generator[bytes]:
+        """The bytes as they come; no more than were asked for."""
+        if self.response is None:
+            return
+        left, skip, whole = self.range[1] - self.range[0], self.skip, False
+        try:
+            with _failures(self.host):
+                for piece in self.response.stream(min_chunk_size, decode_content=False):
+                    part = piece[skip : skip + left] if skip or len(piece) > left else piece
+                    skip = max(0, skip - len(piece))
+                    left -= len(part)
+                    if part:
+                        yield part
+                    elif not left:
+                        return  # more comes than was asked for
+                whole = True
+        finally:
+            if not whole:
+                self.response.close()  # else the connection is used again
+
+
+class _Hub:
+    """One dataset's requests to the Hub.
+
+    Args:
+        endpoint: URL of the Hub.
+        repo: Of the dataset, for messages.
+        anonymous: Send no token.
+        timeout_s: For a request.
+
+    Attributes:
+        endpoint: As given.
+        host: Of it, for messages.
+    """
+
+    def __init__(self, endpoint: str, repo: str, anonymous: bool, timeout_s: float) -> None:
+        with needed_for(f"reading hf://datasets/{repo}"):
+            import urllib3
+        self.endpoint = endpoint
+        self.host = urlsplit(endpoint).netloc
+        self._repo = repo
+        self._anonymous = anonymous
+        self._timeout = urllib3.Timeout(connect=timeout_s, read=timeout_s)
+        self._quiet_until = 0.0
+
+    def json(self, url: str, kind: type[_Read]) -> tuple[_Read, str | None]:
+        """What the Hub says at a URL, and where it goes on. Raises FileNotFoundError."""
+        answer, location = self.ask(url, {})
+        if location is not None:
+            answer.close()
+            raise ObjectError(f"{self.host} leads away, to {urlsplit(location).hostname}", passing=False)
+        with _failures(self.host):
+            try:
+                data = answer.read(_PAGE_BYTES, decode_content=True)
+            finally:
+                answer.close() if answer.length_remaining else answer.release_conn()
+        try:
+            found = msgspec.json.decode(data, type=kind)
+        except msgspec.MsgspecError as error:
+            sort = shortened(answer.headers.get("Content-Type", "no type"))
+            raise ObjectError(
+                f"{self.host} does not answer as the Hub does ({sort}: {shortened(str(error))})",
+                passing=False,
+                way_out="check HF_ENDPOINT",
+            ) from None
+        following = _NEXT.search(answer.headers.get("Link", ""))
+        further = None if following is None else urljoin(url, following[1])
+        if further is not None and _origin(further) != _origin(self.endpoint):
+            raise ObjectError(f"the list of {self.host} goes on at {urlsplit(further).hostname}", passing=False)
+        return found, further
+
+    def ask(self, url: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str | None]:
+        """What the Hub answers, or its redirect and where that leads, off the Hub. Raises FileNotFoundError."""
+        if _is_offline():
+            raise _offline("what was asked for is not kept on this machine")
+        left_s = self._quiet_until - time.monotonic()
+        if left_s > 0:
+            raise ObjectError(f"{self.host} wants no request yet", passing=True, wait_s=left_s)
+        answer, location = self.follow(url, headers, self._send)
+        if location is None and answer.status not in (200, 206):
+            error = self._refused(answer)
+            answer.close()
+            raise error
+        return answer, location
+
+    def follow(self, url: str, headers: dict[str, str], send: _Answers) -> tuple[BaseHTTPResponse, str | None]:
+        """Follow redirects; those of the Hub to its own host alone, as the token goes nowhere else."""
+        begin = url
+        for _ in range(_HOPS):
+            answer = send(url, headers)
+            if answer.status not in _REDIRECTS:
+                return answer, None
+            answer.drain_conn()
+            answer.release_conn()
+            before, url = urlsplit(url), urljoin(url, answer.headers.get("Location", ""))
+            after = urlsplit(url)
+            if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
+                raise ObjectError(
+                    f"{before.hostname} leads to a URL of {after.scheme!r}, which is not followed", passing=False
+                )
+            if _origin(begin) == _origin(self.endpoint) != _origin(url):
+                return answer, url
+        raise ObjectError(f"{urlsplit(begin).hostname} leads from place to place, more than {_HOPS} times", False)
+
+    def _send(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
+        assert _origin(url) == _origin(self.endpoint)
+        token = None if self._anonymous else hub_token()[0]
+        return self.send_unsigned(url, headers if token is None else {**headers, "Authorization": f"Bearer {token}"})
+
+    def send_unsigned(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
+        """One request, without the token."""
+        headers = {"User-Agent": f"energon-grain/{__version__}", "Accept-Encoding": "identity", **headers}
+        with _failures(urlsplit(url).hostname or ""):
+            return _connections(_proxy(url)).request(
+                "GET",
+                url,
+                headers=headers,
+                timeout=self._timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+
+    def no_repository(self) -> ObjectError:
+        """There is no such dataset, or nobody may know."""
+        return ObjectError(
+            f"there is no dataset {self._repo} at {self.endpoint}, or it is private",
+            passing=False,
+            way_out=f"check its name; if it is private, {self._token_hint}",
+        )
+
+    @property
+    def _token_hint(self) -> str:
+        if self._anonymous:
+            return "no token is sent, as the storage settings say `anonymous: true` of it: take that out"
+        token, where = hub_token()
+        if token is not None:
+            return f"check what the token in {where} may read"
+        return "set HF_TOKEN to the token of an account that may read it, or log in by `hf auth login`"
+
+    def _refused(self, answer: BaseHTTPResponse) -> Exception:
+        code, said = answer.headers.get("X-Error-Code", ""), answer.headers.get("X-Error-Message", "")
+        token = hub_token()[0]
+        if token:
+            said = said.replace(token, "…")
+        said = f"{shortened(said)} (HTTP {answer.status})".strip()
+        if answer.status in BUSY:
+            wait_s = _wait_s(answer, self.host)
+            self._quiet_until = time.monotonic() + wait_s
+            asked = f"too many requests for {self.host}: {said}"
+            return ObjectError(asked, passing=True, wait_s=wait_s)
+        if code == "EntryNotFound" or (answer.status == 404 and not code):
+            return FileNotFoundError(self._repo)
+        if code == "RevisionNotFound":
+            return ObjectError(f"{self._repo} has no such revision: {said}", False, way_out="check what follows the @")
+        if code == "GatedRepo":
+            return ObjectError(
+                f"access denied: {self._repo} is gated",
+                passing=False,
+                way_out=f"ask for access at {self.endpoint}/datasets/{self._repo}, and {self._token_hint}",
+            )
+        if code == "RepoNotFound":
+            return self.no_repository()
+        if answer.status in (401, 403):
+            return ObjectError(f"access denied: {said}", passing=False, way_out=self._token_hint)
+        return ObjectError(said, passing=answer.status >= 500)
+
+
+def hub_token() -> tuple[str | None, str]:
+    """The token to send, found as huggingface_hub finds it, and where it stands. It is read anew each time."""
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := os.environ.get(variable, "").strip():
+            return token, variable
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")).expanduser()
+    try:
+        return path.read_text(encoding="utf-8").strip() or None, str(path)
+    except (OSError, UnicodeDecodeError):
+        return None, str(path)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _offline(what: str) -> ObjectError:
+    return ObjectError(f"HF_HUB_OFFLINE is set, and {what}", passing=False, way_out="unset it, to ask the Hub")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
+    """How long a server wants to be left alone. Raises ObjectError where nobody waits that long."""
+    told, wait_s = answer.headers.get("Retry-After", ""), 0.0
+    rate = _RATE.search(answer.headers.get("RateLimit", ""))
+    if told.isdecimal():
+        wait_s = float(told)
+    elif told:
+        with suppress(ValueError):
+            wait_s = max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+    elif rate is not None:
+        wait_s = float(rate[1])
+    if wait_s > _LONGEST_WAIT_S:
+        raise ObjectError(f"{host} asks to wait {wait_s:.0f} s", passing=False)
+    return wait_s
+
+
+class _failures:  # noqa: N801 (a context manager)
+    """Failures of urllib3 become ObjectErrors. What they say may hold signed URLs, and is not repeated."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        from urllib3 import exceptions
+
+        if not isinstance(error, exceptions.HTTPError):
+            return
+        if isinstance(error, exceptions.NameResolutionError):
+            told = f"cannot connect to {self._host}: its name is not known"
+        elif isinstance(error, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
+            told = f"cannot connect to {self._host}: nothing answers there"
+        elif isinstance(error, exceptions.ReadTimeoutError):
+            told = f"no answer from {self._host} in time"
+        elif isinstance(error, exceptions.SSLError):
+            raise ObjectError(f"no secure connection to {self._host}: its certificate is refused", False) from None
+        else:
+            told = f"the connection to {self._host} broke off ({type(error).__name__})"
+        raise ObjectError(told, passing=True) from None
+
+
+def _proxy(url: str) -> str | None:
+    parts = urlsplit(url)
+    bypass = urllib.request.proxy_bypass(parts.hostname or "")
+    return None if bypass else urllib.request.getproxies().get(parts.scheme)
+
+
+@functools.cache
+def _connections(proxy: str | None) -> Any:
+    """Connections of this process, which are kept."""
+    import urllib3
+
+    if proxy is None:
+        return urllib3.PoolManager(maxsize=64)
+    user = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
+    return urllib3.ProxyManager(proxy, maxsize=64, proxy_headers=headers)
+
+
+def _kept_json(path: Path, kind: type[_Read]) -> _Read | None:
+    """What was kept; None: nothing, or it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _keep(path: Path, value: object) -> None:
+    with suppress(OSError):  # a folder that cannot be written, or a full disk: it is asked for again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(path, msgspec.json.encode(value))

@@ -1,0 +1,422 @@
+"""Columns that are measured by functions or taken from files: on disk, killed, refused, compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runs import run
+from object_server import Bucket
+from patience import PATIENCE_S
+
+from energon_grain import column_function, measure_dataset, open_columns
+from energon_grain.conversion import convert_dataset
+from energon_grain.errors import ConfigError, FatalSampleError, FormatError, KeyNotFoundError, RefusedError
+from energon_grain.prepare import MeasureProgress, prepare_dataset
+from energon_grain.prepare.placing import preparation_lock
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.settings import storage_settings
+from energon_grain.testing import make_text_dataset, write_tars
+
+N = 700
+WORDS = [n % 13 + 1 for n in range(N)]
+
+
+def samples() -> Iterator[dict[str, Any]]:
+    for n, words in enumerate(WORDS):
+        yield {"__key__": f"{n:04d}", "txt": " ".join(["word"] * words)} | ({"json": {"n": n}} if n % 2 else {})
+
+
+def words(parts: dict[str, bytes]) -> int:
+    return len(parts["txt"].split())
+
+
+def number(parts: dict[str, bytes]) -> float | None:
+    return json.loads(parts["json"])["n"] / 2 if "json" in parts else None
+
+
+@column_function(version=3, batched=True)
+def words_of_many(samples: list[dict[str, bytes]]) -> np.ndarray:
+    return np.array([words(parts) for parts in samples], np.int32)
+
+
+class Longest:
+    """A callable that is no function."""
+
+    column_version = 2
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def __call__(self, parts: dict[str, bytes]) -> bool:
+        return words(parts) >= self.least
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_tars(tmp_path / "data", samples(), shards=3)
+    prepare_dataset(tmp_path / "data", split_ratio=(1,), crude=True, num_workers=0)
+    return tmp_path / "data"
+
+
+def left(root: Path) -> list[str]:
+    """What lies beside columns that is none."""
+    return [path.name for path in (root / ".nv-meta/columnar").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("workers", [0, 2, "executor"])
+def test_functions_say_a_number_of_every_sample(root: Path, workers: int | str) -> None:
+    told: list[MeasureProgress] = []
+    wanted: dict[str, Any] = {"words": words, "half": number, "many": words_of_many, "is_long": Longest(7)}
+    with ThreadPoolExecutor(3) as pool:
+        how: dict[str, Any] = {"executor": pool} if workers == "executor" else {"num_workers": workers}
+        report = measure_dataset(root, wanted, progress=told.append, **how)
+    columns = open_columns(root)
+    assert columns["words"].tolist() == columns["many"].tolist() == WORDS
+    halves = [n / 2 if n % 2 else np.nan for n in range(N)]
+    assert np.array_equal(columns["half"], halves, equal_nan=True)
+    assert columns["is_long"].tolist() == [each >= 7 for each in WORDS]
+    assert [columns[name].dtype.name for name in wanted] == ["int64", "float64", "int64", "int64"]
+    made = {name: (stored.function, stored.version) for name, stored in columns.stored.items()}
+    here = __name__
+    assert made == {
+        "words": (f"{here}:words", 1),
+        "half": (f"{here}:number", 1),
+        "many": (f"{here}:words_of_many", 3),
+        "is_long": (f"{here}:Longest", 2),
+    }
+    assert (report.samples, report.samples_reused, report.columns["half"].missing) == (N, 0, N // 2)
+    assert (told[0], told[-1]) == (MeasureProgress(done=0, total=N), MeasureProgress(done=N, total=N))
+    assert left(root) == []
+
+
+def test_only_the_parts_that_are_asked_for_are_given(root: Path) -> None:
+    measure_dataset(root, {"parts": len}, parts=["txt"], num_workers=0, version=9)
+    assert set(open_columns(root)["parts"].tolist()) == {1}
+    assert (open_columns(root).stored["parts"].function, open_columns(root).stored["parts"].version) == (
+        "builtins:len",
+        9,
+    )
+    with pytest.raises(ConfigError, match=r"has no part 'jpg'; there are txt, json"):
+        measure_dataset(root, {"parts": len}, parts=["jpg"])
+
+
+def test_columns_outlive_another_index_of_the_same_samples_and_no_others(root: Path, tmp_path: Path) -> None:
+    measure_dataset(root, {"words": words, "gone": words}, num_workers=0)
+    measure_dataset(root, {"words": words_of_many}, num_workers=0)  # replaced; the other stays
+    prepare_dataset(root, split_ratio=(1,), force_overwrite=True, num_workers=0)
+    assert open_columns(root)["words"].tolist() == open_columns(root)["gone"].tolist() == WORDS
+    assert len([*(root / ".nv-meta/columnar/columns").iterdir()]) == 2
+    write_tars(root, [*samples()][::-1], shards=3)
+    prepare_dataset(root, split_ratio=(1,), force_overwrite=True, num_workers=0)
+    assert open_columns(root).stale == ("words", "gone")
+    again = rf"make it again: `energon-grain measure {root} --column gone={__name__}:words`"
+    with pytest.raises(KeyNotFoundError, match=again):
+        open_columns(root)["gone"]
+    measure_dataset(root, {"words": words}, num_workers=0)
+    assert open_columns(root)["words"].tolist() == WORDS[::-1]
+    assert "The column 'gone' is of samples that are not here any more" in run("lint", root).stdout
+
+
+def test_records_and_lines_have_columns_too(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("array_record")
+    convert_dataset(root, tmp_path / "records", num_workers=0)
+    measure_dataset(tmp_path / "records", {"words": words}, num_workers=0)
+    assert open_columns(tmp_path / "records")["words"].tolist() == WORDS
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("".join(f'{{"n": {n}}}\n' for n in range(N)))
+    measure_dataset(lines, {"half": number}, num_workers=0)
+    assert open_columns(lines)["half"].tolist() == [n / 2 for n in range(N)]
+    assert [*open_columns(lines)] == ["bytes", "bytes.json", "half"]
+    shown = run("info", lines).stdout
+    row = next(line for line in shown.splitlines() if line.startswith("  half")).split("  ")
+    assert [each.strip() for each in row if each.strip()] == [
+        *("half", "700 values", "mean 174.75 (0 to 349.5)"),
+        *("█" * 24, f"{__name__}:number"),
+    ]
+    lines.write_text(lines.read_text() + '{"n": 0}\n')
+    assert run("prepare", lines).exit_code == 0
+    assert "Columns of samples that are not here any more: half." in run("info", lines).stdout
+    assert "The column 'half' is of samples that are not here any more" in run("lint", lines).stdout
+    measure_dataset(lines, {"half": number}, num_workers=0)
+    assert "No problems in 701 samples" in run("lint", lines, f"--trust-module={__name__}").stdout
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules[__name__], "number", words_of_many)
+        assert "The column 'half' cannot be measured again: " in run("lint", lines, f"--trust-module={__name__}").stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            lambda parts: 1 / (words(parts) - 13),
+            r"shard_000.tar: 0012: .*raised ZeroDivisionError: division by zero",
+        ),
+        (lambda parts: "long" if words(parts) == 13 else 1, r"0012: .*gave 'long' \(str\), which is no number"),
+        (lambda parts: [1, 2], r"0000: .*gave \[1, 2\] \(list\), which is no number"),
+        (column_function(batched=True)(lambda many: [0] * (len(many) - 1)), r"of 16 samples from this one on, gave 15"),
+        (column_function(batched=True)(lambda many: many[99]), r"of 16 samples from .* raised IndexError: list index"),
+    ],
+)
+def test_what_is_no_number_is_named(root: Path, function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(FatalSampleError, match=rf"(?s){said}.* What was measured is kept"):
+        measure_dataset(root, {"odd": function})
+    assert [*open_columns(root).stored] == []
+
+
+def test_what_was_measured_before_an_error_is_not_measured_again(root: Path) -> None:
+    seen: list[bytes] = []
+    fails = [True]
+
+    def careful(parts: dict[str, bytes]) -> int:
+        seen.append(parts["txt"])
+        if fails and len(seen) == 500:
+            raise KeyError("later")
+        return words(parts)
+
+    with pytest.raises(FatalSampleError, match="raised KeyError: 'later'"):
+        measure_dataset(root, {"words": careful})
+    fails.clear()
+    assert left(root) != []
+    report = measure_dataset(root, {"words": careful})
+    assert 0 < report.samples_reused < 500
+    assert N < len(seen) < 500 + N
+    assert open_columns(root)["words"].tolist() == WORDS
+    assert left(root) == []
+    seen.clear()
+    measure_dataset(root, {"words": careful})
+    assert len(seen) == N, "what is asked for again is measured again"
+
+
+KILLED = """
+import os, signal, sys
+calls = 0
+def words(parts):
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("KILL_AT", 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(parts["txt"].split())
+"""
+
+
+def test_a_run_that_was_killed_is_taken_up(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "killed_words.py").write_text(KILLED)
+    command = [sys.executable, "-m", "energon_grain.cli", "measure", str(root), "--column=words=killed_words:words"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command.append("--num-workers=0")
+    for kill_at in (300, 150):
+        killed = subprocess.run(
+            command, cwd=tmp_path, env={**environment, "KILL_AT": str(kill_at)}, timeout=PATIENCE_S, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        assert [*open_columns(root).stored] == []
+    log = next((root / ".nv-meta/columnar").glob(".measure-*.log"))
+    log.write_bytes(log.read_bytes() + b"EGMEAS1\n half a record")
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, env=environment, timeout=PATIENCE_S, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    reused = json.loads(done.stdout)["samples_reused"]
+    assert 256 <= reused < 450
+    assert open_columns(root)["words"].tolist() == WORDS
+    assert left(root) == []
+
+
+class Dying(Executor):
+    """An executor whose first workers for each piece die."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.deaths:
+            self.deaths -= 1
+            future.set_exception(MemoryError("no more"))
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_a_piece_whose_worker_died_is_tried_again(root: Path) -> None:
+    measure_dataset(root, {"words": words}, executor=Dying(1), num_workers=1)
+    assert open_columns(root)["words"].tolist() == WORDS
+    with pytest.raises(RuntimeError, match=r"measuring samples 0 to 255 failed 2 times, last with MemoryError"):
+        measure_dataset(root, {"words": words}, executor=Dying(99), num_workers=1)
+
+
+def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None:
+    for name in ("bytes", "bytes.txt", "1st", "a-b", "", "a..b"):
+        with pytest.raises(ConfigError, match="is no name for a column"):
+            measure_dataset(root, {name: words})
+    for function, said in (
+        ("nowhere:f", "nowhere cannot be imported: No module named 'nowhere'"),
+        ("json:nothing", "the module json has no function 'nothing'"),
+        ("words", "write module:function"),
+        (3, "3 cannot be called"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            measure_dataset(root, {"words": function})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="no column to measure was given"):
+        measure_dataset(root)
+    with pytest.raises(ConfigError, match="put them into a module, or measure with num_workers=0"):
+        measure_dataset(root, {"words": lambda _: 1}, num_workers=2)
+    (tmp_path / "meta.yaml").write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {}\n")
+    with pytest.raises(ConfigError, match=r"is a metadataset; .* columns of its members, as `member.column`"):
+        measure_dataset(tmp_path / "meta.yaml", {"words": words})
+    write_tars(tmp_path / "bare", [{"__key__": "a", "txt": "a"}])
+    with pytest.raises(ConfigError, match=r"nobody prepared these tars, .* run `energon-grain prepare .*bare` first"):
+        measure_dataset(tmp_path / "bare", {"words": words})
+    for arguments, said in (
+        ([], "give --column NAME=module:function, or --attach NAME=FILE"),
+        (["--column=words"], "write a name and what it is made of, as tokens=my_module:count_tokens"),
+        (["--column=words=builtins:len", "--column=words=builtins:len"], "is given twice"),
+    ):
+        assert said in str(run("measure", root, *arguments).exception)
+
+
+def test_two_do_not_measure_at_once(root: Path) -> None:
+    with preparation_lock(root / ".nv-meta"), pytest.raises(RefusedError, match="another process is preparing"):
+        measure_dataset(root, {"words": words})
+
+
+ATTACHED: list[tuple[str, str]] = [
+    ("scores.csv", "key,score\n0001,1.5\n0003,7\nother,2\n0000,\n"),
+    ("scores.jsonl", '{"__key__": "0001", "score": 1.5}\n{"__key__": "0003", "score": 7}\n{"__key__": "other"}\n'),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ATTACHED)
+def test_tables_are_attached_by_key(root: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    report = measure_dataset(root, attach={"score": tmp_path / name, "same": f"{tmp_path / name}:score"})
+    expected = np.full(N, np.nan)
+    expected[[1, 3]] = 1.5, 7
+    columns = open_columns(root)
+    assert np.array_equal(columns["score"], expected, equal_nan=True)
+    assert np.array_equal(columns["same"], expected, equal_nan=True)
+    assert report.notes[0] == f"score: 1 of the {3 + (name == 'scores.csv')} keys in {name} are of no sample."
+    assert columns.stored["same"].function == f"attached {name}:score"
+    assert f"attached {name}" in run("info", root).stdout
+
+
+def test_parquet_is_attached(root: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    keys = [f"{n:04d}" for n in range(N)][::-1]
+    table = pyarrow.table({"key": keys, "n": range(N), "s": [None, *range(1, N)], "text": keys})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    measure_dataset(root, attach={"n": tmp_path / "t.parquet", "s": tmp_path / "t.parquet"})
+    columns = open_columns(root)
+    assert columns["n"].tolist() == [*range(N)][::-1]
+    assert columns["n"].dtype == np.int64
+    assert np.array_equal(columns["s"], [*range(N - 1, 0, -1), np.nan], equal_nan=True)
+    with pytest.raises(ConfigError, match=r"holds '0699' in row 1, which is no number"):
+        measure_dataset(root, attach={"text": tmp_path / "t.parquet"})
+    with pytest.raises(ConfigError, match=r"has no field 'm'; there are key, n, s, text"):
+        measure_dataset(root, attach={"m": tmp_path / "t.parquet"})
+    (tmp_path / "u.parquet").write_bytes(b"PAR1")
+    with pytest.raises(FormatError, match="is no Parquet file that can be read"):
+        measure_dataset(root, attach={"m": tmp_path / "u.parquet"})
+
+
+def test_arrays_are_attached_by_row(root: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(N, dtype=np.uint16))
+    np.save(tmp_path / "f.npy", np.linspace(0, 1, N, dtype=np.float32))
+    (tmp_path / "rows.csv").write_text("half\n" + "".join(f"{n / 2}\n" for n in range(N)))
+    measure_dataset(root, attach={"held": np.arange(N) % 3})
+    assert open_columns(root)["held"].tolist() == [n % 3 for n in range(N)]
+    files = {"a": tmp_path / "a.npy", "f": tmp_path / "f.npy", "half": tmp_path / "rows.csv"}
+    done = run("measure", root, *(f"--attach={name}={path}" for name, path in files.items()), "--column=n=builtins:len")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    columns = open_columns(root)
+    assert columns["a"].tolist() == [*range(N)]
+    assert (columns["a"].dtype, columns["f"].dtype) == (np.int64, np.float64)
+    assert columns["half"].tolist() == [n / 2 for n in range(N)]
+    assert columns["n"].tolist() == [1 + n % 2 for n in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.npy", np.arange(N - 1), r"has int64\[699\]; there must be one number for each of the 700 samples"),
+        ("a.npy", np.array(["x"] * N), r"has <U1\[700\]; there must be one number"),
+        ("a.npy", b"none", "is no array that can be attached"),
+        ("a.csv", b"key,a\n0001,1\n0001,2\n", "has the key '0001' twice"),
+        ("a.csv", b"key,b\n0001,1\n", "has no field 'a'; there are key, b"),
+        ("a.csv", b"key,a\n0001,long\n", "holds 'long' in row 1, which is no number"),
+        ("a.csv", b"key,a\nx,1\n", "none of its 1 keys, such as 'x', is one of a sample; those are '0000', '0001'"),
+        ("a.csv", b"a\n1\n", "has no field `key`, so it must have a row for each of the 700 samples, and it has 1"),
+        ("a.jsonl", b"{", "cannot be read: Expecting property name"),
+        ("a.jsonl", b"3\n", "has lines that are no objects"),
+        ("a.txt", b"3\n", r"columns are taken from \.npy, \.parquet, \.csv and \.jsonl files"),
+        ("b.npy", None, "there is no file"),
+    ],
+)
+def test_files_that_cannot_be_attached(root: Path, tmp_path: Path, name: str, content: Any, said: str) -> None:
+    if isinstance(content, np.ndarray):
+        np.save(tmp_path / name, content)
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ConfigError, FormatError), match=said):
+        measure_dataset(root, attach={"a": tmp_path / name})
+    assert left(root) == []
+
+
+def test_lint_measures_a_few_samples_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"counting_{tmp_path.name}"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{module}.py").write_text("def words(parts):\n    return len(parts['txt'].split())\n")
+    np.save(tmp_path / "a.npy", np.arange(N))
+    measure_dataset(root, {"words": f"{module}:words"}, attach={"a": tmp_path / "a.npy"}, num_workers=0)
+    fine = run("lint", root, f"--trust-module={module}")
+    assert "No problems in 700 samples" in fine.stdout
+    assert "column" not in fine.stdout
+    untrusted = run("lint", root).stdout
+    assert (
+        f"The column 'words' was not measured again: {module}:words is called only if the module is trusted"
+        in untrusted
+    )
+    assert f"give --trust-module {module}" in untrusted
+    monkeypatch.setattr(sys.modules[module], "words", lambda parts: len(parts["txt"]))
+    odd = run("lint", root, f"--trust-module={module}")
+    assert odd.exit_code == 0, "it loads all the same"
+    assert f"The column 'words' says 1 of shard_000.tar: 0000, and {module}:words says 4; of 32 samples" in odd.stdout
+    assert f"make it again: `energon-grain measure {root} --column words={module}:words`" in odd.stdout
+    monkeypatch.delattr(sys.modules[module], "words")
+    assert "The column 'words' cannot be measured again" in run("lint", root, f"--trust-module={module}").stdout
+
+
+def test_datasets_in_buckets(bucket: Bucket, tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "data", n=300, shards=2)
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(300)))
+    bucket.upload(tmp_path)
+    for url, function in ((f"{bucket.url}/data", "builtins:len"), (f"{bucket.url}/x.jsonl", f"{__name__}:number")):
+        done = run("measure", url, f"--column=n={function}", "--num-workers=0")
+        assert done.exit_code == 0, done.output + str(done.exception)
+        expected = [2] * 300 if function == "builtins:len" else [n / 2 for n in range(300)]
+        assert open_columns(url)["n"].tolist() == expected
+        measure_dataset(url, {"n": "builtins:len"}, num_workers=0)
+        assert set(open_columns(url)["n"].tolist()) == {1 + ("data" in url)}
+        kind = url.rpartition("/")[2]
+        names = [name for name in shared_client(storage_settings()).list(bucket.url) if name.startswith(kind)]
+        assert len([name for name in names if "columns/n-" in name]) == 1
+
+
+def test_pieces_that_take_long_come_back_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a kill costs seconds, however slow a function is: with no time at all, a read is a part."""
+    monkeypatch.setattr("energon_grain.prepare.measure._BUDGET_S", 0.0)
+    told: list[int] = []
+    measure_dataset(root, {"words": words}, num_workers=0, progress=lambda now: told.append(now.done))
+    assert open_columns(root)["words"].tolist() == WORDS
+    assert {later - before for before, later in itertools.pairwise(told)} <= set(range(1, 17))

@@ -1,0 +1,604 @@
+"""Parquet files as datasets: what columns become, which rows come when, and what damaged files say."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cli_runs import run
+from metadatasets import write_v2
+from object_server import Bucket
+from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
+
+from energon_grain import (
+    DefaultTaskEncoder,
+    SampleDecoder,
+    StorageSettings,
+    Stream,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    use_storage,
+)
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    EnergonGrainError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    StaleIndexError,
+)
+from energon_grain.sources.parquet import DecodedGroups, ParquetSource, decoded_groups
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Rgb(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="rgb8")
+
+
+class Raw(DefaultTaskEncoder):
+    decoder = None
+
+
+def in_order(path: Any, **options: Any) -> list[Any]:
+    """The samples in the order of the files."""
+    options = {"task_encoder": Rgb(), "worker_config": ONE, **options}
+    with Stream.of(get_val_dataset(path, batch_size=None, **options)) as stream:
+        return list(stream)
+
+
+def trained(path: Any, steps: int, *, config: WorkerConfig = ONE, **options: Any) -> list[list[int]]:
+    given = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 4, **options}
+    with Stream.of(get_train_dataset(path, worker_config=config, **given)) as stream:
+        return [next(stream)["n"].tolist() for _ in range(steps)]
+
+
+# What columns become.
+
+
+def test_columns_become_parts(tmp_path: Path) -> None:
+    types: dict[str, Any] = {
+        "truth": pa.array([True, False, None]),
+        "byte": pa.array([1, 2, 3], pa.uint8()),
+        "half": pa.array(np.array([0.5, 1, 2], np.float16)),
+        "maybe": pa.array([7, None, 9]),
+        "text": pa.array(["ä", "", None]),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "raw": pa.array([b"\0\1", b"", None]),
+        "fixed": pa.array([b"ab", b"cd", b"ef"], pa.binary(2)),
+        "png": pa.array([picture(0), picture(2), picture(4)]),
+        "tokens": pa.array([[1, 2], [], None], pa.list_(pa.int32())),
+        "vector": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+        "tags": pa.array([["a", "b"], [], None]),
+        "inner": pa.array([{"a": 1, "b": [None]}, None, {"a": None, "b": []}]),
+        "nested": pa.array([[[1], [2, 3]], [], [[]]]),
+        "when": pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5)] * 3),
+        "price": pa.array([decimal.Decimal("1.50")] * 3),
+        "id": pa.array(["not a number"] * 3),
+    }
+    path = write_parquet(tmp_path / "all.parquet", types, row_group_size=2)
+    first, second, third = in_order(path)
+    values = {name: value for name, value in first.items() if not name.startswith("__")}
+    assert list(values) == list(types)
+    assert {name: (str(value.dtype), value.tolist()) for name, value in values.items() if hasattr(value, "dtype")} == {
+        "truth": ("bool", True),
+        "byte": ("uint8", 1),
+        "half": ("float16", 0.5),
+        "maybe": ("int64", 7),
+        "png": ("uint8", np.zeros((8, 8, 3)).tolist()),
+        "tokens": ("int32", [1, 2]),
+        "vector": ("float32", [1.0, 2.0]),
+    }
+    assert {name: value for name, value in values.items() if not hasattr(value, "dtype")} == {
+        "text": "ä",
+        "kind": "a",
+        "raw": b"\0\1",
+        "fixed": b"ab",
+        "tags": ["a", "b"],
+        "inner": {"a": 1, "b": [None]},
+        "nested": [[1], [2, 3]],
+        "when": "2026-01-02T03:04:05",
+        "price": "1.50",
+        "id": "not a number",
+    }
+    assert second["text"] == ""
+    assert second["raw"] == b""
+    assert second["tokens"].shape == (0,)
+    assert second.keys() == first.keys() - {"maybe", "inner"}, "no value, no part"
+    assert third.keys() == first.keys() - {"truth", "text", "raw", "tokens", "tags"}
+    assert third["inner"] == {"a": None, "b": []}
+    assert in_order(path, task_encoder=Raw())[0]["text"] == "ä".encode()
+
+
+def test_features_of_hugging_face(tmp_path: Path) -> None:
+    """Pictures and sounds by what the schema says they are, whatever their columns are called."""
+    columns = {
+        "id": pa.array(files([picture(number) for number in range(4)]), FILE),
+        "pages": pa.array([files([picture(1)] * number) for number in range(4)], pa.list_(FILE)),
+        "more": pa.array([[None, *files([picture(2)])]] * 4, pa.list_(FILE)),
+        "speech": pa.array(files([b"RIFF"] * 4), FILE),
+        "grid": pa.array([[[number, 1.0], [2.0, 3.0], [4.0, 5.0]] for number in range(4)]),
+        "gone": pa.array([None, {"bytes": None, "path": "a.jpg"}, *files([picture(3)] * 2)], FILE),
+    }
+    said = features(
+        id={"_type": "Image"},
+        pages={"_type": "Sequence", "feature": {"_type": "Image"}},
+        more=[{"_type": "Image"}],
+        speech={"_type": "Audio"},
+        grid={"_type": "Array2D", "shape": [3, 2], "dtype": "float64"},
+        gone={"_type": "Image"},
+    )
+    path = write_parquet(tmp_path / "hub.parquet", columns, metadata=said, row_group_size=3)
+    samples = in_order(path, part_filter=lambda name: name != "speech")
+    assert [int(sample["id"][0, 0, 0]) for sample in samples] == [0, 1, 2, 3]
+    assert [sorted(name for name in sample if name.startswith("pages")) for sample in samples] == [
+        [],
+        ["pages.0"],
+        ["pages.0", "pages.1"],
+        ["pages.0", "pages.1", "pages.2"],
+    ]
+    assert samples[3]["pages.2"].shape == (8, 8, 3)
+    assert "more.0" not in samples[0]
+    assert samples[0]["more.1"].shape == (8, 8, 3)
+    assert samples[2]["grid"].tolist() == [[2, 1], [2, 3], [4, 5]]
+    assert ["gone" in sample for sample in samples] == [False, False, True, True]
+    assert in_order(path, part_filter={"speech"}, task_encoder=Raw())[0]["speech"] == b"RIFF"
+    assert "pages.1" not in in_order(path, part_filter={"pages.0"})[3]
+
+
+def test_large_and_sliced_columns(tmp_path: Path) -> None:
+    """Types with offsets of 64 bits, views, extension types, columns in several pieces; bad shapes are named."""
+    columns = {
+        "wide": pa.array(["a", "bc"], pa.large_string()),
+        "view": pa.array(["d", "ef"], pa.string_view()),
+        "data": pa.array([b"g", b"hi"], pa.large_binary()),
+        "lists": pa.array([[1], [2, 3]], pa.large_list(pa.int16())),
+        "uuid": pa.array([b"0" * 16, b"1" * 16], pa.uuid()),
+        "grid": pa.array([[[1, 2]], [[3]]]),
+    }
+    path = write_parquet(tmp_path / "x.parquet", columns, metadata=features(grid={"_type": "Array2D", "shape": [1, 2]}))
+    kept = in_order(path, part_filter=set(columns) - {"grid"})
+    assert [(each["wide"], each["view"], each["data"], each["lists"].tolist(), each["uuid"]) for each in kept] == [
+        ("a", "d", b"g", [1], b"0" * 16),
+        ("bc", "ef", b"hi", [2, 3], b"1" * 16),
+    ]
+    with pytest.raises(FormatError, match=r"x\.parquet: row group 0: column 'grid'"):
+        in_order(path)
+
+
+def test_keys(tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "data", 5, files=2)
+    assert [sample["__key__"] for sample in in_order(folder)] == [
+        *("train-00000/0", "train-00000/1"),
+        *("train-00001/0", "train-00001/1", "train-00001/2"),
+    ]
+    write_parquet(tmp_path / "own.parquet", {"__key__": ["a", None, "c"], "x": [1, 2, 3]})
+    samples = in_order(tmp_path / "own.parquet", part_filter={"x"})
+    assert [sample["__key__"] for sample in samples] == ["a", "own/1", "c"]
+    assert samples[2]["__sources__"][0].file_names == ("c.x",)
+    assert samples[2]["__shard__"] == "own.parquet"
+
+
+def test_sample_types_by_a_field_map(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "x.parquet", 3)
+    source = ParquetSource(path, parts={"n"})
+    assert source.part_names == ("n", "text")
+    assert list(source.read(np.array([2, 0])).columns) == ["n"]
+    with pytest.raises(ConfigError, match=r"lets none of its columns pass: n, text"):
+        ParquetSource(path, parts={"m"})
+
+
+def test_files_with_other_columns(tmp_path: Path) -> None:
+    """A column that a file lacks is a part that its samples lack."""
+    write_parquet(tmp_path / "d" / "a.parquet", {"x": [1], "y": ["a"]})
+    write_parquet(tmp_path / "d" / "b.parquet", {"z": [2.5], "x": [3]})
+    found = [{name: value for name, value in each.items() if name in "xyz"} for each in in_order(tmp_path / "d")]
+    assert found == [{"x": 1, "y": "a"}, {"x": 3, "z": 2.5}]
+    assert [list(each) for each in in_order(tmp_path / "d", part_filter={"y"})][1][-1] == "__shard__"
+
+
+# Which files.
+
+
+def test_ways_to_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_numbers(tmp_path / "set" / "data", 12, files=3)
+    write_numbers(tmp_path / "set" / "data" / "_old" / "x.parquet", 5)
+    write_numbers(tmp_path / "set" / ".hidden.parquet", 5)
+    (tmp_path / "set" / "README.md").write_text("about")
+    everything = list(range(12))
+    names = ["set", "set/data", "set/*/*.parquet", "set/**/train-*.parquet", "set/data/train-{00000..00002}.parquet"]
+    for name in names:
+        assert [int(each["n"]) for each in in_order(tmp_path / name)] == everything, name
+    assert [int(each["n"]) for each in in_order(folder / "train-0000[02].parquet")] == [*range(4), *range(8, 12)]
+    assert [int(each["n"]) for each in in_order(folder / "train-00001.parquet")] == [4, 5, 6, 7]
+    assert [int(each["n"]) for each in in_order(tmp_path / "set", subset=["50%", "75%"])] == [6, 7, 8]
+    monkeypatch.chdir(folder)
+    assert len(in_order("train-00001.parquet")) == 4
+    yaml = write_v2(tmp_path, train={"path": "set/data/train-*.parquet"})
+    assert sorted(sum(trained(yaml, 3), [])) == everything
+    for wrong in ("set/data/none-*.parquet", "set/data/none.parquet"):
+        with pytest.raises(DatasetNotFoundError, match="none"):
+            in_order(tmp_path / wrong)
+    write_numbers(tmp_path / "empty.parquet", 0)
+    with pytest.raises(EmptyDatasetError, match=r"empty\.parquet: its 1 Parquet files have no row"):
+        in_order(tmp_path / "empty.parquet")
+    with pytest.raises(ConfigError, match="Parquet file has no split_config"):
+        in_order(tmp_path / "set", split_config="other.yaml")
+
+
+def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for that of a file that is new, or another; and what is kept is not believed if it is damaged."""
+    from energon_grain.formats import parquet
+
+    folder = write_numbers(tmp_path / "data", 40, files=4)
+    looked: list[list[int]] = []
+    read = parquet.ParquetFiles._read_footers
+
+    def counting(self: Any, numbers: Any) -> list[bytes]:
+        looked.append(list(numbers))
+        return read(self, numbers)
+
+    monkeypatch.setattr(parquet.ParquetFiles, "_read_footers", counting)
+    first = ParquetSource(folder)
+    again = pickle.loads(pickle.dumps(ParquetSource(folder)))
+    assert looked == [[0, 1, 2, 3]]
+    assert again.content_id == first.content_id
+    assert [int(n) for n in again.read(np.arange(40)).columns["n"]] == list(range(40))
+    write_numbers(folder / "train-00002.parquet", 7)
+    changed = ParquetSource(folder)
+    assert looked == [[0, 1, 2, 3], [2]]
+    assert len(changed) == 37
+    assert changed.content_id != first.content_id
+    with pytest.raises(StaleIndexError, match="were changed since"):
+        pickle.loads(pickle.dumps(first))
+    kept = next((tmp_path / "cache").rglob("*.footers"))
+    for damaged in (b"", kept.read_bytes()[:-30], kept.read_bytes()[:-20] + bytes(20)):
+        kept.write_bytes(damaged)
+        assert ParquetSource(folder).content_id == changed.content_id
+        assert looked.pop() == [0, 1, 2, 3]
+    data = bytearray(kept.read_bytes())
+    data[10] ^= 1
+    kept.write_bytes(data)
+    assert ParquetSource(folder).read(np.array([0])).columns["n"] == [0]
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "x.parquet", 100, row_group_size=10)
+    source = ParquetSource(path)
+    source.read(np.array([0]))
+    write_numbers(path, 90, row_group_size=9)
+    source.files.store.close()
+    with pytest.raises((ReadError, StaleIndexError), match=r"x\.parquet: was changed"):
+        source.read(np.array([99]))
+
+
+# The order, and what it takes.
+
+
+def group_of(number: int, bounds: list[int]) -> int:
+    return int(np.searchsorted(bounds, number, side="right")) - 1
+
+
+def test_row_groups_are_blocks(tmp_path: Path) -> None:
+    """A lane goes through row group after row group, of any sizes; every row comes once a pass, each group is decoded
+    once but for those that two lanes share."""
+    folder = tmp_path / "data"
+    sizes = [7, 30, 11, 23]
+    for number, size in enumerate(sizes):
+        write_parquet(folder / f"{number}.parquet", {"n": np.arange(size * 20) + number * 1000}, row_group_size=size)
+    total = sum(sizes) * 20
+    with Stream.of(
+        get_train_dataset(
+            folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, lanes=4, worker_config=ONE
+        )
+    ) as stream:
+        before = decoded_groups().decoded
+        found = [int(next(stream)["n"][0]) for _ in range(total)]
+        decoded = decoded_groups().decoded - before
+    assert sorted(found) == sorted(n + f * 1000 for f, size in enumerate(sizes) for n in range(size * 20))
+    assert decoded == 80
+    switches = 0
+    for lane in range(4):
+        groups = [(n // 1000, n % 1000 // sizes[n // 1000]) for n in found[lane::4]]
+        switches += 1 + sum(one != other for one, other in itertools.pairwise(groups))
+    assert switches <= 80 + 3, "a lane stays in a row group until it has all of it"
+
+
+def test_at_least_so_many_samples(tmp_path: Path) -> None:
+    """`max_samples_per_sequence` puts small row groups together; a subset cuts the first and the last."""
+    source = ParquetSource(write_numbers(tmp_path / "x.parquet", 100, row_group_size=10))
+    assert source.block_starts(1).tolist() == list(range(0, 101, 10))
+    assert source.block_starts(25).tolist() == [0, 30, 60, 90, 100]
+    assert source.cut(5, 42).block_starts(1).tolist() == [0, 5, 15, 25, 35, 37]
+    assert source.run_samples == 10
+
+
+def test_hosts_workers_and_state(tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "data", 120, files=3, row_group_size=6)
+    alone = trained(folder, 20, batch_size=8)
+    hosts = [
+        trained(folder, 20, config=WorkerConfig(rank=rank, world_size=2, num_workers=0), batch_size=4)
+        for rank in range(2)
+    ]
+    assert [sorted(sum(parts, [])) for parts in zip(*hosts, strict=True)] == [sorted(batch) for batch in alone]
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "shuffle_buffer_size": None,
+        "max_samples_per_sequence": None,
+        "lanes": 4,
+    }
+    for kind in ("thread", "process"):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type=kind)  # type: ignore[arg-type]
+        with get_savable_loader(get_train_dataset(folder, worker_config=config, **options)) as loader:
+            batches = iter(loader)
+            got = [next(batches)["n"].tolist() for _ in range(7)]
+            state = loader.save_state_rank()
+        assert got == alone[:7]
+        with get_savable_loader(get_train_dataset(folder, worker_config=ONE, **options)) as loader:
+            loader.restore_state_rank(state)
+            batches = iter(loader)
+            assert [next(batches)["n"].tolist() for _ in range(7, 20)] == alone[7:]
+    with Stream.of(get_train_dataset(folder, worker_config=ONE, **options)) as stream:
+        record = stream.which(3)[0]
+        assert (record.shard, record.key.split("/")[0] + ".parquet") == (record.shard, record.shard)
+
+
+def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:
+    write_numbers(tmp_path / "rows.parquet", 50, row_group_size=5)
+    yaml = write_v2(
+        tmp_path,
+        train={"blend": [{"weight": 1, "path": "rows.parquet"}, {"weight": 1, "path": str(text_dataset(50))}]},
+    )
+    dataset = get_train_dataset(
+        yaml, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ONE
+    )
+    with Stream.of(dataset) as stream:
+        rows = [sample["n"] for sample in (next(stream) for _ in range(200)) if isinstance(sample, dict)]
+    assert set(map(int, rows)) == set(range(50))
+
+
+def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "data", 4000, files=2, row_group_size=100)
+    source = ParquetSource(folder)
+    kept = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "decoded"))
+
+    def read(number: int) -> Any:
+        return lambda: source.files.read(number, ("n",))
+
+    tables = {number: kept.get((source, number), read(number)) for number in range(40)}
+    assert kept.decoded == 40
+    for number in random.Random(0).choices(range(40), k=100):
+        assert kept.get((source, number), lambda: pytest.fail("decoded again")).table == tables[number].table
+    assert list((tmp_path / "decoded").iterdir()) == [], "the files have no names, so that they end with the process"
+    small = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "x.parquet" / "no folder"))
+    (tmp_path / "x.parquet").write_text("")
+    for _ in range(2):
+        for number in range(40):
+            small.get((source, number), read(number))
+    assert small.decoded == 80
+    with pytest.raises(ZeroDivisionError):
+        kept.get((source, 99), lambda: 1 // 0)
+
+
+def test_dear_orders_are_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_numbers(tmp_path / "data", 4000, files=2, row_group_size=100)
+    monkeypatch.setattr(decoded_groups(), "limit_bytes", 10_000)
+    trained(folder, 1)
+    assert "this order has 4 row groups of" not in caplog.text
+    trained(folder, 1, lanes=48)
+    assert "data: this order has 40 row groups of 0.00" in caplog.text
+    assert "goes to a cache on disk" in caplog.text
+    assert "`row_group_size`" in caplog.text
+    caplog.clear()
+    in_order(folder)
+    assert not caplog.text
+
+
+def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "n": np.arange(100),
+        "score": pa.array([None if number % 7 == 0 else number / 2 for number in range(100)]),
+        "odd": pa.array([number % 2 == 1 for number in range(100)]),
+        "text": ["x"] * 100,
+    }
+    folder = write_parquet(tmp_path / "data", columns, files=3, row_group_size=9)
+    source = ParquetSource(folder, parts={"text"}).cut(10, 90)
+    assert source.columns == ("bytes", "n", "score", "odd")
+    expected = {
+        "n": np.arange(10, 90),
+        "score": np.array([np.nan if number % 7 == 0 else number / 2 for number in range(10, 90)]),
+        "odd": np.arange(10, 90) % 2 == 1,
+    }
+    picked = np.random.default_rng(0).integers(0, 80, 50)
+    for _ in range(2):
+        for name, numbers in expected.items():
+            assert np.array_equal(source.column(name, picked), numbers[picked], equal_nan=name == "score")
+            for piece in (
+                slice(None),
+                slice(3, 17),
+                slice(-5, None),
+                slice(9, 2),
+                slice(None, None, 7),
+                slice(0, 10**9),
+            ):
+                assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=name == "score")
+        monkeypatch.setattr(type(source.files), "read", lambda *_: pytest.fail("the column is kept"))
+    assert np.array_equal(source.column("bytes", slice(None)), source.sizes(np.arange(80)))
+    assert source.column_id("n") != source.column_id("odd")
+    for ask in (source.column_id, lambda name: source.column(name, slice(None))):
+        with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd"):
+            ask("text")
+    with pytest.raises(IndexError):
+        source.column("n", np.array([80]))
+
+
+# Object stores.
+
+
+@pytest.mark.parametrize(("hosts", "cache_bytes"), [(1, None), (8, 0)])
+def test_bytes_of_an_epoch(tmp_path: Path, bucket: Bucket, hosts: int, cache_bytes: int | None) -> None:
+    """Each host has a cache of its own; together they fetch the files once, and little more."""
+    rng = np.random.default_rng(0)
+    columns = {"n": np.arange(2880), "data": [rng.bytes(10_000) for _ in range(2880)], "more": [rng.bytes(100)] * 2880}
+    folder = write_parquet(tmp_path / "data", columns, files=3, row_group_size=30, compression="none")
+    url = bucket.upload(folder, "data")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    every = {
+        "max_samples_per_sequence": 30,
+        "repeat": False,
+        "batch_size": 24,
+        "lanes": 8,
+        "part_filter": {"n", "data"},
+    }
+    found: list[int] = []
+    fetched = 0
+    for rank in range(hosts):
+        use_storage(StorageSettings(cache_dir=str(tmp_path / f"cache-{rank}"), cache_bytes=cache_bytes))
+        config = WorkerConfig(rank=rank, world_size=hosts, num_workers=0)
+        bucket.server.reset()
+        found += sum(trained(url, 2880 // 24 // hosts, config=config, **every), [])
+        fetched += sum(request.sent_bytes for request in bucket.server.requests())
+    assert sorted(found) == list(range(2880))
+    assert fetched <= 1.15 * size
+
+
+def test_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    folder = write_numbers(tmp_path / "data", 120, files=3, row_group_size=6)
+    url = bucket.upload(folder, "data")
+    here = trained(write_v2(tmp_path, train={"path": "data", "name": "same"}), 30, max_samples_per_sequence=1)
+    for name in (url, f"{url}/*.parquet", f"{url}/train-{{00000..00002}}.parquet", f"{bucket.url}/**/train-*.parquet"):
+        assert trained(write_v2(tmp_path, train={"path": name, "name": "same"}), 30, max_samples_per_sequence=1) == here
+    assert len(in_order(f"{url}/train-00001.parquet")) == 40
+    bucket.server.reset()
+    ParquetSource(url)
+    assert {request.method for request in bucket.server.requests()} == {"GET"}
+    assert len(bucket.server.requests()) == 1, "one list says that nothing changed"
+    use_storage(StorageSettings(cache_bytes=0))
+    source = ParquetSource(url)
+    bucket.put("data/train-00001.parquet", (folder / "train-00000.parquet").read_bytes())
+    with pytest.raises((StaleIndexError, ReadError), match="was replaced"):
+        source.read(np.array([50]))
+    assert len(ParquetSource(url)) == 120
+    for wrong in (f"{url}/none.parquet", f"{url}/none-*.parquet"):
+        with pytest.raises(EnergonGrainError, match="none"):
+            in_order(wrong)
+
+
+# Damaged files.
+
+
+@dataclass
+class Damage:
+    """Ways to damage a file."""
+
+    data: bytes
+
+    def each(self, count: int, seed: int) -> Iterator[bytes]:
+        rng = random.Random(seed)
+        footer = int.from_bytes(self.data[-8:-4], "little") + 8
+        for number in range(count):
+            data = bytearray(self.data)
+            kind = number % 5
+            low = len(data) - footer if kind in (0, 1) else 0
+            if kind == 4:
+                cut = rng.randrange(len(data))
+                yield bytes(data[:cut]) + (self.data[-footer:] if rng.random() < 0.5 else b"")
+                continue
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                at = rng.randrange(low, len(data))
+                data[at] = rng.choice([0, 255, data[at] ^ 1 << rng.randrange(8), rng.randrange(256)])
+            yield bytes(data)
+
+
+def what_is_wrong(path: Path) -> str | None:
+    """What the error says, None where there is none; raises what is no error of ours."""
+    try:
+        in_order(path, task_encoder=Raw())
+        source = ParquetSource(path)
+        for name in source.columns:
+            source.column(name, slice(None))
+    except EnergonGrainError as error:
+        return str(error)
+    return None
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    columns = {
+        "n": np.arange(50),
+        "text": [f"text {number}" for number in range(50)],
+        "lists": pa.array([[1] * (number % 3) for number in range(50)]),
+        "picture": pa.array(files([picture(number) for number in range(50)]), FILE),
+        "inner": pa.array([{"a": [number]} for number in range(50)]),
+    }
+    said = features(picture={"_type": "Image"})
+    whole = write_parquet(tmp_path / "whole.parquet", columns, metadata=said, row_group_size=20)
+    path = tmp_path / "damaged.parquet"
+    said_of: list[str | None] = []
+    for data in Damage(whole.read_bytes()).each(150, seed=1):
+        path.write_bytes(data)
+        said_of.append(what_is_wrong(path))
+    found = [each for each in said_of if each is not None]
+    assert len(found) > 50
+    assert [each for each in found if path.name not in each] == []
+    for data, message in (
+        (b"", "0 bytes"),
+        (b"PAR1" + bytes(20), "ends in"),
+        (b"PAR1" + bytes(4) + b"\xff\xff\xff\x7fPAR1", "announces a footer"),
+        (b"PARE" + bytes(20) + b"PARE", "encrypted"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=message):
+            ParquetSource(path)
+    assert pq.read_metadata(whole).num_rows == 50
+
+
+def test_where_over_columns(tmp_path: Path) -> None:
+    """What is left is read, and blocks are what is left of row groups."""
+    folder = write_numbers(tmp_path / "data", 200, files=2, row_group_size=10)
+    options: dict[str, Any] = {"where": "n % 3 == 0 and n >= 60", "subset": ["10%", "90%"]}
+    kept = [number for number in range(20, 180) if number % 3 == 0 and number >= 60]
+    assert [int(each["n"]) for each in in_order(folder, **options)] == kept
+    assert sorted(sum(trained(folder, len(kept) // 4, repeat=False, **options), [])) == sorted(kept)
+    assert kept == [int(each["n"]) for each in in_order(folder, part_filter={"text", "n"}, **options)]
+    with pytest.raises(EmptyDatasetError, match="keeps none of its 200 samples"):
+        in_order(folder, where="n > 1000")
+    with pytest.raises(KeyNotFoundError, match="no column of numbers 'm'"):
+        in_order(folder, where="m > 1000")
+
+
+def test_commands(tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "data", 60, files=2, row_group_size=7)
+    done = run("info", folder)
+    assert done.exit_code == 0, done.output
+    assert "60 samples in 2 files" in done.output
+    assert "10 row groups of" in done.output
+    assert "  n     int64" in done.output
+    assert json.loads(run("info", folder, "--json").output)["columns"] == {"n": "int64", "text": "string"}
+    assert "a Parquet file has neither" in str(run("info", folder, "--split-config", "s").exception)
+    done = run("which", folder, "--step", "0", "--batch-size", "2", "--validation")
+    assert "train-00000/1" in done.output, done.output
+    for command in (["prepare", folder], ["convert", folder, tmp_path / "to"]):
+        assert "read as it is" in str(run(*command).exception)
