@@ -1,8 +1,9 @@
 """Streaming from the Hub: ours against Hugging Face `datasets`, on the same files of a Hub on loopback.
 
 `python -m benchmarks.hub [--peer PYTHON]`, where PYTHON has `datasets`. Each contender is a process of its own, with
-an empty cache, and goes through all samples once; samples a second are those after the first batch: lines of JSON (shuffled within a buffer of 1,000 there, and whole
-blocks of 100 here), then prepared tars. Requests are those of the Hub, which it limits, and of the content network.
+an empty cache, and goes through all samples once; samples a second are those after the first batch. Lines of JSON come
+first (shuffled within a buffer of 1,000 there, and in blocks of 100 here), then prepared tars. Requests are those of
+the Hub, which it limits, and of the content network.
 """
 
 from __future__ import annotations
@@ -113,9 +114,10 @@ def main() -> None:
                 if "error" in found:
                     print(kind, name, found["error"])
                     continue
+                rate = (found["samples"] - 100) / (found["all_s"] - found["first_s"])
                 print(
-                    f"{kind:5} {name:8} {(found['samples'] - 100) / (found['all_s'] - found['first_s']):9,.0f} samples/s, first batch after "
-                    f"{found['first_s']:.2f} s, {requests['hub']} requests to the Hub, {requests['cdn']} elsewhere",
+                    f"{kind:5} {name:8} {rate:9,.0f} samples/s, first batch after {found['first_s']:.2f} s, "
+                    f"{requests['hub']} requests to the Hub, {requests['cdn']} elsewhere",
                     flush=True,
                 )
         server.stdin.close()

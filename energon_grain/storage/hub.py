@@ -366,7 +366,9 @@ class _Hub:
             try:
                 data = answer.read(_PAGE_BYTES, decode_content=True)
             finally:
-                answer.close() if answer.length_remaining else answer.release_conn()
+                if answer.length_remaining:
+                    answer.close()  # else the rest of it would come as the next answer
+                answer.release_conn()
         try:
             found = msgspec.json.decode(data, type=kind)
         except msgspec.MsgspecError as error:
@@ -561,10 +563,11 @@ def _proxy(url: str) -> str | None:
 def _connections(proxy: str | None) -> Any:
     """Connections of this process, which are kept."""
     import urllib3
+    from urllib3.util import parse_url
 
     if proxy is None:
         return urllib3.PoolManager(maxsize=64)
-    user = urllib3.util.parse_url(proxy).auth
+    user = parse_url(proxy).auth
     headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
     return urllib3.ProxyManager(proxy, maxsize=64, proxy_headers=headers)
 
