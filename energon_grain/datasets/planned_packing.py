@@ -33,7 +33,6 @@ from energon_grain.stream.worker_config import WorkerConfig
 _logger = logging.getLogger("energon_grain")
 DEFAULT_WINDOW = 16_384
 _FOLDS_KEPT = 4
-_FAR = 1 << PASS_BITS
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -388,12 +387,7 @@ class PlannedPacks:
     def carries(self, position: int) -> list[Carry]:
         """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
         pass_number, item = divmod(position, 1 << PASS_BITS)
-        windows = self._fold(pass_number)
-        carry = windows.anchor(item)
-        if item and carry == windows.anchor(_FAR):  # the last one that is known: the window may lie behind it
-            windows.plan_at(item)
-            carry = windows.anchor(item)
-        first, at, *carried = carry
+        first, at, *carried = self._fold(pass_number).anchor(item)
         below = self.child.start(pass_number) + min(carried, default=at)
         return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
 

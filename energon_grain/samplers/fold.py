@@ -69,8 +69,10 @@ class Fold(Generic[Plan]):
         return after, plan
 
     def anchor(self, position: int) -> Carry:
-        """A carry at or before a position: the nearest that is known."""
+        """The carry of a position's window; of one long past, which may be given up by now, an earlier one."""
         with self._lock:
+            if position and self._nearest(position) + 1 == len(self._carries):
+                self.plan_at(position)
             return self._carries[self._nearest(position)]
 
     def remember(self, carry: Carry) -> None:
