@@ -163,7 +163,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "pass, virtual epochs": Configuration(lambda b: b.train("code", virtual_epoch_length=5)),
     "pass, validation": Configuration(lambda b: b.val("val")),
     "pass, validation with a limit": Configuration(lambda b: b.val("web", limit=5)),
-    "pass, packed": Configuration(lambda b: b.val("web", "Packing", packing_buffer_size=20), (1, 2)),
+    "pass, packed": Configuration(lambda b: b.val("web", "Planned", packing_buffer_size=20), (1, 2)),
     "pass, grouped": Configuration(lambda b: b.val("web", "Grouping"), (1, 2)),
     # Hooks
     "hooks, failing and skipping": Configuration(lambda b: b.train("web", "Failing"), (1, 2, 4)),
@@ -200,6 +200,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     # Metadatasets
     "metadataset, blend": Configuration(lambda b: b.train("blend.yaml"), (1, 2, 4)),
     "metadataset, packed blend": Configuration(lambda b: b.train("blend.yaml", "Packing", packing_buffer_size=20)),
+    "metadataset, blend by cost": Configuration(lambda b: b.train("costs.yaml"), (1, 2, 4)),
     "metadataset, validation": Configuration(lambda b: b.val("blend.yaml", split_part="val")),
     "metadataset, epochs": Configuration(lambda b: b.train("epochs.yaml")),
     "metadataset, one epoch at a time": Configuration(lambda b: b.train("epochs.yaml", repeat=False)),
@@ -211,4 +212,18 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "metadataset, blended join": Configuration(
         lambda b: b.train("blended_join.yaml", trusted_modules=[hooks.__name__])
     ),
+    # By columns
+    "columns, view": Configuration(lambda b: b.train("web", where="bytes.txt > 40 and bytes % 3 != 0")),
+    "columns, planned packs": Configuration(
+        lambda b: b.train("costs.yaml", "Planned", packing=b.api.PackingPlan("bytes.txt", 300, window=200)), (1, 3)
+    ),
+    "columns, planned packs of a pass": Configuration(
+        lambda b: b.val("web", "Planned", packing=b.api.PackingPlan("bytes.txt", 300, window=200), last_batch="pad")
+    ),
+    "columns, batches by budget": Configuration(
+        lambda b: b.train("blend.yaml", batch_size=b.api.CostBudget("bytes.txt", 600, window=200))
+    ),
+    "columns, equal work": Configuration(lambda b: b.train("blend.yaml", balance="bytes.txt + bytes.txt ** 2"), (2, 4)),
+    # What nobody prepared
+    "bare tars": Configuration(lambda b: b.train("bare", "Texts")),
 }

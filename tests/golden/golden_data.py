@@ -28,6 +28,7 @@ def write_all(root: Path) -> None:
         _texts(root / name, n, shards)
     _crude(root / "crude", 90)
     _images(root / "images", 80)
+    write_tars(root / "bare", [{"__key__": f"{i:03d}", "txt": f"text {i}"} for i in range(70)], shards=4)
     _halves(root)
     _jsonl(root / "lines.jsonl", 70)
     convert_dataset(root / "books", root / "records")
@@ -142,6 +143,19 @@ def _arrays(root: Path) -> None:
 
 
 DOCUMENTS = {
+    "costs.yaml": """
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: web}
+      - {path: books, where: bytes.txt > 20}
+      - blend: [{path: code, weight: 3}, {path: web, weight: 1, name: again}]
+    weight_unit: bytes.txt
+    schedule:
+      - {from_position: 0, weights: [2, 1, 1]}
+      - {from_position: 300, weights: [1, 0, 2]}
+""",
     "blend.yaml": """
 __class__: MetadatasetV2
 splits:

@@ -158,6 +158,11 @@ def encoders(api: ModuleType) -> dict[str, type[Any]]:
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             return several(samples)
 
+    class Planned(Plain):
+        @stateless
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return several(samples)
+
     class Keeping(Plain):
         def select_samples_to_pack(self, samples: list[Any]) -> Any:
             return select_and_keep(samples)
@@ -177,6 +182,10 @@ def encoders(api: ModuleType) -> dict[str, type[Any]]:
     @stateless
     def cook(sample: Any) -> Noted:
         return Noted(**basic_sample_keys(sample), text=f"{sample['txt']} {sample['json']['n']}", draw=np.float64(0))
+
+    @stateless
+    def cook_text(sample: Any) -> Noted:
+        return Noted(**basic_sample_keys(sample), text=sample["txt"], draw=np.float64(0))
 
     @stateless
     def cook_line(sample: Any) -> Noted:
@@ -204,6 +213,21 @@ def encoders(api: ModuleType) -> dict[str, type[Any]]:
     class Floats(api.DefaultTaskEncoder):
         decoder = api.SampleDecoder(image_decode="torchrgb")
 
-    made = (Plain, Globals, Failing, FailingBatches, Generating, Packing, Keeping, Grouping, Sized, Pictures, Floats)
-    cooks = {"Cooking": cook, "Lines": cook_line, "Digits": cook_digit, "Aux": cook_aux}
-    return {one.__name__: one for one in made} | {name: cooking(name, one) for name, one in cooks.items()}
+    made = (
+        Plain,
+        Globals,
+        Failing,
+        FailingBatches,
+        Generating,
+        Packing,
+        Planned,
+        Keeping,
+        Grouping,
+        Sized,
+        Pictures,
+        Floats,
+    )
+    cooks = {"Cooking": cook, "Texts": cook_text, "Lines": cook_line, "Digits": cook_digit, "Aux": cook_aux}
+    return {one.__name__: one for one in (*made, Pictures, Floats)} | {
+        name: cooking(name, one) for name, one in cooks.items()
+    }
