@@ -35,21 +35,22 @@ CONDITIONS = {
 def make_columns(root: Path, samples: int) -> None:
     """Write four columns."""
     from energon_grain.formats.columnar import open_columnar
-    from energon_grain.formats.columns import ColumnStage
-    from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
+    from energon_grain.formats.columnar_header import columnar_folder
+    from energon_grain.formats.columns import ColumnFolder, ColumnStage
+    from energon_grain.formats.commit_journal import new_staging_folder
     from energon_grain.formats.data_folder import open_folder
 
-    staging = new_staging_folder(root)
-    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
+    folder, staging = ColumnFolder.of(open_folder(root)), columnar_folder(new_staging_folder(root))
+    stage = ColumnStage(folder, staging)
     rng = np.random.default_rng(1)
     for name, dtype in (("tokens", "int32"), ("width", "uint16"), ("height", "uint16"), ("score", "float32")):
-        writer = stage.new(name, dtype)
+        writer = stage.new(name, dtype, function="m:f", version=1)
         for begin in range(0, samples, 1 << 20):
             size = min(1 << 20, samples - begin)
             numbers = rng.random(size) if name == "score" else rng.integers(0, 1000, size)
             writer.append(numbers.astype(dtype))
     put, remove = stage.finish(open_columnar(root).content_id)
-    commit_staged(root, staging, put=put, remove=remove)
+    folder.put_in_place(staging, put=put, remove=remove)
 
 
 def resident_mb() -> float:

@@ -28,12 +28,9 @@ from energon_grain import (
     TaskEncoder,
     get_train_dataset,
     get_val_dataset,
+    measure_dataset,
     merge_cursors,
 )
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columns import ColumnStage
-from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
-from energon_grain.formats.data_folder import open_folder
 from energon_grain.testing import make_text_dataset
 
 G = 48
@@ -280,17 +277,9 @@ def test_planned_packs_are_dealt_out_by_what_their_samples_cost(text_dataset: Ma
         open_stream(path, balance=cost, batch_size=CostBudget("bytes.txt", 700))
 
 
-def with_column(path: Path, name: str, values: np.ndarray) -> None:
-    staging = new_staging_folder(path)
-    stage = ColumnStage(open_folder(path), staging, function="m:f", version=1)
-    stage.new(name).append(values)
-    put, remove = stage.finish(open_columnar(path).content_id)
-    commit_staged(path, staging, put=put, remove=remove)
-
-
 def test_a_changed_column_says_so(tmp_path: Path) -> None:
     path = Path(make_text_dataset(tmp_path / "data", n=60, shards=2))
-    with_column(path, "tokens", np.arange(60.0))
+    measure_dataset(path, attach={"tokens": np.arange(60.0)})
     options: dict[str, Any] = {"split_part": "train", "balance": "tokens", "batch_size": 6}
     stream = open_stream(path, **options)
     next(stream)
@@ -300,10 +289,10 @@ def test_a_changed_column_says_so(tmp_path: Path) -> None:
     with pytest.raises(FingerprintError, match="micro_batches"):
         open_stream(path, **{**options, "balance": Balance("tokens", micro_batches=2)}).restore(saved)
     open_stream(path, **options).restore(saved)
-    with_column(path, "tokens", np.arange(60.0)[::-1])
+    measure_dataset(path, attach={"tokens": np.arange(60.0)[::-1]})
     with pytest.raises(FingerprintError, match=r"columns.*tokens"):
         open_stream(path, **options).restore(saved)
-    with_column(path, "tokens", np.where(np.arange(60) % 7, 1.0, np.nan))
+    measure_dataset(path, attach={"tokens": np.where(np.arange(60) % 7, 1.0, np.nan)})
     with pytest.raises(ConfigError, match=r"balance='tokens'.*is nan"):
         next(open_stream(path, **{**options, "balance": Balance("tokens", micro_batches=2), "batch_size": 60}))
 
