@@ -33,24 +33,13 @@ CONDITIONS = {
 
 
 def make_columns(root: Path, samples: int) -> None:
-    """Write four columns."""
-    from energon_grain.formats.columnar import open_columnar
-    from energon_grain.formats.columnar_header import columnar_folder
-    from energon_grain.formats.columns import ColumnFolder, ColumnStage
-    from energon_grain.formats.commit_journal import new_staging_folder
-    from energon_grain.formats.data_folder import open_folder
+    """Attach four columns."""
+    from energon_grain import measure_dataset
 
-    folder, staging = ColumnFolder.of(open_folder(root)), columnar_folder(new_staging_folder(root))
-    stage = ColumnStage(folder, staging)
     rng = np.random.default_rng(1)
-    for name, dtype in (("tokens", "int32"), ("width", "uint16"), ("height", "uint16"), ("score", "float32")):
-        writer = stage.new(name, dtype, function="m:f", version=1)
-        for begin in range(0, samples, 1 << 20):
-            size = min(1 << 20, samples - begin)
-            numbers = rng.random(size) if name == "score" else rng.integers(0, 1000, size)
-            writer.append(numbers.astype(dtype))
-    put, remove = stage.finish(open_columnar(root).content_id)
-    folder.put_in_place(staging, put=put, remove=remove)
+    whole = {name: rng.integers(0, 1000, samples, dtype) for name, dtype in (("tokens", "i4"), ("width", "u2"))}
+    whole |= {"height": rng.integers(0, 1000, samples, "u2"), "score": rng.random(samples, "f4")}
+    measure_dataset(root, attach=whole)
 
 
 def resident_mb() -> float:

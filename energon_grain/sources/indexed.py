@@ -36,6 +36,7 @@ from energon_grain.sources.source import (
     accepts,
     in_pieces,
     in_range,
+    release_mapped,
 )
 
 LEFT_ALONE_BYTES = 16 << 20
@@ -345,7 +346,11 @@ class IndexedSource(Selected):
         if not runs:
             return in_pieces(indices, len(self), partial(self.column, name))
         found = [self._columns.at(name, run) for run in runs]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        if len(found) == 1:
+            return found[0]
+        joined = np.concatenate(found)
+        release_mapped(found[0])
+        return joined
 
     def _stretches(self, indices: range) -> list[slice]:
         """The numbers of samples as slices, one for each stretch of shards; none: they are too scattered."""

@@ -70,6 +70,13 @@ _EVALUATED_AT_ONCE = 1 << 18
 _THREADS = 8
 
 
+def release_mapped(block: npt.NDArray[Any]) -> None:
+    """Give back the pages of the column that a block is a part of, where that is mapped."""
+    while isinstance(block.base, np.ndarray):
+        block = block.base
+    release_pages(block)
+
+
 class Selected:
     """A source that serves a selection of its samples."""
 
@@ -112,9 +119,7 @@ class Selected:
 
             keep[piece] = where.holds(column)
             for block in blocks:
-                while isinstance(block.base, np.ndarray):
-                    block = block.base
-                release_pages(block)
+                release_mapped(block)
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         begins = range(0, total, _EVALUATED_AT_ONCE)

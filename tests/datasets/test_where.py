@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from arrays import write_group
@@ -189,6 +191,19 @@ def test_jsonl_arrays_and_joins(root: Path, tmp_path: Path) -> None:
         train={"join": [{"path": "texts"}, {"path": "other"}], "where": "tokens >= 50 and other.tokens == 1"},
     )
     assert val(path) == kept(lambda n, tokens: tokens >= 50 and n % 3 == 1)
+
+
+def test_numbers_of_parquet_files(tmp_path: Path) -> None:
+    rows = pa.table({"text": [f"t{n}" for n in range(50)], "n": list(range(50)), "score": [None, 0.5] * 25})
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=7)
+    rows = get_val_dataset(
+        tmp_path / "rows.parquet",
+        worker_config=HOST,
+        batch_size=None,
+        subset=[10, 40],
+        where="n % 3 == 0 and score > 0.1",
+    )
+    assert [row["text"] for row in get_loader(rows)] == [f"t{n}" for n in range(10, 40) if n % 3 == 0 and n % 2]
 
 
 def test_which_and_restored_samples(root: Path) -> None:
