@@ -15,6 +15,7 @@ import pytest
 from cli_runs import run
 from hub_server import LFS_BYTES, TOKEN, Answer, HubServer, running_hub
 from metadatasets import v2
+from parquet_files import write_numbers
 
 from energon_grain import (
     ConfigError,
@@ -428,3 +429,20 @@ def test_more_bytes_than_were_asked_for_are_not_read(hub: HubServer) -> None:
     with (EPath(URL) / "whole").open("rb") as file:  # of a server that knows no ranges
         file.seek(150)
         assert file.read(3) == bytes([150, 151, 152])
+
+
+def test_parquet(hub: HubServer, tmp_path: Path) -> None:
+    """By folder and by pattern, pinned as all is."""
+    folder = write_numbers(tmp_path / "data", 60, files=3, row_group_size=5)
+    hub.commit("team/rows", {f"data/{path.name}": path.read_bytes() for path in folder.iterdir()})
+    for path in ("hf://datasets/team/rows", "hf://datasets/team/rows/data/train-*.parquet"):
+        dataset = get_train_dataset(
+            path,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=4,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            repeat=False,
+        )
+        with Stream.of(dataset) as stream:
+            assert sorted(int(n) for batch in stream for n in batch["n"]) == list(range(60))
