@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -11,6 +12,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from cli_runs import run
 from hub_server import LFS_BYTES, TOKEN, Answer, HubServer, running_hub
@@ -170,6 +173,38 @@ def test_mixed_with_local_data_and_from_a_metadataset_in_the_dataset(
 
 def get_keys(path: Any) -> list[Any]:
     return keys(path, 40)[0]
+
+
+@pytest.mark.parametrize("form", ["bare tars", "parquet"])
+def test_what_nobody_prepared(hub: HubServer, texts: Path, form: str) -> None:
+    if form == "parquet":
+        buffer = io.BytesIO()
+        rows = [f"row {number} " * 20 for number in range(200)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows}), buffer, row_group_size=50)
+        hub.commit("team/texts", {"train.parquet": buffer.getvalue()})
+    else:
+        hub.commit("team/texts", {path.name: path.read_bytes() for path in texts.glob("*.tar")})
+
+    def crude(steps: int, state: Any = None) -> tuple[list[list[str]], Any]:
+        dataset = get_train_dataset(
+            URL,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=4,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+        )
+        with Stream.of(dataset) as stream:
+            if state is not None:
+                stream.restore(state)
+            batches = [list(next(stream)["__key__"]) for _ in range(steps)]
+            return batches, json.loads(json.dumps(stream.cursor(with_manifest=True)))
+
+    expected, _ = crude(20)
+    first, state = crude(10)
+    anew()
+    hub.asked.clear()
+    assert first + crude(10, state)[0] == expected
+    assert [each.path for each in hub.asked] == ["/api/datasets/team/texts/revision/main"]
 
 
 def test_a_branch_that_moves(hub: HubServer, texts: Path, tmp_path: Path) -> None:
