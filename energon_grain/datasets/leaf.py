@@ -493,6 +493,7 @@ def _check_arrays(leaf: LeafDataset, _: bool) -> None:
 
 def _check_rows(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "a Parquet file")
+    _refuse_ratio(leaf, "a Parquet file is one split part; take a `subset` of it")
 
 
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
