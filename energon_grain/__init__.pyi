@@ -129,6 +129,7 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
 from .samples.sample import Sample as Sample, edataclass as edataclass
 from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info

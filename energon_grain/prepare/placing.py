@@ -41,14 +41,14 @@ def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
 
 
 @contextlib.contextmanager
-def preparation_lock(folder: Path) -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder.
+def preparation_lock(folder: Path, doing: str = "preparing") -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder, or of the log of a writer below it.
 
     The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
     no other. File systems without locks are passed over.
 
     Raises:
-        RefusedError: Another process prepares the dataset right now.
+        RefusedError: Another process has it right now.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -56,7 +56,7 @@ def preparation_lock(folder: Path) -> Generator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RefusedError(
-                f"{folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+                f"{folder.parent}: another process is {doing} this dataset. Wait for it, or end it."
             ) from None
         except OSError:
             pass

@@ -24,7 +24,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ from energon_grain.errors import (
     WorkerError,
 )
 from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
+from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
 from energon_grain.forms import Form
@@ -196,10 +197,13 @@ class ScanLog:
 
     Args:
         path: The file.
+        index: Of the dataset as it is. A shard that has the size there counts as scanned, unless it is looked for
+            media.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._end = path, 0
+    def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
+        self._path, self._end, self._index = path, 0, index
+        self._numbers = {} if index is None else {name: number for number, name in enumerate(index.shards)}
         self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # where a process was killed while it was writing
@@ -230,19 +234,47 @@ class ScanLog:
             raise
         return self._note(record)
 
+    @property
+    def shards(self) -> list[ScannedShard]:
+        """What is known of each shard that was added."""
+        return [shard for shard, _, _ in self._found.values()]
+
+    def records(self) -> Iterator[bytes]:
+        """What was added."""
+        return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())
+
     def find(self, task: ShardTask, root: str) -> ScannedShard | None:
         """What is known of a shard, if its scan is here and the shard is still the same.
 
         An object is looked at only where there is a scan of it: that takes a request.
         """
-        if task in self._found:
-            shard = self._found[task][0]
-            with contextlib.suppress(OSError):  # the scan will say what is wrong with it
+        with contextlib.suppress(OSError):  # the scan will say what is wrong with it
+            if task in self._found:
+                shard = self._found[task][0]
                 return shard if shard.holds(root) else None
+            if self._index is not None and task.media is None and task.name in self._numbers:
+                return self._in_index(self._index, task, root)
         return None
+
+    def _in_index(self, index: ColumnarIndex, task: ShardTask, root: str) -> ScannedShard | None:
+        number = self._numbers[task.name]
+        size_bytes, mtime_ns = _looks(root, task)
+        if size_bytes != int(index.shard_bytes[number]):
+            return None
+        first, last = index.shard_first[number : number + 2]
+        names = np.unique(index.part_name[int(index.part_start[first]) : int(index.part_start[last])])
+        return ScannedShard(
+            task=task,
+            size_bytes=size_bytes,
+            mtime_ns=mtime_ns,
+            samples=int(last - first),
+            part_names=tuple(printable(index.part_names[name]) for name in names[:MAX_PART_NAMES]),
+        )
 
     def scan(self, task: ShardTask) -> ShardScan:
         """Read a scan that is here. Raises StaleIndexError where the log was changed."""
+        if task not in self._found and self._index is not None:
+            return self._index.scan(self._numbers[task.name])
         try:
             return decode_scan(self._read(*self._found[task][1:]))
         except (OSError, ValueError) as error:
@@ -337,15 +369,16 @@ class PrepareProgress:
     """How far a `prepare` is.
 
     Attributes:
-        stage: `scan` while shards are read, `index` while the files of the index are written, `commit` at the end.
-        shards_done: Shards scanned so far, those of an interrupted run included.
-        shards_total: Shards of the dataset.
+        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `index` while the files of the
+            index are written, `commit` at the end.
+        shards_done: Shards scanned, or written, so far, those of an interrupted run included.
+        shards_total: Shards of the dataset; 0 while nobody knows how many will be written.
         samples: Samples found so far.
         bytes_done: Size of the shards scanned so far.
-        bytes_total: Size of all shards; 0 while shards in an object store are scanned.
+        bytes_total: Size of all shards; 0 while shards in an object store are scanned, or shards are written.
     """
 
-    stage: Literal["scan", "index", "commit"]
+    stage: Literal["scan", "write", "index", "commit"]
     shards_done: int
     shards_total: int
     samples: int
@@ -448,7 +481,7 @@ class ScannedDataset:
     def check_counts(self, info: DatasetInfo) -> None:
         """Raise StaleIndexError if the shards do not have as many samples as `.info.json` says."""
         for name, samples in self.shard_counts.items():
-            if samples != info.shard_counts[name]:
+            if samples != info.shard_counts.get(name, samples):
                 raise StaleIndexError(
                     f"{join(self.root, name)}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
                     f"indices alone cannot mend that: run `energon-grain prepare {self.root} --force-overwrite`."
@@ -533,7 +566,9 @@ def scan_dataset(
             own = own_executor(num_workers, jobs=len(left), size_bytes=None if remote else size_bytes)
             executor = stack.enter_context(own)
         where = root if remote else os.path.join(os.getcwd(), root)
-        results = _Scans(executor, log, where, storage_settings() if remote else None).run(left, ahead)
+        storage = storage_settings() if remote else None
+        jobs = ((task, (scan_shard, where, task, storage)) for task in left)
+        results = ShardJobs(executor, log, where).run(jobs, ahead)
         stack.enter_context(contextlib.closing(results))
         for result in itertools.chain(known, results):
             if isinstance(result, Exception):
@@ -552,22 +587,34 @@ def scan_dataset(
     return ScannedDataset(root=root, shards=tuple(found[task] for task in tasks), log=log, shards_reused=len(known))
 
 
-class _Scans:
-    """The tasks that an executor has, and how often each was tried before."""
+ShardCall: TypeAlias = tuple[Any, ...]
+"""A function of a module and its arguments. It returns the record of a shard, what is wrong with it, or no bytes: then
+there is no such shard. What it raises is a fault of the worker, and worth another try."""
 
-    def __init__(self, executor: Executor, log: ScanLog, root: str, storage: StorageSettings | None) -> None:
-        self._executor, self._log, self._root, self._storage = executor, log, root, storage
-        self._running: dict[Future[bytes | Exception], tuple[ShardTask, int]] = {}
+
+class ShardJobs:
+    """Shards that an executor scans, or writes, and how often each was tried before.
+
+    Args:
+        executor: Where.
+        log: Where their records go.
+        root: The dataset, for messages.
+        what: What they do, for messages.
+    """
+
+    def __init__(self, executor: Executor, log: ScanLog, root: str, what: str = "scan") -> None:
+        self._executor, self._log, self._root, self._what = executor, log, root, what
+        self._running: dict[Future[bytes | Exception], tuple[ShardTask, ShardCall, int]] = {}
         self._done: SimpleQueue[Future[bytes | Exception]] = SimpleQueue()
         self._failed = 0
 
-    def run(self, tasks: Sequence[ShardTask], ahead: int) -> Generator[ScannedShard | Exception]:
-        """Scan shards; give what came of them in any order, where one failed its error."""
+    def run(self, jobs: Iterable[tuple[ShardTask, ShardCall]], ahead: int) -> Generator[ScannedShard | Exception]:
+        """Do jobs, `ahead` of them at a time; give what came of them in any order, where one failed its error."""
         try:
-            for task in tasks:
+            for task, call in jobs:
                 while len(self._running) >= ahead or not self._done.empty():
                     yield from self._wait()
-                self._submit(task)
+                self._submit(task, call)
             while self._running:
                 yield from self._wait()
         finally:
@@ -576,18 +623,18 @@ class _Scans:
                     with contextlib.suppress(OSError, ValueError, TypeError):
                         self._log.add(future.result())  # type: ignore[arg-type]
 
-    def _submit(self, task: ShardTask, attempt: int = 1) -> None:
+    def _submit(self, task: ShardTask, call: ShardCall, attempt: int = 1) -> None:
         try:
-            future = self._executor.submit(scan_shard, self._root, task, self._storage)
+            future = self._executor.submit(*call)
         except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
             raise _broken(error) from error
-        self._running[future] = task, attempt
+        self._running[future] = task, call, attempt
         future.add_done_callback(self._done.put)
 
     def _wait(self) -> Iterator[ScannedShard | Exception]:
         """Wait for a task to end; give what came of it, unless it is tried again."""
         future = self._done.get()
-        task, attempt = self._running.pop(future)
+        task, call, attempt = self._running.pop(future)
         place = join(self._root, task.name)
         try:
             returned = future.result()
@@ -595,9 +642,9 @@ class _Scans:
             raise _broken(error) from error
         except Exception as error:
             if attempt < _ATTEMPTS:
-                self._submit(task, attempt + 1)
+                self._submit(task, call, attempt + 1)
                 return
-            failure = f"{place}: its scan failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
+            failure = f"{place}: its {self._what} failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
             self._failed += 1
             if self._failed == _GIVE_UP_AFTER:
                 raise WorkerError(f"The executor fails, on {self._failed} shards by now. {failure}") from error
@@ -605,6 +652,8 @@ class _Scans:
             return
         if isinstance(returned, Exception):
             yield returned
+            return
+        if not returned:
             return
         try:
             if describe_scan(returned).task != task:
