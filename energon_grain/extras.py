@@ -17,6 +17,7 @@ EXTRAS = {
     "array_record": "array-record",
     "cramjam": "array-record",
     "tensorstore": "arrays",
+    "pyarrow": "parquet",
     "torch": "torch",
     "torchvision": "torchvision",
     "av": "av",

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
 
 from energon_grain.errors import FormatError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record import KEY
+from energon_grain.formats.array_record import KEY, ArrayRecordFile, record_decoder
 from energon_grain.formats.nv_meta import RECORD_SUFFIX
 from energon_grain.formats.tar.header import BLOCK, CHECKSUM, NAME, SIZE
 from energon_grain.formats.tar.names import split_member_name
-from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 
 Container = Literal["tar", "array-record"]
 Compression = Literal["none", "zstd"]
@@ -33,6 +33,7 @@ Sample: TypeAlias = tuple[str, Mapping[str, bytes]]
 _UTF8 = ("utf-8", "surrogateescape")
 _TAR_RECORD = 20 * BLOCK
 _BUFFER_BYTES = 1 << 20
+_RECORDS_AT_ONCE = 64
 _PLAIN_NAME_BYTES = NAME.stop - NAME.start
 _PLAIN_SIZE = 1 << 33
 _PADDING = bytes(BLOCK)
@@ -224,3 +225,27 @@ class ShardWriter:
             self._file.abandon()
         finally:
             self._path.unlink(missing_ok=True)
+
+
+def read_shard(path: Path, container: Container) -> Iterator[Sample]:
+    """Read back all samples of a shard.
+
+    Raises:
+        FormatError: It is damaged.
+        ReadError: It is damaged.
+    """
+    if container == "tar":
+        scan = scan_tar(path)
+        bounds = scan.part_start.tolist()
+        with open(path, "rb") as file:
+            for sample, key in enumerate(scan.keys()):
+                parts: dict[str, bytes] = {}
+                for row in range(bounds[sample], bounds[sample + 1]):
+                    file.seek(int(scan.part_offset[row]))
+                    parts[scan.part_names[int(scan.part_name[row])]] = file.read(int(scan.part_size[row]))
+                yield key, parts
+        return
+    records, decode = ArrayRecordFile(str(path)), record_decoder("msgpack")
+    for start in range(0, records.records, _RECORDS_AT_ONCE):
+        for data in records.read(list(range(start, min(start + _RECORDS_AT_ONCE, records.records)))):
+            yield cast("Sample", decode(data))

@@ -10,30 +10,50 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import cloudpickle
+import numpy as np
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
+from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, ReadError, RefusedError, SkipSample
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar, open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
-from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, ShardWriter, UnfitSampleError
+from energon_grain.formats.shard_writer import (
+    SUFFIXES,
+    Compression,
+    Container,
+    Sample,
+    ShardWriter,
+    UnfitSampleError,
+    read_shard,
+)
 from energon_grain.prepare.dataset_definition import define_dataset
 from energon_grain.prepare.executors import own_executor, portable
 from energon_grain.prepare.listing import name_ratio, printable
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
-from energon_grain.prepare.scan import MAX_PART_NAMES, PrepareProgress, ScannedShard, ShardJobs, ShardTask, encode_scan
+from energon_grain.prepare.scan import (
+    MAX_PART_NAMES,
+    PrepareProgress,
+    ScannedShard,
+    ShardCall,
+    ShardJobs,
+    ShardTask,
+    encode_scan,
+)
 from energon_grain.prepare.writing import TEMPORARY, PartLog, begin_writing, end_writing, has_part, read_plan
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries, sync_folder
@@ -45,6 +65,7 @@ _LONGEST_NAME = 1000
 _PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")
 _CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
 _TASKS_A_WORKER = 2
+_MOST_AHEAD = 1024
 _MANY_JOBS, _LARGE = 1 << 30, 1 << 40
 T = TypeVar("T")
 WrittenSample: TypeAlias = Mapping[str, Any]
@@ -543,45 +564,73 @@ def write_dataset(
     start, tell = time.perf_counter(), progress or (lambda _: None)
     options = _checked(options, append)
     total = len(items) if isinstance(items, Sized) else None
+    shards = None if total is None else -(-total // shard_items)
     settings = {"shard_items": shard_items, "items": total, "fn": getattr(fn, "__qualname__", type(fn).__qualname__)}
     target = _Target(root, name, container, compression, append, settings)
     target.begin()
-    root = target.root
-    remove_temporaries((root / name).parent, f".{Path(name).name}-*{TEMPORARY}")
-    work = PartLog(root, 0, 1, find_columnar(open_folder(root)))
+    jobs = (
+        (
+            target.task(f"{name}-{target.first + number:06d}{SUFFIXES[container]}"),
+            partial(_samples, fn, at, run),
+            f"items {at} to {at + len(run) - 1}",
+        )
+        for number, (at, run) in enumerate(_runs(items, shard_items))
+    )
     found: dict[str, ScannedShard] = {}
-    reused: set[str] = set()
-    done = False
-
-    def jobs() -> Iterator[tuple[ShardTask, tuple[Any, ...]]]:
-        for number, run in enumerate(_runs(items, shard_items)):
-            task = target.task(f"{name}-{target.first + number:06d}{SUFFIXES[container]}")
-            if (known := work.log.find(task, str(root))) is not None:
-                found[task.name] = known
-                reused.add(task.name)
-                continue
-            call = cloudpickle.dumps((fn, number * shard_items, run))
-            yield task, (make_shard, os.path.abspath(root), task, container, compression, call)
-
-    try:
-        with contextlib.ExitStack() as stack:
-            shards = None if total is None else -(-total // shard_items)
-            ahead = num_workers or _MANY_JOBS
-            if executor is None:
-                own = own_executor(num_workers, jobs=shards or _MANY_JOBS, size_bytes=_LARGE)
-                executor = stack.enter_context(own)
-                ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
-            results = ShardJobs(executor, work.log, str(root), "making").run(jobs(), min(ahead, 1024))
-            for result in stack.enter_context(contextlib.closing(results)):
-                if isinstance(result, Exception):
-                    raise result
-                found[result.name] = result
-                tell(_progress(found, shards))
-        done = True
-    finally:
-        work.close(done=done)
+    reused = 0
+    for shard, is_new in write_shards(
+        target.root,
+        jobs,
+        container=container,
+        compression=compression,
+        count=shards,
+        num_workers=num_workers,
+        executor=executor,
+    ):
+        found[shard.name] = shard
+        reused += not is_new
+        tell(_progress(found, shards))
     report = target.prepare(sorted(found), options, tell)
-    return dataclasses.replace(report, shards_reused=len(reused), elapsed_s=time.perf_counter() - start)
+    return dataclasses.replace(report, shards_reused=reused, elapsed_s=time.perf_counter() - start)
+
+
+def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
+    """Number of the first, and items, of each shard. Of a sequence no more are asked for than are needed."""
+    if isinstance(items, Sequence):
+        ordered = cast("Sequence[T]", items)
+        for at in range(0, len(ordered), length):
+            yield at, [ordered[place] for place in range(at, min(at + length, len(ordered)))]
+        return
+    rest = iter(items)
+    for at in itertools.count(0, length):
+        if not (run := list(itertools.islice(rest, length))):
+            return
+        yield at, run
+
+
+def _samples(fn: Callable[[Any], Any], first: int, items: Sequence[Any]) -> Iterator[Sample]:
+    """What a function makes of items, encoded and checked."""
+    keys: set[str] = set()
+    for number, item in enumerate(items, first):
+        try:
+            for sample in _made(fn, item):
+                key, parts = parts_of(sample)
+                if key in keys:
+                    raise UnfitSampleError(f"sample {key!r}: a sample before it, in the same shard, has this key")
+                keys.add(key)
+                yield key, parts
+        except Exception as error:
+            error.add_note(f"of item {number}")
+            raise
+
+
+def _made(fn: Callable[[Any], Any], item: Any) -> Iterator[WrittenSample]:
+    with contextlib.suppress(SkipSample):
+        made = fn(item)
+        if isinstance(made, Mapping):
+            yield cast("WrittenSample", made)
+        elif made is not None:
+            yield from made
 
 
 def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareProgress:
@@ -595,57 +644,145 @@ def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareP
     )
 
 
-def _runs(items: Iterable[T], length: int) -> Iterator[list[T]]:
-    if isinstance(items, Sequence):
-        ordered = cast("Sequence[T]", items)
-        for at in range(0, len(ordered), length):
-            yield [ordered[place] for place in range(at, min(at + length, len(ordered)))]
-        return
-    rest = iter(items)
-    while run := list(itertools.islice(rest, length)):
-        yield run
+ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
+"""A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
+
+
+def write_shards(
+    root: Path,
+    jobs: Iterable[ShardJob],
+    *,
+    container: Container,
+    compression: Compression = "none",
+    verify: bool = False,
+    count: int | None,
+    size_bytes: int | None = _LARGE,
+    num_workers: int | None,
+    executor: Executor | None = None,
+) -> Generator[tuple[ScannedShard, bool]]:
+    """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
+
+    Args:
+        root: The folder.
+        jobs: The shards. Without samples there is none.
+        container: Kind of the shards.
+        compression: Of each record of an ArrayRecord file.
+        verify: Read each one back and compare.
+        count: How many there are at most; None: nobody knows.
+        size_bytes: See `own_executor`.
+        num_workers: See `write_dataset`.
+        executor: See there.
+
+    Yields:
+        Shards that are in place, in any order, and whether each was written now.
+
+    Raises:
+        EnergonGrainError: A sample cannot be given, or not be held.
+        OSError: The disk is full.
+        WorkerError: A process died twice over a shard.
+    """
+    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
+        remove_temporaries(folder, f".*{TEMPORARY}")
+    work = PartLog(root, 0, 1, find_columnar(open_folder(root)))
+    reused: deque[ScannedShard] = deque()
+    done = False
+
+    def calls() -> Iterator[tuple[ShardTask, ShardCall]]:
+        for task, samples, where in jobs:
+            if (known := work.log.find(task, str(root))) is not None:
+                reused.append(known)
+            else:
+                sent = cloudpickle.dumps((samples, where))
+                yield task, (make_shard, os.path.abspath(root), task, container, compression, verify, sent)
+
+    def known() -> Iterator[tuple[ScannedShard, bool]]:
+        while reused:
+            yield reused.popleft(), False
+
+    try:
+        with contextlib.ExitStack() as stack:
+            ahead = num_workers or _MANY_JOBS
+            if executor is None:
+                jobs_at_most = _MANY_JOBS if count is None else count
+                executor = stack.enter_context(own_executor(num_workers, jobs=jobs_at_most, size_bytes=size_bytes))
+                ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
+            results = ShardJobs(executor, work.log, str(root), "writing").run(calls(), min(ahead, _MOST_AHEAD))
+            for result in stack.enter_context(contextlib.closing(results)):
+                yield from known()
+                if isinstance(result, Exception):
+                    raise result
+                yield result, True
+            yield from known()
+        done = True
+    finally:
+        work.close(done=done)
 
 
 def make_shard(
-    root: str, task: ShardTask, container: Container, compression: Compression, call: bytes
+    root: str, task: ShardTask, container: Container, compression: Compression, verify: bool, samples: bytes
 ) -> bytes | Exception:
-    """Make a shard of what a function gives for items, and return its record; no bytes where there is no sample.
+    """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
 
     Args:
         root: The dataset, as an absolute path.
         task: Its name.
         container: Its kind.
         compression: Of each record of an ArrayRecord file.
-        call: The function, the number of the first item, and the items, by cloudpickle.
+        verify: Read it back and compare, before it gets its name.
+        samples: What gives them, and where they come from, by cloudpickle.
     """
-    fn, first, items = cloudpickle.loads(call)
     shard: NewShard | None = None
-    keys: set[str] = set()
-    number = first - 1
+    give, where = cloudpickle.loads(samples)
+    written, found = SampleDigest(), SampleDigest()
+
+    def compare(path: Path) -> None:
+        deque(found.of(read_shard(path, container)), maxlen=0)
+        if found != written:
+            raise ReadError(
+                f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "
+                f"{written.samples} samples came back, or others). Is the disk in order? Run the same again"
+            )
+
     try:
-        for item in items:
-            number += 1
-            for sample in _made(fn, item):
-                key, parts = parts_of(sample)
-                if key in keys:
-                    raise UnfitSampleError(f"sample {key!r}: {task.name} has a sample with this key already")
-                keys.add(key)
-                shard = shard or NewShard(root, task, container, compression)
-                shard.add(key, parts)
-        return b"" if shard is None else shard.finish()
+        given: Iterator[Sample] = give()
+        for key, parts in written.of(given) if verify else given:
+            shard = shard or NewShard(root, task, container, compression)
+            shard.add(key, parts)
+        if shard is None:
+            return b""
+        return shard.finish(compare) if verify else shard.finish()
+    except UnfitSampleError as error:
+        return UnfitSampleError(f"{where}: {error}")
     except Exception as error:
-        error.add_note(f"of item {number}, for {os.path.join(root, task.name)}")
         return portable(error)
     finally:
         if shard is not None:
             shard.abandon()
 
 
-def _made(fn: Callable[[Any], Any], item: Any) -> Iterable[WrittenSample]:
-    try:
-        made = fn(item)
-        if made is None:
-            return ()
-        return (made,) if isinstance(made, Mapping) else list(made)
-    except SkipSample:
-        return ()
+class SampleDigest:
+    """Digest over key and parts, in order, of one sample after the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.samples = 0
+
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and take them in."""
+        for key, parts in samples:
+            yield key, parts
+            self.samples += 1
+            taken = [key.encode("utf-8", "surrogateescape")]
+            for name, value in parts.items():
+                taken += [name.encode("utf-8", "surrogateescape"), value]
+            self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
+            for data in taken:
+                self._hash.update(data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
+            other.samples,
+            other._hash.digest(),
+        )
+
+    __hash__ = None  # type: ignore[assignment]

@@ -70,6 +70,11 @@ def ending_of(value: Any) -> str:
     return "png" if _is_image(value) else "json"
 
 
+def has_known_ending(part: str) -> bool:
+    """Whether the end of a name says how the part is decoded."""
+    return part.rpartition(".")[2].lower() in _ENCODERS
+
+
 def _is_image(value: Any) -> bool:
     return hasattr(value, "save") and hasattr(value, "getbands")  # of Pillow, which need not be loaded to tell
 
