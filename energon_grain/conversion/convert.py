@@ -181,10 +181,10 @@ def convert_dataset(
         raise ConfigError(f"shard_samples={shard_samples}: must be at least 1")
     location, root = located(source), Path(located(target))
     origin = _origin(location, to, shard_samples)
-    to = origin.container
-    if to == "tar" and compression != "none":
+    container = origin.container
+    if container == "tar" and compression != "none":
         raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
-    begin_writing(root, {**origin.plan, "container": to, "compression": compression, "verify": verify})
+    begin_writing(root, {**origin.plan, "container": container, "compression": compression, "verify": verify})
     written: dict[str, ScannedShard] = {}
     reused = 0
 
@@ -211,7 +211,7 @@ def convert_dataset(
     for shard, is_new in write_shards(
         root,
         origin.jobs(),
-        container=to,
+        container=container,
         compression=compression,
         verify=verify,
         count=origin.shards,
@@ -226,7 +226,7 @@ def convert_dataset(
     return ConversionReport(
         source=location,
         target=root,
-        container=to,
+        container=container,
         shard_counts=counts,
         source_bytes=origin.size_bytes,
         target_bytes=sum(each.size_bytes for each in written.values()),
@@ -404,7 +404,8 @@ class _Samples:
         shards: int | None,
         size_bytes: int,
     ) -> None:
-        self.plan, self.container, self.shards, self.size_bytes = plan, container, shards, size_bytes
+        self.plan, self.shards, self.size_bytes = plan, shards, size_bytes
+        self.container: Container = container
         self.read_bytes: dict[str, int] = {}
         self._runs, self._where = runs, location
 

@@ -176,7 +176,7 @@ class NewShard:
             self._shard.abandon()
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _naming(self) -> Generator[None]:
         try:
             yield
         except EnergonGrainError:
@@ -199,7 +199,8 @@ def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
     if not isinstance(key, str):
         raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no text at '__key__'")
     parts: dict[str, bytes] = {}
-    for part, value in sample.items():
+    given: Any = sample  # whose keys nobody checked
+    for part, value in given.items():
         if part in BASE_FIELDS or value is None:
             continue
         if not isinstance(part, str) or not part or "/" in part or part.startswith("__") or _CONTROL.search(part):
@@ -597,9 +598,8 @@ def write_dataset(
 def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
     """Number of the first, and items, of each shard. Of a sequence no more are asked for than are needed."""
     if isinstance(items, Sequence):
-        ordered = cast("Sequence[T]", items)
-        for at in range(0, len(ordered), length):
-            yield at, [ordered[place] for place in range(at, min(at + length, len(ordered)))]
+        for at in range(0, len(items), length):
+            yield at, [items[place] for place in range(at, min(at + length, len(items)))]
         return
     rest = iter(items)
     for at in itertools.count(0, length):

@@ -62,7 +62,7 @@ def ending_of(value: Any) -> str:
     Bytes are looked at: `jpg`, `png`, `mp4` … where they begin like that, else `bin`.
     """
     if isinstance(value, _BUFFERS):
-        return media_extension(value) or "bin"
+        return media_extension(bytes(value)) or "bin"
     if isinstance(value, str):
         return "txt"
     if isinstance(value, np.ndarray):
@@ -119,7 +119,7 @@ def _npz(value: Any, _: str) -> bytes | None:
     if odd:
         raise ValueError(f"{odd[0]!r} holds objects")
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **cast("Any", arrays))
     return buffer.getvalue()
 
 
